@@ -1,0 +1,92 @@
+"""What the process environment may say, read once, loudly.
+
+A value that does not fit stops the start with the name of the variable. Unset server addresses mean the embedded
+servers of this checkout (see `config.embedded`), whose addresses lie in the state directory while they run.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from config.embedded.endpoints import read_endpoints
+
+ROOT = Path(__file__).resolve().parent.parent
+NOWHERE_POSTGRES = "postgresql://aftertouch@127.0.0.1:1/aftertouch"
+NOWHERE_REDIS = "redis://127.0.0.1:1/0"
+
+
+class Environment(BaseSettings):
+    """Every variable Aftertouch reads. Field names are the variables' names in lower case."""
+
+    model_config = SettingsConfigDict(case_sensitive=False, extra="ignore", env_ignore_empty=True)
+
+    database_url: str = ""
+    redis_url: str = ""
+    celery_broker_url: str = ""
+    django_secret_key: SecretStr = SecretStr("")
+    django_allowed_hosts: Annotated[list[str], NoDecode] = []
+    django_csrf_trusted_origins: Annotated[list[str], NoDecode] = []
+    django_log_level: str = Field("INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")
+
+    aftertouch_state_dir: Path = ROOT / ".state"
+    aftertouch_host: str = "127.0.0.1"
+    aftertouch_port: int = Field(8000, ge=1, le=65535)
+    aftertouch_flower_port: int = Field(5555, ge=1, le=65535)
+    aftertouch_flower_auth: SecretStr = SecretStr("")
+    aftertouch_base_url: str = ""
+    aftertouch_time_scale: float = Field(1.0, gt=0, le=10_000_000)
+    aftertouch_allowed_private_hosts: Annotated[list[str], NoDecode] = []
+    aftertouch_horizon: timedelta = Field(timedelta(seconds=30), gt=timedelta(seconds=5), le=timedelta(seconds=120))
+    aftertouch_slot_hold: timedelta = Field(timedelta(seconds=60), ge=timedelta(0), le=timedelta(hours=1))
+    aftertouch_inactive_after: timedelta = Field(timedelta(days=30), ge=timedelta(hours=1))
+    aftertouch_api_rate_per_minute: int = Field(60_000, ge=1)
+    aftertouch_rpa_slots: int = Field(5, ge=1, le=64)
+    aftertouch_worker_concurrency: int = Field(2, ge=1, le=256)
+    aftertouch_web_workers: int = Field(1, ge=1, le=64)
+    aftertouch_secrets_keys: Annotated[list[SecretStr], NoDecode] = []
+    aftertouch_email_url: str = ""
+    aftertouch_email_from: str = "aftertouch@localhost"
+
+    @field_validator(
+        "django_allowed_hosts",
+        "django_csrf_trusted_origins",
+        "aftertouch_allowed_private_hosts",
+        "aftertouch_secrets_keys",
+        mode="before",
+    )
+    @classmethod
+    def split_commas(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return [part.strip() for part in value.split(",") if part.strip()]
+        return value
+
+    @property
+    def postgres(self) -> str:
+        endpoints = read_endpoints(self.aftertouch_state_dir)
+        return self.database_url or (endpoints.database_url if endpoints else NOWHERE_POSTGRES)
+
+    @property
+    def redis(self) -> str:
+        endpoints = read_endpoints(self.aftertouch_state_dir)
+        return self.redis_url or (endpoints.redis_url if endpoints else NOWHERE_REDIS)
+
+    @property
+    def broker(self) -> str:
+        return self.celery_broker_url or self.redis
+
+
+@cache
+def environment() -> Environment:
+    """The environment of this process. Ends the process with a list of the variables that do not fit."""
+    try:
+        return Environment()  # type: ignore[call-arg,unused-ignore]
+    except ValidationError as error:
+        lines = [f"  {str(item['loc'][0]).upper()}: {item['msg']}" for item in error.errors()]
+        sys.exit("Aftertouch cannot start, these settings do not fit:\n" + "\n".join(lines))

@@ -1,0 +1,144 @@
+"""Settings shared by every place Aftertouch runs in. What differs by place is read from `config.environment`."""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, urlsplit
+
+from django.utils.translation import gettext_lazy as _
+
+from config.environment import ROOT, environment
+
+ENV = environment()
+BASE_DIR = ROOT
+
+DEBUG = False
+SECRET_KEY = ENV.django_secret_key.get_secret_value() or "local-only-secret-key-never-used-in-production"
+ALLOWED_HOSTS = ENV.django_allowed_hosts or ["localhost", "127.0.0.1", "[::1]"]
+CSRF_TRUSTED_ORIGINS = ENV.django_csrf_trusted_origins
+
+INSTALLED_APPS = [
+    "unfold",
+    "unfold.contrib.filters",
+    "unfold.contrib.simple_history",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "django.contrib.staticfiles",
+    "django_celery_beat",
+    "simple_history",
+    "channels",
+    "scheduling",
+]
+
+MIDDLEWARE = [
+    "django.middleware.security.SecurityMiddleware",
+    "whitenoise.middleware.WhiteNoiseMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.locale.LocaleMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "simple_history.middleware.HistoryRequestMiddleware",
+]
+
+ROOT_URLCONF = "config.urls"
+ASGI_APPLICATION = "config.asgi.application"
+WSGI_APPLICATION = "config.wsgi.application"
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ],
+        },
+    }
+]
+
+_database = urlsplit(ENV.postgres)
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.postgresql",
+        "HOST": _database.hostname or "",
+        "PORT": str(_database.port or 5432),
+        "NAME": _database.path.lstrip("/"),
+        "USER": unquote(_database.username or ""),
+        "PASSWORD": unquote(_database.password or ""),
+        "CONN_MAX_AGE": 60,
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": {"connect_timeout": 5, "application_name": "aftertouch"},
+    }
+}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+REDIS_URL = ENV.redis
+CHANNEL_LAYERS = {
+    "default": {
+        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        "CONFIG": {"hosts": [REDIS_URL], "prefix": "at:ws"},
+    }
+}
+
+LANGUAGE_CODE = "zh-hans"
+LANGUAGES = [("zh-hans", _("Simplified Chinese")), ("en", _("English"))]
+LOCALE_PATHS = [BASE_DIR / "config" / "locale"]
+TIME_ZONE = "Asia/Shanghai"
+USE_I18N = True
+USE_TZ = True
+
+STATIC_URL = "/static/"
+STATIC_ROOT = ENV.aftertouch_state_dir / "static"
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedStaticFilesStorage"},
+}
+WHITENOISE_USE_FINDERS = True
+
+LOGIN_URL = "admin:login"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
+    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
+    {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+]
+SESSION_COOKIE_AGE = 8 * 3600
+SESSION_COOKIE_HTTPONLY = True
+DATA_UPLOAD_MAX_MEMORY_SIZE = 1_048_576
+
+# --- Aftertouch ---------------------------------------------------------------------------------------------------
+
+AFTERTOUCH_TIME_SCALE = ENV.aftertouch_time_scale
+AFTERTOUCH_HORIZON = ENV.aftertouch_horizon
+AFTERTOUCH_SLOT_HOLD = ENV.aftertouch_slot_hold
+AFTERTOUCH_INACTIVE_AFTER = ENV.aftertouch_inactive_after
+AFTERTOUCH_API_RATE_PER_MINUTE = ENV.aftertouch_api_rate_per_minute
+AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ENV.aftertouch_allowed_private_hosts
+AFTERTOUCH_RPA_SLOTS = ENV.aftertouch_rpa_slots
+AFTERTOUCH_BASE_URL = ENV.aftertouch_base_url or f"http://{ENV.aftertouch_host}:{ENV.aftertouch_port}"
+AFTERTOUCH_EMAIL_URL = ENV.aftertouch_email_url
+DEFAULT_FROM_EMAIL = ENV.aftertouch_email_from
+# The first key encrypts, all of them decrypt: put a new one in front to rotate.
+AFTERTOUCH_SECRETS_KEYS = [key.get_secret_value() for key in ENV.aftertouch_secrets_keys]
+
+CHANNELS = {
+    "webhook": "scheduling.channels.webhook.Webhook",
+    "wecom": "scheduling.channels.wecom.WeCom",
+    "dingtalk": "scheduling.channels.dingtalk.DingTalk",
+    "feishu": "scheduling.channels.feishu.Feishu",
+    "email": "scheduling.channels.email.Email",
+    "log": "scheduling.channels.log.Log",
+}
+# Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.
+PRESENCE: list[str] = []
+
+from config.settings.celery import *  # noqa: E402, F403
+from config.settings.logging import *  # noqa: E402, F403
+from config.settings.unfold import *  # noqa: E402, F403

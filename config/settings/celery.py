@@ -1,0 +1,56 @@
+"""Celery, as `config.celery` reads it. Each value that departs from Celery's default says why."""
+
+from __future__ import annotations
+
+from config.environment import environment
+
+_env = environment()
+
+CELERY_BROKER_URL = _env.broker
+CELERY_TIMEZONE = "Asia/Shanghai"
+CELERY_TASK_SERIALIZER = "json"
+CELERY_ACCEPT_CONTENT = ["json"]
+# Outcomes are rows. A result backend would only add round trips.
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_RESULT_BACKEND = None
+# A message is a hint: the row's lease is the late acknowledgement.
+CELERY_TASK_ACKS_LATE = False
+CELERY_WORKER_PREFETCH_MULTIPLIER = 2
+CELERY_TASK_TIME_LIMIT = None
+CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
+CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = 25
+CELERY_WORKER_ENABLE_SOFT_SHUTDOWN_ON_IDLE = False
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_WORKER_SEND_TASK_EVENTS = True
+CELERY_TASK_CREATE_MISSING_QUEUES = True
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+# A demoted primary answers READONLY, which is a channel error: reconnect, do not exit.
+CELERY_BROKER_CHANNEL_ERROR_RETRY = True
+CELERY_BROKER_CONNECTION_TIMEOUT = 2
+CELERY_BROKER_POOL_ACQUIRE_TIMEOUT = 2
+# A failed publish is a lost hint, found by the next pass: give up at once rather than wait in a request.
+CELERY_TASK_PUBLISH_RETRY = False
+CELERY_BEAT_SCHEDULER = "config.beat:LeaderScheduler"
+CELERY_BEAT_SYNC_EVERY = 1
+CELERY_BEAT_CRON_STARTING_DEADLINE = 600
+CELERY_BEAT_MAX_LOOP_INTERVAL = 1
+
+if CELERY_BROKER_URL.startswith(("redis", "sentinel", "valkey")):
+    CELERY_BROKER_TRANSPORT_OPTIONS = {
+        # Nothing of ours is unacknowledged for longer than the horizon plus the batch deadline.
+        "visibility_timeout": 300,
+        "unacked_restore_interval": 5,
+        "unacked_restore_throttle": 1,
+        "queue_order_strategy": "priority",
+        "global_keyprefix": "mq:",
+        "socket_timeout": 10,
+        "socket_connect_timeout": 2,
+        "socket_keepalive": True,
+        "health_check_interval": 10,
+        "body_encoding": "utf-8",
+    }
+    if CELERY_BROKER_URL.startswith("sentinel"):
+        CELERY_BROKER_TRANSPORT_OPTIONS["master_name"] = "aftertouch"
+else:
+    CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}

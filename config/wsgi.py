@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
+
+from django.core.wsgi import get_wsgi_application
+
+application = get_wsgi_application()

@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class SchedulingConfig(AppConfig):
+    name = "scheduling"
+    verbose_name = _("Outreach")
+
+    def ready(self) -> None:
+        from scheduling import checks  # noqa: F401  (registers the system checks)

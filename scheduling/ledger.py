@@ -1,0 +1,303 @@
+"""The only code that moves a ledger row between states.
+
+Every method is one statement. Time is the database's: `statement_timestamp()`, so that a statement that waited for a
+lock in an older transaction still sees the present. States are literal in the SQL, because PostgreSQL uses a partial
+index only where it can read the condition.
+
+The fence: `claim` raises `lease_no`; whoever writes later names the number it was given, and zero rows mean that the
+claim does not stand any more. `attempt` is no fence: a hold or a retry by a person changes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db import connection
+
+from scheduling.models import LedgerRow
+
+HINT_LEASE = timedelta(seconds=10)  #: how long past due a published hint is trusted; doubles with each hint
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A row that was handed over: a message about it is worth publishing."""
+
+    task_id: UUID
+    due_at: datetime
+    priority: int
+    route: Any  #: what the ledger's owner needs to choose a queue (a touch: its node)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claimed row and the number that fences every write about it."""
+
+    task_id: UUID
+    lease_no: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How a run ends. State `scheduled` with a `due_at` is a hold or a retry."""
+
+    task_id: UUID
+    lease_no: int
+    state: str
+    reason: str = ""
+    due_at: datetime | None = None
+    parked: str = ""
+    frees_slot: bool = False  #: it certainly was not delivered, so it does not count
+
+
+class Ledger:
+    """The moves of one table of ledger rows."""
+
+    def __init__(self, model: type[LedgerRow], *, route: str, frees: str = "") -> None:
+        """`route` is the column that `Hint.route` carries; `frees` one that a settlement with `frees_slot` empties."""
+        self.table = model._meta.db_table
+        self.route = route
+        self.frees = f", {frees} = CASE WHEN v.frees_slot THEN NULL ELSE row.{frees} END" if frees else ""
+
+    # --- scheduled → queued -------------------------------------------------------------------------------------
+
+    def hand_over(self, *, horizon: timedelta, limit: int = 1000) -> list[Hint]:
+        """Take up to `limit` rows that fall due within `horizon` for publishing. Safe to run anywhere, any number of
+        times at once: a row is handed over by one of them."""
+        return self._hints(
+            f"""
+            WITH due AS MATERIALIZED (
+                SELECT task_id FROM {self.table}
+                WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp() + %(horizon)s
+                ORDER BY due_at LIMIT %(limit)s
+                FOR UPDATE SKIP LOCKED
+            )
+            UPDATE {self.table} AS row
+            SET state = 'queued', queued_at = statement_timestamp(), hints = LEAST(row.hints + 1, 30),
+                lease_until = GREATEST(row.due_at, statement_timestamp()) + %(lease)s * power(2, LEAST(row.hints, 6))
+            FROM due WHERE row.task_id = due.task_id
+            RETURNING row.task_id, row.due_at, row.priority, row.{self.route}
+            """,
+            {"horizon": horizon, "limit": limit, "lease": HINT_LEASE},
+        )
+
+    def rescue_hints(self, *, trusted_since: dict[int, datetime], limit: int = 1000) -> int:
+        """Put rows whose hint did not come back to `scheduled`, to be handed over anew. Returns how many.
+
+        `trusted_since` says, by priority, when the oldest message still in that queue was published: a hint handed
+        over after that is waiting its turn behind it, so its lease is prolonged instead of adding to the backlog.
+        """
+        priorities = list(trusted_since)
+        return self._count(
+            f"""
+            WITH lapsed AS MATERIALIZED (
+                SELECT task_id FROM {self.table}
+                WHERE state IN ('queued', 'running') AND state = 'queued' AND lease_until < statement_timestamp()
+                ORDER BY lease_until LIMIT %(limit)s
+                FOR UPDATE SKIP LOCKED
+            ), backlog AS (
+                SELECT * FROM unnest(%(priorities)s::int[], %(since)s::timestamptz[]) AS b(priority, since)
+            )
+            UPDATE {self.table} AS row
+            SET state = CASE WHEN row.queued_at >= b.since THEN 'queued' ELSE 'scheduled' END,
+                lease_until = CASE WHEN row.queued_at >= b.since THEN statement_timestamp() + %(lease)s END
+            FROM lapsed JOIN {self.table} AS same USING (task_id) LEFT JOIN backlog AS b ON b.priority = same.priority
+            WHERE row.task_id = lapsed.task_id
+            """,
+            {
+                "limit": limit,
+                "priorities": priorities,
+                "since": [trusted_since[priority] for priority in priorities],
+                "lease": HINT_LEASE,
+            },
+        )
+
+    # --- queued → running ---------------------------------------------------------------------------------------
+
+    def claim(self, task_ids: Sequence[UUID], *, lease: timedelta) -> list[Claim]:
+        """Take those of `task_ids` that are due, waiting and in nobody's hands. The others are not touched."""
+        return [
+            Claim(*row)
+            for row in self._rows(
+                f"""
+                WITH mine AS MATERIALIZED (
+                    SELECT task_id FROM {self.table}
+                    WHERE task_id = ANY(%(ids)s) AND state IN ('scheduled', 'queued') AND parked = ''
+                      AND due_at <= statement_timestamp()
+                    ORDER BY task_id
+                    FOR UPDATE SKIP LOCKED
+                )
+                UPDATE {self.table} AS row
+                SET state = 'running', lease_no = row.lease_no + 1, sending_at = NULL,
+                    lease_until = statement_timestamp() + %(lease)s
+                FROM mine WHERE row.task_id = mine.task_id
+                RETURNING row.task_id, row.lease_no
+                """,
+                {"ids": list(task_ids), "lease": lease},
+            )
+        ]
+
+    def early(self, task_ids: Sequence[UUID]) -> list[Hint]:
+        """Those of `task_ids` that are handed over but not yet due: their hint came too soon and is owed again."""
+        return self._hints(
+            f"""
+            SELECT task_id, due_at, priority, {self.route} FROM {self.table}
+            WHERE task_id = ANY(%(ids)s) AND state = 'queued' AND due_at > statement_timestamp()
+            """,
+            {"ids": list(task_ids)},
+        )
+
+    def renew(self, claim: Claim, *, lease: timedelta) -> bool:
+        """Prolong a claim. False: it does not stand any more, stop."""
+        return 1 == self._count(
+            f"""
+            UPDATE {self.table} SET lease_until = statement_timestamp() + %(lease)s
+            WHERE task_id = %(id)s AND state = 'running' AND lease_no = %(lease_no)s
+            """,
+            {"id": claim.task_id, "lease_no": claim.lease_no, "lease": lease},
+        )
+
+    def mark_sending(self, claims: Sequence[Claim], *, margin: timedelta = timedelta(0)) -> set[UUID]:
+        """Note that the outside will see these now. Only the ids it returns may be sent: the others' claims do not
+        stand any more, or have less than `margin` left."""
+        return {
+            row[0]
+            for row in self._rows(
+                f"""
+                UPDATE {self.table} AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
+                FROM unnest(%(ids)s::uuid[], %(lease_nos)s::int[]) AS v(task_id, lease_no)
+                WHERE row.task_id = v.task_id AND row.state = 'running' AND row.lease_no = v.lease_no
+                  AND row.sending_at IS NULL AND row.lease_until > statement_timestamp() + %(margin)s
+                RETURNING row.task_id
+                """,
+                {
+                    "ids": [claim.task_id for claim in claims],
+                    "lease_nos": [claim.lease_no for claim in claims],
+                    "margin": margin,
+                },
+            )
+        }
+
+    # --- running → anywhere -------------------------------------------------------------------------------------
+
+    def settle(self, settlements: Sequence[Settlement]) -> set[UUID]:
+        """End these runs. Returns the ids whose claim still stood; drop what you know about the others."""
+        if not settlements:
+            return set()
+        return {
+            row[0]
+            for row in self._rows(
+                f"""
+                UPDATE {self.table} AS row
+                SET state = v.state, reason = v.reason, parked = v.parked, lease_until = NULL, hints = 0,
+                    due_at = COALESCE(v.due_at, row.due_at),
+                    settled_at = CASE WHEN v.state <> 'scheduled' THEN statement_timestamp() END{self.frees}
+                FROM unnest(%(ids)s::uuid[], %(lease_nos)s::int[], %(states)s::text[], %(reasons)s::text[],
+                            %(due)s::timestamptz[], %(parked)s::text[], %(frees)s::bool[])
+                    AS v(task_id, lease_no, state, reason, due_at, parked, frees_slot)
+                WHERE row.task_id = v.task_id AND row.state = 'running' AND row.lease_no = v.lease_no
+                RETURNING row.task_id
+                """,
+                {
+                    "ids": [each.task_id for each in settlements],
+                    "lease_nos": [each.lease_no for each in settlements],
+                    "states": [each.state for each in settlements],
+                    "reasons": [each.reason[:64] for each in settlements],
+                    "due": [each.due_at for each in settlements],
+                    "parked": [each.parked for each in settlements],
+                    "frees": [each.frees_slot for each in settlements],
+                },
+            )
+        }
+
+    def lapsed_runs(self, *, limit: int = 500) -> list[tuple[Claim, bool]]:
+        """Lock and return claims whose holder let the lease run out, each with whether the outside may have seen it.
+        Inside a transaction only: settle them before it ends."""
+        return [
+            (Claim(task_id, lease_no), sent)
+            for task_id, lease_no, sent in self._rows(
+                f"""
+                SELECT task_id, lease_no, sending_at IS NOT NULL FROM {self.table}
+                WHERE state IN ('queued', 'running') AND state = 'running' AND lease_until < statement_timestamp()
+                ORDER BY lease_until LIMIT %(limit)s
+                FOR UPDATE SKIP LOCKED
+                """,
+                {"limit": limit},
+            )
+        ]
+
+    # --- waiting rows -------------------------------------------------------------------------------------------
+
+    def cancel(self, task_ids: Sequence[UUID], *, reason: str) -> set[UUID]:
+        """Call off what has not begun. What a worker already has goes on; its id is not in the answer."""
+        return {
+            row[0]
+            for row in self._rows(
+                f"""
+                WITH waiting AS MATERIALIZED (
+                    SELECT task_id FROM {self.table}
+                    WHERE task_id = ANY(%(ids)s) AND state IN ('scheduled', 'queued')
+                    ORDER BY task_id FOR UPDATE
+                )
+                UPDATE {self.table} AS row
+                SET state = 'cancelled', reason = %(reason)s, parked = '', lease_until = NULL,
+                    settled_at = statement_timestamp()
+                FROM waiting WHERE row.task_id = waiting.task_id
+                RETURNING row.task_id
+                """,
+                {"ids": list(task_ids), "reason": reason[:64]},
+            )
+        }
+
+    def move(self, task_ids: Sequence[UUID], due: Sequence[datetime]) -> int:
+        """Give waiting rows another time. A hint that is already out finds them early, or not at all."""
+        return self._count(
+            f"""
+            WITH waiting AS MATERIALIZED (
+                SELECT row.task_id, v.due_at
+                FROM {self.table} AS row JOIN unnest(%(ids)s::uuid[], %(due)s::timestamptz[]) AS v(task_id, due_at)
+                    USING (task_id)
+                WHERE row.state IN ('scheduled', 'queued')
+                ORDER BY row.task_id FOR UPDATE OF row
+            )
+            UPDATE {self.table} AS row
+            SET state = 'scheduled', lease_until = NULL, hints = 0, due_at = waiting.due_at,
+                planned_at = waiting.due_at
+            FROM waiting WHERE row.task_id = waiting.task_id
+            """,
+            {"ids": list(task_ids), "due": list(due)},
+        )
+
+    def unpark(self, scope: str, *, spread: timedelta, limit: int = 5000) -> int:
+        """Let up to `limit` rows that `scope` had parked run again, what is overdue spread evenly over `spread`."""
+        return self._count(
+            f"""
+            WITH parked AS MATERIALIZED (
+                SELECT task_id FROM {self.table} WHERE parked = %(scope)s AND parked <> ''
+                LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+            )
+            UPDATE {self.table} AS row
+            SET parked = '', reason = '', due_at = GREATEST(row.due_at, statement_timestamp() + random() * %(spread)s)
+            FROM parked WHERE row.task_id = parked.task_id
+            """,
+            {"scope": scope, "spread": spread, "limit": limit},
+        )
+
+    # --- plumbing -----------------------------------------------------------------------------------------------
+
+    def _hints(self, sql: str, parameters: dict[str, Any]) -> list[Hint]:
+        return [Hint(*row) for row in self._rows(sql, parameters)]
+
+    def _rows(self, sql: str, parameters: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return cursor.fetchall()
+
+    def _count(self, sql: str, parameters: dict[str, Any]) -> int:
+        with connection.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return int(cursor.rowcount)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from scheduling.models.access import ApiKey, Pause, Scope
+from scheduling.models.customer import Community, Complaint, Customer
+from scheduling.models.event import Event, EventType
+from scheduling.models.failed_task import FailedTask
+from scheduling.models.ledger import LEASED, WAITING, LedgerRow, Priority
+from scheduling.models.node import (
+    CapSwitch,
+    Category,
+    ChannelConfig,
+    DisabledTarget,
+    Node,
+    OnRepeat,
+    OverCap,
+    Stage,
+    Switch,
+    Template,
+    TemplateText,
+)
+from scheduling.models.rule import DelayRule, HarassmentRule
+from scheduling.models.touch import Attempt, Touch, TouchState, Verdict
+from scheduling.models.versioned import Configuration
+
+__all__ = [
+    "LEASED", "WAITING", "ApiKey", "Attempt", "CapSwitch", "Category", "ChannelConfig", "Community", "Complaint",
+    "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event", "EventType", "FailedTask", "HarassmentRule",
+    "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause", "Priority", "Scope", "Stage", "Switch", "Template",
+    "TemplateText", "Touch", "TouchState", "Verdict",
+]  # fmt: skip

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy as _
+
+
+class Scope(models.TextChoices):
+    EVENTS = "events", _("Events")
+    TOUCHES = "touches", _("Touches")
+    CUSTOMERS = "customers", _("Customers")
+    SESSIONS = "sessions", _("Sessions")
+    RPA = "rpa", _("RPA jobs")
+    FAILED_TASKS = "failed-tasks", _("Failed tasks")
+
+
+class ApiKey(models.Model):
+    """A machine's credential: 256 random bits, of which only the SHA-256 is kept."""
+
+    name = models.CharField(_("name"), max_length=100, unique=True)
+    digest = models.CharField(max_length=64, unique=True, editable=False)
+    #: The first characters, so that people can tell keys apart.
+    prefix = models.CharField(_("begins with"), max_length=12, editable=False)
+    scopes = models.JSONField(_("scopes"), default=list)
+    rate_per_minute = models.PositiveIntegerField(_("requests per minute"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
+    expires_at = models.DateTimeField(_("expires at"), null=True, blank=True)
+    revoked_at = models.DateTimeField(_("revoked at"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("API key")
+        verbose_name_plural = _("API keys")
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Pause(models.Model):
+    """While this row exists, due touches of its scope are parked; removing it spreads them over the next minutes."""
+
+    scope = models.CharField(_("scope"), max_length=120, unique=True)  #: "all", "channel:<key>", "node:<key>"
+    reason = models.CharField(_("reason"), max_length=200, blank=True)
+    paused_by = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, verbose_name=_("paused by")
+    )
+    paused_at = models.DateTimeField(_("paused at"), default=now, editable=False)
+
+    class Meta:
+        verbose_name = _("pause")
+        verbose_name_plural = _("pauses")
+
+    def __str__(self) -> str:
+        return self.scope

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import F, Q
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy as _
+
+from scheduling.models.secret import EncryptedJSONField
+
+
+class Customer(models.Model):
+    """Whom a touch is for. Its row lock is what makes the guards atomic."""
+
+    user_id = models.CharField(_("user id"), max_length=200, unique=True)
+    name = models.CharField(_("name"), max_length=200, blank=True)
+    level = models.CharField(_("level"), max_length=40, blank=True)
+    locale = models.CharField(_("locale"), max_length=20, blank=True)
+    timezone = models.CharField(_("time zone"), max_length=60, blank=True)
+    addresses = models.JSONField(_("addresses"), default=dict, blank=True)
+    #: No marketing content; service content still goes out.
+    opted_out = models.BooleanField(_("opted out of marketing"), default=False)
+    opted_out_at = models.DateTimeField(_("opted out at"), null=True, blank=True)
+    last_active_at = models.DateTimeField(_("last active at"), null=True, blank=True)
+    #: When the present conversation began; a touch planned by an earlier event is not sent.
+    conversation_at = models.DateTimeField(_("conversation at"), null=True, blank=True)
+    #: The `last_active_at` for which `customer.inactive` was raised: once an absence.
+    inactive_since = models.DateTimeField(_("inactive since"), null=True, blank=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
+
+    class Meta:
+        verbose_name = _("customer")
+        verbose_name_plural = _("customers")
+        indexes = [
+            # Read by the churn scan.
+            models.Index(
+                fields=["last_active_at"],
+                name="customer_present",
+                condition=Q(last_active_at__isnull=False)
+                & (Q(inactive_since__isnull=True) | ~Q(inactive_since=F("last_active_at"))),
+            )
+        ]
+
+    def __str__(self) -> str:
+        return self.name or self.user_id
+
+
+class Community(models.Model):
+    """A group chat or conversation, and where a message for it goes."""
+
+    chat_id = models.CharField(_("chat id"), max_length=200, unique=True)
+    name = models.CharField(_("name"), max_length=200, blank=True)
+    #: By channel key or kind: {"wecom": {"url": …, "secret": …}}.
+    targets = EncryptedJSONField(_("targets"), default=dict, blank=True)
+    retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
+
+    class Meta:
+        verbose_name = _("community")
+        verbose_name_plural = _("communities")
+        ordering = ["chat_id"]
+
+    def __str__(self) -> str:
+        return self.name or self.chat_id
+
+
+class Complaint(models.Model):
+    """A complaint, and the touch it most likely is about: the latest one delivered to the customer before it."""
+
+    event = models.OneToOneField("scheduling.Event", on_delete=models.CASCADE, verbose_name=_("event"))
+    customer = models.ForeignKey(Customer, on_delete=models.CASCADE, verbose_name=_("customer"))
+    touch = models.ForeignKey(
+        "scheduling.Touch", null=True, on_delete=models.SET_NULL, related_name="complaints", verbose_name=_("touch")
+    )
+    complained_at = models.DateTimeField(_("complained at"))
+
+    class Meta:
+        verbose_name = _("complaint")
+        verbose_name_plural = _("complaints")
+
+    def __str__(self) -> str:
+        return f"{self.customer} {self.complained_at:%Y-%m-%d %H:%M}"

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from django.db import models
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy as _
+
+from scheduling.ids import new_id
+
+
+class EventType(models.Model):
+    """A kind of event. Types that ops have not described are added when they are first seen, so nothing is lost."""
+
+    key = models.CharField(_("type"), max_length=120, unique=True)
+    name = models.CharField(_("name"), max_length=120, blank=True)
+    #: Whether the customer did it: raises `last_active_at`.
+    is_activity = models.BooleanField(_("is customer activity"), default=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
+
+    class Meta:
+        verbose_name = _("event type")
+        verbose_name_plural = _("event types")
+        ordering = ["key"]
+
+    def __str__(self) -> str:
+        return self.name or self.key
+
+
+class Event(models.Model):
+    """Something that happened, as it was told (CloudEvents 1.0). Never changed after it was stored."""
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    source = models.CharField(_("source"), max_length=255)
+    event_id = models.CharField(_("event id"), max_length=255)
+    type = models.CharField(_("type"), max_length=120)
+    occurred_at = models.DateTimeField(_("occurred at"))
+    received_at = models.DateTimeField(_("received at"), default=now)
+    customer = models.ForeignKey(
+        "scheduling.Customer", on_delete=models.PROTECT, related_name="events", verbose_name=_("customer")
+    )
+    user_id = models.CharField(_("user id"), max_length=200)
+    chat_id = models.CharField(_("chat id"), max_length=200, blank=True)
+    data = models.JSONField(_("data"), default=dict)
+
+    class Meta:
+        verbose_name = _("event")
+        verbose_name_plural = _("events")
+        constraints = [models.UniqueConstraint(fields=["source", "event_id"], name="event_once")]
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.source}#{self.event_id}"

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.db.models import Q
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy as _
+
+from scheduling.ids import new_id
+
+
+class FailedTask(models.Model):
+    """Work that needs a person: what it was, why it failed, and what somebody did about it.
+
+    open → retried | resolved_delivered | resolved_not_delivered | ignored | archived; ignored → retried | archived
+    """
+
+    class Origin(models.TextChoices):
+        TOUCH = "touch", _("Touch")
+        RPA_JOB = "rpa_job", _("RPA job")
+        MESSAGE = "message", _("Broker message")  #: nobody could read or run it
+
+    class State(models.TextChoices):
+        OPEN = "open", _("Open")  #: nobody has looked at it
+        RETRIED = "retried", _("Published again")
+        RESOLVED_DELIVERED = "resolved_delivered", _("Resolved: it was delivered")
+        RESOLVED_NOT_DELIVERED = "resolved_not_delivered", _("Resolved: it was not delivered")
+        IGNORED = "ignored", _("Ignored")
+        ARCHIVED = "archived", _("Archived")
+
+    id = models.UUIDField(primary_key=True, default=new_id, editable=False)
+    origin = models.CharField(_("origin"), max_length=10, choices=Origin)
+    task_id = models.UUIDField(_("task id"), null=True, unique=True)
+    root_id = models.UUIDField(_("delivery key"), null=True)
+    #: "failed" (certainly without effect), "unknown" (it may have had its effect) or "unreadable".
+    failure = models.CharField(_("class"), max_length=12)
+    reason = models.CharField(_("reason"), max_length=64)
+    detail = models.TextField(_("detail"), blank=True)
+    #: What was to be done, as it stood when it failed; never changed.
+    payload = models.JSONField(_("original"), default=dict)
+    attempts = models.JSONField(_("attempts"), default=list)
+    channel = models.CharField(_("channel"), max_length=64, blank=True)
+    #: The same for failures with the same cause.
+    fingerprint = models.CharField(_("fingerprint"), max_length=32, db_index=True)
+    state = models.CharField(_("state"), max_length=24, choices=State, default=State.OPEN)
+    failed_at = models.DateTimeField(_("failed at"), default=now)
+    acted_at = models.DateTimeField(_("acted at"), null=True)
+    actor = models.ForeignKey(settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, verbose_name=_("actor"))
+    actor_name = models.CharField(_("actor"), max_length=150, blank=True)
+    action_reason = models.CharField(_("reason of the action"), max_length=500, blank=True)
+    retried_as = models.UUIDField(_("published again as"), null=True)
+
+    class Meta:
+        verbose_name = _("failed task")
+        verbose_name_plural = _("failed tasks")
+        ordering = ["-failed_at"]
+        indexes = [models.Index(fields=["-failed_at"], name="failed_open", condition=Q(state="open"))]
+        permissions = [("act_on_failedtask", _("Can retry, resolve, ignore and archive failed tasks"))]
+
+    def __str__(self) -> str:
+        return f"{self.origin} {self.task_id or self.id}"

@@ -1,0 +1,85 @@
+"""The shape that every row of work has, whatever the work: a touch, an RPA job.
+
+scheduled ──hand over──▶ queued ──claim: lease_no+1──▶ running ──▶ succeeded | suppressed | cancelled
+    ▲  ▲                    │                            ├──▶ failed  ─┐
+    │  └── lost hint ───────┘                            ├──▶ unknown ─┴─▶ FailedTask
+    └───────── retry(due_at) | hold(until) ──────────────┘
+
+Only `scheduling.ledger` writes these columns.
+"""
+
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy as _
+
+from scheduling.ids import new_id
+
+
+class Priority(models.IntegerChoices):
+    HIGH = 0, _("High")
+    NORMAL = 1, _("Normal")
+    LOW = 2, _("Low")
+
+
+WAITING = ("scheduled", "queued")  #: not begun: a cancel or an edit may still change it
+LEASED = ("queued", "running")  #: somebody has it until `lease_until`
+
+
+class LedgerRow(models.Model):
+    """One piece of work. The row is the truth; a message about it is only a hint."""
+
+    task_id = models.UUIDField(_("task id"), primary_key=True, default=new_id, editable=False)
+    #: The first task of a chain of re-publications. Receivers see it as the idempotency key.
+    root_id = models.UUIDField(_("delivery key"), default=new_id, editable=False)
+    #: The task that this one was re-published from.
+    retry_of = models.UUIDField(_("retry of"), null=True, editable=False)
+    state = models.CharField(_("state"), max_length=10, default="scheduled")
+    priority = models.SmallIntegerField(_("priority"), choices=Priority, default=Priority.NORMAL)
+    #: Not before this instant, by the database's clock.
+    due_at = models.DateTimeField(_("due at"))
+    #: The first `due_at`, from which lateness is counted.
+    planned_at = models.DateTimeField(_("planned at"))
+    #: Which pause keeps this row from being handed over ("" for none): "all", "channel:hook", "node:x", "shop:pdd/s1".
+    parked = models.CharField(_("paused by"), max_length=120, default="", blank=True)
+    #: How many times the outside was called.
+    attempt = models.SmallIntegerField(_("attempts"), default=0)
+    #: The fence: raised by every claim, named by every later write of the claimant.
+    lease_no = models.IntegerField(_("lease number"), default=0)
+    lease_until = models.DateTimeField(_("lease until"), null=True)
+    #: How often a hint was published for the present `due_at`; each doubles the wait for the next.
+    hints = models.SmallIntegerField(_("hints"), default=0)
+    queued_at = models.DateTimeField(_("handed over at"), null=True)
+    #: From here on the outside may have seen it; an end without an answer is `unknown`.
+    sending_at = models.DateTimeField(_("sending at"), null=True)
+    settled_at = models.DateTimeField(_("settled at"), null=True)
+    #: Why it waits, or why it ended as it did: a short code.
+    reason = models.CharField(_("reason"), max_length=64, default="", blank=True)
+    created_at = models.DateTimeField(_("created at"), default=now, editable=False)
+
+    class Meta:
+        abstract = True
+
+    @staticmethod
+    def indexes_for(table: str) -> list[models.Index]:
+        """The partial indexes that the ledger's statements rely on; their state is literal there as well."""
+        return [
+            # Read by hand_over.
+            models.Index(fields=["due_at"], name=f"{table}_due", condition=Q(state="scheduled", parked="")),
+            # Read by both rescues.
+            models.Index(fields=["lease_until"], name=f"{table}_leased", condition=Q(state__in=LEASED)),
+            # Read by resume.
+            models.Index(fields=["parked"], name=f"{table}_parked", condition=~Q(parked="")),
+        ]
+
+    @staticmethod
+    def constraints_for(table: str) -> list[models.BaseConstraint]:
+        leased = Q(state__in=LEASED)
+        return [
+            models.CheckConstraint(
+                name=f"{table}_leased_iff_lease",
+                condition=(leased & Q(lease_until__isnull=False)) | (~leased & Q(lease_until__isnull=True)),
+            )
+        ]

@@ -1,0 +1,203 @@
+"""The service-node matrix: stage × trigger × delay × content."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+from simple_history.models import HistoricalRecords
+
+from scheduling.models.ledger import Priority
+from scheduling.models.secret import EncryptedJSONField
+from scheduling.models.versioned import Versioned
+
+key_validator = RegexValidator(
+    r"^[a-z0-9][a-z0-9_.-]{0,63}\Z", _("Lower-case letters, digits, “-”, “_” and “.”, at most 64.")
+)
+percent_validators = [MinValueValidator(0), MaxValueValidator(100)]
+
+
+class Stage(models.Model):
+    """A stretch of the customer's journey, a row of the matrix."""
+
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    name = models.CharField(_("name"), max_length=100, blank=True)
+    position = models.PositiveSmallIntegerField(_("position"), default=0)
+    retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
+
+    class Meta:
+        verbose_name = _("stage")
+        verbose_name_plural = _("stages")
+        ordering = ["position", "key"]
+
+    def __str__(self) -> str:
+        return self.name or self.key
+
+
+class Category(models.TextChoices):
+    MARKETING = "marketing", _("Marketing (blocked by opt-out)")
+    SERVICE = "service", _("Service")
+
+
+class Template(Versioned):
+    """What is said. One text a locale."""
+
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    content_type = models.CharField(
+        _("content type"), max_length=64, help_text=_("The same type is not sent twice within the dedupe window.")
+    )
+    category = models.CharField(_("category"), max_length=10, choices=Category, default=Category.MARKETING)
+    retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
+    history = HistoricalRecords()
+
+    class Meta:
+        verbose_name = _("template")
+        verbose_name_plural = _("templates")
+        ordering = ["key"]
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class TemplateText(models.Model):
+    template = models.ForeignKey(Template, on_delete=models.CASCADE, related_name="texts", verbose_name=_("template"))
+    locale = models.CharField(_("locale"), max_length=20, default="zh-hans")
+    subject = models.CharField(_("subject"), max_length=200, blank=True)
+    body = models.TextField(_("body"))
+    history = HistoricalRecords()
+
+    class Meta:
+        verbose_name = _("text")
+        verbose_name_plural = _("texts")
+        constraints = [models.UniqueConstraint(fields=["template", "locale"], name="one_text_a_locale")]
+        ordering = ["locale"]
+
+    def __str__(self) -> str:
+        return f"{self.template_id}/{self.locale}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """A changed text is a new version of its template."""
+        before = TemplateText.objects.filter(pk=self.pk).values("locale", "subject", "body").first()
+        super().save(*args, **kwargs)
+        if before and before != {"locale": self.locale, "subject": self.subject, "body": self.body}:
+            Template.objects.filter(pk=self.template_id).update(version=models.F("version") + 1)
+
+
+class ChannelConfig(Versioned):
+    """A way out: a kind from `settings.CHANNELS` with its settings."""
+
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    kind = models.CharField(_("kind"), max_length=40)
+    #: What the kind asks for ("url", "secret" …).
+    config = EncryptedJSONField(_("settings"), default=dict, blank=True)
+    idempotent = models.BooleanField(
+        _("idempotent"),
+        default=False,
+        help_text=_("A repeat with the same delivery key has no second effect, so an unknown outcome may be retried."),
+    )
+    timeout = models.DurationField(_("timeout"), default=timedelta(seconds=10))
+    retry_delays = models.JSONField(_("retry delays in seconds"), default=list, blank=True)
+    retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
+    history = HistoricalRecords(excluded_fields=["config"])
+
+    class Meta:
+        verbose_name = _("channel")
+        verbose_name_plural = _("channels")
+        ordering = ["key"]
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class DisabledTarget(models.Model):
+    """A receiver that said it is gone (410). Deleting the row enables it again."""
+
+    channel = models.ForeignKey(ChannelConfig, on_delete=models.CASCADE, verbose_name=_("channel"))
+    target_digest = models.CharField(_("target"), max_length=64, help_text=_("SHA-256 of the address"))
+    chat_id = models.CharField(_("chat id"), max_length=200, blank=True)
+    reason = models.CharField(_("reason"), max_length=200, blank=True)
+    disabled_at = models.DateTimeField(_("disabled at"), auto_now_add=True)
+
+    class Meta:
+        verbose_name = _("disabled target")
+        verbose_name_plural = _("disabled targets")
+        constraints = [models.UniqueConstraint(fields=["channel", "target_digest"], name="disabled_once")]
+
+    def __str__(self) -> str:
+        return f"{self.channel_id} {self.target_digest[:12]}"
+
+
+class OverCap(models.TextChoices):
+    SUPPRESS = "suppress", _("Suppress")
+    DEFER = "defer", _("Defer to the next eligible time")
+
+
+class OnRepeat(models.TextChoices):
+    EACH = "each", _("Each event counts")
+    KEEP = "keep", _("Keep the one that waits")
+    RESTART = "restart", _("Restart the wait")
+
+
+class CapSwitch(models.TextChoices):
+    APPLY = "apply", _("Apply")
+    COUNT_ONLY = "count_only", _("Send anyway, but count it")
+    IGNORE = "ignore", _("Ignore")
+
+
+class Switch(models.TextChoices):
+    APPLY = "apply", _("Apply")
+    IGNORE = "ignore", _("Ignore")
+
+
+class Node(Versioned):
+    """One cell of the matrix: when this happens at this stage, say that, so much later."""
+
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    stage = models.ForeignKey(Stage, on_delete=models.PROTECT, related_name="nodes", verbose_name=_("stage"))
+    trigger = models.CharField(_("trigger event"), max_length=120)
+    delay = models.DurationField(_("delay"), default=timedelta(0))
+    dynamic = models.BooleanField(_("dynamic delay"), default=False)
+    #: Overrides the delay rules for this node: {"by_level": {level: seconds}, "default", "active_within", "active_factor"}.
+    delay_rules = models.JSONField(_("own delay rules"), null=True, blank=True)
+    template = models.ForeignKey(Template, on_delete=models.PROTECT, related_name="nodes", verbose_name=_("template"))
+    channel = models.ForeignKey(
+        ChannelConfig, on_delete=models.PROTECT, related_name="nodes", verbose_name=_("channel")
+    )
+    priority = models.SmallIntegerField(_("priority"), choices=Priority, default=Priority.NORMAL)
+    enabled = models.BooleanField(_("enabled"), default=True)
+    rollout_percent = models.FloatField(_("rollout, percent of communities"), default=100, validators=percent_validators)
+    rollout_communities = models.JSONField(_("rollout, always these communities"), default=list, blank=True)
+    over_cap = models.CharField(_("over the cap"), max_length=10, choices=OverCap, default=OverCap.SUPPRESS)
+    expires_after = models.DurationField(_("expires after"), default=timedelta(days=3))
+    canary_template = models.ForeignKey(
+        Template,
+        null=True,
+        blank=True,
+        on_delete=models.PROTECT,
+        related_name="canary_nodes",
+        verbose_name=_("canary template"),
+    )
+    canary_percent = models.FloatField(_("canary, percent of communities"), default=0, validators=percent_validators)
+    canary_communities = models.JSONField(_("canary, always these communities"), default=list, blank=True)
+    cancel_on = models.JSONField(_("cancelled by these events"), default=list, blank=True)
+    on_repeat = models.CharField(_("on repetition"), max_length=10, choices=OnRepeat, default=OnRepeat.EACH)
+    goal_event = models.CharField(_("goal event"), max_length=120, blank=True)
+    goal_within = models.DurationField(_("goal within"), null=True, blank=True)
+    holdout_percent = models.FloatField(_("hold-out, percent of customers"), default=0, validators=percent_validators)
+    guard_cap = models.CharField(_("cap"), max_length=10, choices=CapSwitch, default=CapSwitch.APPLY)
+    guard_dedupe = models.CharField(_("same content"), max_length=10, choices=Switch, default=Switch.APPLY)
+    guard_conversation = models.CharField(_("live conversation"), max_length=10, choices=Switch, default=Switch.APPLY)
+    guard_quiet_hours = models.CharField(_("quiet hours"), max_length=10, choices=Switch, default=Switch.APPLY)
+    retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
+    history = HistoricalRecords()
+
+    class Meta:
+        verbose_name = _("service node")
+        verbose_name_plural = _("service nodes")
+        ordering = ["stage__position", "trigger", "key"]
+
+    def __str__(self) -> str:
+        return self.key

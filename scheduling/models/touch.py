@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+
+from scheduling.models.ledger import WAITING, LedgerRow
+
+
+class TouchState(models.TextChoices):
+    SCHEDULED = "scheduled", _("Scheduled")  #: waits in the table for its time
+    QUEUED = "queued", _("Handed over")  #: a hint is on its way to a worker
+    RUNNING = "running", _("Running")  #: a worker has it until `lease_until`
+    DELIVERED = "delivered", _("Delivered")  #: the receiver said so
+    SUPPRESSED = "suppressed", _("Suppressed")  #: a guard decided against it; the verdict says why
+    CANCELLED = "cancelled", _("Cancelled")  #: an event or a person called it off before it was sent
+    FAILED = "failed", _("Failed")  #: certainly not delivered; a failed task waits for a person
+    UNKNOWN = "unknown", _("Unknown")  #: it may have been delivered; a failed task waits for a person
+
+
+class Touch(LedgerRow):
+    """One message to one customer, because of one event at one node."""
+
+    state = models.CharField(
+        _("state"), max_length=10, choices=TouchState, default=TouchState.SCHEDULED, editable=False
+    )
+    event = models.ForeignKey(
+        "scheduling.Event", on_delete=models.PROTECT, related_name="touches", verbose_name=_("event")
+    )
+    node = models.ForeignKey("scheduling.Node", on_delete=models.PROTECT, related_name="touches", verbose_name=_("node"))
+    node_version = models.PositiveIntegerField(_("node version when planned"))
+    customer = models.ForeignKey(
+        "scheduling.Customer", on_delete=models.PROTECT, related_name="touches", verbose_name=_("customer")
+    )
+    chat_id = models.CharField(_("chat id"), max_length=200, blank=True)
+    expires_at = models.DateTimeField(_("expires at"))
+    # What was decided at fire time; kept over retries.
+    template = models.ForeignKey(
+        "scheduling.Template", null=True, on_delete=models.PROTECT, related_name="touches", verbose_name=_("template")
+    )
+    template_version = models.PositiveIntegerField(_("template version"), null=True)
+    content_type = models.CharField(_("content type"), max_length=64, default="", blank=True)
+    #: When a guard took a slot of the customer's cap for it; empty again if it certainly was not delivered.
+    reserved_at = models.DateTimeField(_("slot taken at"), null=True)
+    counts_toward_cap = models.BooleanField(_("counts toward the cap"), default=True)
+
+    class Meta:
+        verbose_name = _("touch")
+        verbose_name_plural = _("touches")
+        indexes = [
+            *LedgerRow.indexes_for("touch"),
+            # Read by the guard (a customer's history) and by the page of a customer.
+            models.Index(fields=["customer", "reserved_at"], name="touch_history", condition=Q(reserved_at__isnull=False)),
+            models.Index(fields=["chat_id", "reserved_at"], name="touch_chat_history", condition=Q(reserved_at__isnull=False)),
+            # Read by cancel_on, on_repeat and slot_hold.
+            models.Index(fields=["customer", "node"], name="touch_waiting", condition=Q(state__in=WAITING)),
+        ]
+        constraints = [
+            *LedgerRow.constraints_for("touch"),
+            models.UniqueConstraint(
+                fields=["event", "node"], name="touch_once_an_event", condition=Q(retry_of__isnull=True)
+            ),
+            # A double click publishes once.
+            models.UniqueConstraint(fields=["retry_of"], name="touch_retried_once", condition=Q(retry_of__isnull=False)),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.task_id)
+
+
+class Verdict(models.Model):
+    """What the guards decided about a touch at one moment, and by which rule. Append-only."""
+
+    class Decision(models.TextChoices):
+        SEND = "send", _("Send")
+        HOLD = "hold", _("Hold")
+        SUPPRESS = "suppress", _("Suppress")
+
+    touch = models.ForeignKey(Touch, on_delete=models.CASCADE, related_name="verdicts", verbose_name=_("touch"))
+    at = models.DateTimeField(_("at"))
+    decision = models.CharField(_("decision"), max_length=10, choices=Decision)
+    rule = models.CharField(_("rule"), max_length=64, blank=True)
+    rule_version = models.IntegerField(_("rule version"), null=True)
+    observed = models.CharField(_("observed"), max_length=200, blank=True)
+    limit = models.CharField(_("limit"), max_length=200, blank=True)
+    next_eligible_at = models.DateTimeField(_("next eligible at"), null=True)
+
+    class Meta:
+        verbose_name = _("verdict")
+        verbose_name_plural = _("verdicts")
+        ordering = ["id"]
+
+
+class Attempt(models.Model):
+    """One call of a channel for a touch, and what came back. Append-only."""
+
+    class Outcome(models.TextChoices):
+        DELIVERED = "delivered", _("Delivered")
+        TRANSIENT = "transient", _("Failed, may succeed later")
+        PERMANENT = "permanent", _("Failed for good")
+        UNKNOWN = "unknown", _("Unknown")
+
+    touch = models.ForeignKey(Touch, on_delete=models.CASCADE, related_name="attempts", verbose_name=_("touch"))
+    number = models.SmallIntegerField(_("number"))
+    lease_no = models.IntegerField(_("lease number"))
+    started_at = models.DateTimeField(_("started at"))
+    ended_at = models.DateTimeField(_("ended at"), null=True)
+    outcome = models.CharField(_("outcome"), max_length=10, choices=Outcome)
+    reason = models.CharField(_("reason"), max_length=64, blank=True)
+    detail = models.TextField(_("detail"), blank=True)
+    status = models.IntegerField(_("status"), null=True)
+    subject = models.CharField(_("subject"), max_length=200, blank=True)
+    body = models.TextField(_("body"), blank=True)
+
+    class Meta:
+        verbose_name = _("attempt")
+        verbose_name_plural = _("attempts")
+        ordering = ["id"]

@@ -1,0 +1,32 @@
+"""Rows that ops edit: each change is a new version with its author, and every process notices within one batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class Versioned(models.Model):
+    """A row whose `version` a verdict can name. Counted up by every save that changes something."""
+
+    version = models.PositiveIntegerField(_("version"), default=1, editable=False)
+
+    class Meta:
+        abstract = True
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if self.pk and (before := type(self)._default_manager.filter(pk=self.pk).values().first()):
+            after = {field.attname: getattr(self, field.attname) for field in self._meta.concrete_fields}
+            if any(before[name] != value for name, value in after.items() if name != "version"):
+                self.version = before["version"] + 1
+        super().save(*args, **kwargs)
+
+
+class Configuration(models.Model):
+    """One row, counted up by a trigger on every table that ops edit (see migration 0002). Processes compare it with
+    the version of their snapshot, so that an edit holds from the next batch on."""
+
+    version = models.BigIntegerField(default=1)
+    changed_at = models.DateTimeField(auto_now=True)
