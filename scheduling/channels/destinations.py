@@ -1,0 +1,161 @@
+"""Where a request may go: which URLs are acceptable, and which addresses count as public.
+
+A URL comes from whoever may edit a channel, so it must not reach what only this machine can reach (SSRF, OWASP A10).
+Two gates, both needed: `admit` judges the text before anything happens, `is_public` judges every address a name
+resolves to. The text that was judged is the text that is sent: no second parser sees the URL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from typing import Self
+
+from django.conf import settings
+from yarl import URL
+
+from scheduling.channels.failures import Refused
+
+Address = IPv4Address | IPv6Address
+MAX_URL = 2_048  # characters
+HOST_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*")
+NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")  # the WHATWG URL standard's "ends in a number"
+
+# IANA special-purpose registry, and what `ipaddress.is_global` of Python 3.11 lets through (multicast, the 6to4 relay).
+NOT_PUBLIC_V4 = (
+    IPv4Network("0.0.0.0/8"),  # this network
+    IPv4Network("10.0.0.0/8"),  # private
+    IPv4Network("100.64.0.0/10"),  # carrier NAT; Alibaba Cloud's metadata
+    IPv4Network("127.0.0.0/8"),  # loopback
+    IPv4Network("169.254.0.0/16"),  # link local; cloud metadata
+    IPv4Network("172.16.0.0/12"),  # private
+    IPv4Network("192.0.0.0/24"),  # IETF assignments
+    IPv4Network("192.0.2.0/24"),  # documentation
+    IPv4Network("192.88.99.0/24"),  # 6to4 relay
+    IPv4Network("192.168.0.0/16"),  # private
+    IPv4Network("198.18.0.0/15"),  # benchmarks
+    IPv4Network("198.51.100.0/24"),  # documentation
+    IPv4Network("203.0.113.0/24"),  # documentation
+    IPv4Network("224.0.0.0/4"),  # multicast
+    IPv4Network("240.0.0.0/4"),  # reserved, broadcast
+    IPv4Network("168.63.129.16/32"),  # the Azure host agent
+)
+# Only 2000::/3 is handed out as global unicast, so everything else is refused without being named: mapped and
+# compatible addresses, 64:ff9b::/96 (NAT64), unique local, link local, multicast. Inside it: IETF assignments with
+# Teredo and ORCHID, documentation, 6to4.
+GLOBAL_UNICAST_V6 = IPv6Network("2000::/3")
+NOT_PUBLIC_V6 = tuple(IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is one that any stranger on the internet could reach too."""
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in NOT_PUBLIC_V4)
+    return address in GLOBAL_UNICAST_V6 and not any(address in network for network in NOT_PUBLIC_V6)
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateHosts:
+    """The private places an administrator has opened: names or `host:port` (plain http too), and networks.
+
+    A named host may resolve to anything. A network opens literal addresses in it, and lets names resolve into it, but
+    such names still need https: only the host's own name can vouch for plain http.
+    """
+
+    hosts: frozenset[tuple[str, int | None]] = frozenset()
+    networks: tuple[IPv4Network | IPv6Network, ...] = ()
+
+    @classmethod
+    def parse(cls, entries: Iterable[str]) -> Self:
+        """Raises `ValueError` naming the entry that is neither a host, `host:port`, address nor network."""
+        hosts: set[tuple[str, int | None]] = set()
+        networks: list[IPv4Network | IPv6Network] = []
+        for entry in entries:
+            try:
+                networks.append(ip_network(entry.strip("[]"), strict=False))
+            except ValueError:
+                hosts.add(_host_and_port(entry))
+        return cls(frozenset(hosts), tuple(networks))
+
+    @classmethod
+    def from_settings(cls) -> Self:
+        return cls.parse(settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS)
+
+    def name(self, host: str, port: int) -> bool:
+        return (host, None) in self.hosts or (host, port) in self.hosts
+
+    def cover(self, address: Address) -> bool:
+        return any(address in network for network in self.networks)
+
+
+def _host_and_port(entry: str) -> tuple[str, int | None]:
+    try:
+        parsed = URL(f"//{entry}")
+    except ValueError:
+        parsed = URL()
+    host = (parsed.raw_host or "").rstrip(".").lower()
+    literal = _literal(host)
+    if not host or parsed.raw_path not in {"", "/"} or parsed.user or not (literal or HOST_NAME.fullmatch(host)):
+        raise ValueError(f"AFTERTOUCH_ALLOWED_PRIVATE_HOSTS: not a host, host:port or network: {entry!r}")
+    return str(literal or host), parsed.explicit_port
+
+
+def admit(url: str, private: PrivateHosts) -> URL:
+    """The URL, ready to be sent byte for byte. Raises `Refused` ("bad_url", "scheme", "private_address").
+
+    Refused are: anything but http(s), http to a host that is not opened, user names in URLs, port 0, zone ids, odd
+    spellings of addresses (`2130706433`, `0x7f.1`, `0177.0.0.1`), literal addresses that are not public, localhost.
+    """
+    parsed = _parsed(url)
+    host, port = _host(parsed), parsed.port
+    if not port:
+        raise Refused("bad_url", "the port is missing or 0")
+    literal = _literal(host)
+    opened = private.name(str(literal or host), port) or (literal is not None and private.cover(literal))
+    if parsed.scheme != "https" and not (parsed.scheme == "http" and opened):
+        raise Refused("scheme", "only https is allowed here")
+    if not opened and (literal is not None and not is_public(literal)):
+        raise Refused("private_address", "the address is not public")
+    if not opened and (host == "localhost" or host.endswith(".localhost")):
+        raise Refused("private_address", "localhost is not public")
+    return parsed
+
+
+def _parsed(url: str) -> URL:
+    if not isinstance(url, str) or not 0 < len(url) <= MAX_URL:
+        raise Refused("bad_url", f"a URL has 1 to {MAX_URL} characters")
+    if any(character <= " " or character in "\\\x7f" for character in url):
+        raise Refused("bad_url", "spaces, control characters and backslashes are not allowed")
+    try:
+        # Written in ASCII it is kept byte for byte (a signature's %2F must stay so); else it is encoded once, here.
+        parsed = URL(url if url.isascii() else str(URL(url)), encoded=True)
+        if parsed.raw_fragment:
+            parsed = parsed.with_fragment(None)
+        _ = parsed.port
+    except (ValueError, UnicodeError):
+        raise Refused("bad_url", "cannot be parsed") from None
+    if parsed.raw_user is not None or parsed.raw_password is not None:
+        raise Refused("bad_url", "user names and passwords are not allowed")
+    return parsed
+
+
+def _host(parsed: URL) -> str:
+    """The host in lower case, without the root dot. Raises `Refused` where it is not exactly a name or an address."""
+    raw = (parsed.raw_host or "").lower()
+    host = raw.removesuffix(".")
+    if _literal(raw) is not None:
+        return raw
+    numeric = NUMERIC_LABEL.fullmatch(host.rpartition(".")[2])
+    if numeric or not HOST_NAME.fullmatch(host):
+        raise Refused("bad_url", "the host is neither a name nor a plainly written address")
+    return host
+
+
+def _literal(host: str) -> Address | None:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        return None
+    return None if "%" in host else address

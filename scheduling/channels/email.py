@@ -1,0 +1,136 @@
+"""A touch as a plain-text mail, through an SMTP relay or, without one, through Django's mail backend.
+
+Marketing mail carries the one-click unsubscribe headers of RFC 8058. `Message-ID` is made of the delivery key, so a
+repeat can be recognised by whoever looks; receivers do not promise to, hence `default_idempotent` is False.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import unicodedata
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from email.charset import BASE64, Charset
+from email.policy import SMTP
+from email.utils import parseaddr
+from typing import Any, ClassVar
+from urllib.parse import urlsplit
+
+from django.conf import settings
+from django.core.exceptions import ValidationError
+from django.core.mail import EmailMessage, get_connection
+from django.core.mail.message import sanitize_address
+from django.core.validators import validate_email
+
+from scheduling.channels import fields
+from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.channels.smtp import Relay, converse, parse_relay, threads
+from scheduling.channels.unsubscribe import unsubscribe_url
+
+SUBJECT_LENGTH = 200  # characters
+ADDRESS_LENGTH = 254  # characters, RFC 5321 by way of erratum 1690 to RFC 3696
+MARKETING = "marketing"
+UTF8 = Charset("utf-8")
+UTF8.body_encoding = BASE64  # no 8-bit bytes and no long lines, whatever the relay can do
+
+
+class Email:
+    """Config: `from` and `reply_to` (addresses; `from` may have a name), `url` of a relay.
+
+    Where absent: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL`.
+    """
+
+    kind: ClassVar[str] = "email"
+    needs_target: ClassVar[bool] = True
+    address_key: ClassVar[str] = "email"
+    quotas: ClassVar[tuple[Quota, ...]] = ()
+    secret_fields: ClassVar[frozenset[str]] = frozenset({"url"})
+    default_idempotent: ClassVar[bool] = False
+
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        fields.only(config, {"from", "reply_to", "url"})
+        self._from = fields.text(config, "from") or settings.DEFAULT_FROM_EMAIL
+        self._reply_to = fields.text(config, "reply_to")
+        _check_address(parseaddr(self._from)[1] if self._from == one_line(self._from) else "", "from")
+        if self._reply_to:
+            _check_address(self._reply_to, "reply_to")
+        self._relay = _relay(fields.text(config, "url") or settings.AFTERTOUCH_EMAIL_URL)
+        self._timeout = fields.positive(timeout)
+
+    @classmethod
+    def validate_target(cls, target: Mapping[str, Any]) -> None:
+        """Raises `ValueError("address: …")` unless `address` is one plain mail address."""
+        fields.only(target, {"address"})
+        _check_address(fields.text(target, "address"), "address")
+
+    def target_key(self, message: Message) -> str:
+        """The relay: it is what can be slow or dead; the mailbox behind it is never seen."""
+        return f"{self.kind}:{self._relay.host}:{self._relay.port}" if self._relay else self.kind
+
+    async def send(self, message: Message, deadline: datetime) -> Outcome:
+        """Try once. `Unknown` where the message was handed over and the relay's reply to it did not come."""
+        left = fields.time_left(deadline, self._timeout)
+        if left <= timedelta(0):
+            return Transient("no_time", "the deadline had passed before the mail began")
+        try:
+            self.validate_target(message.target)
+        except ValueError as error:
+            return Permanent("bad_target", str(error))
+        mail = self.compose(message)
+        if self._relay is None:
+            return await _by_django(mail, left.total_seconds())
+        sender = sanitize_address(parseaddr(self._from)[1], "utf-8")
+        recipient = sanitize_address(str(message.target["address"]), "utf-8")
+        content = mail.message().as_bytes(policy=SMTP)
+        return await converse(self._relay, sender, recipient, content, left.total_seconds())
+
+    def compose(self, message: Message) -> EmailMessage:
+        """The mail. No text of a touch can add a header: line breaks and control characters become spaces."""
+        headers = {"Message-ID": f"<{message.delivery_key}@{self._domain()}>", "Auto-Submitted": "auto-generated"}
+        link = unsubscribe_url(message.user_id) if message.category == MARKETING else ""
+        if link:
+            headers |= {"List-Unsubscribe": f"<{link}>", "List-Unsubscribe-Post": "List-Unsubscribe=One-Click"}
+        mail = EmailMessage(
+            subject=one_line(message.subject) or one_line(message.body),
+            body=message.body,
+            from_email=self._from,
+            to=[str(message.target["address"])],
+            reply_to=[self._reply_to] if self._reply_to else None,
+            headers=headers,
+        )
+        mail.encoding = UTF8
+        return mail
+
+    def _domain(self) -> str:
+        return urlsplit(settings.AFTERTOUCH_BASE_URL).hostname or parseaddr(self._from)[1].rpartition("@")[2]
+
+
+def one_line(text: str) -> str:
+    """A text fit for a header: one line, no control or format characters, at most 200 characters."""
+    visible = "".join(" " if unicodedata.category(letter) in {"Cc", "Zl", "Zp", "Cs"} else letter for letter in text)
+    return " ".join(visible.split())[:SUBJECT_LENGTH]
+
+
+async def _by_django(mail: EmailMessage, seconds: float) -> Outcome:
+    sending = asyncio.get_running_loop().run_in_executor(threads(), get_connection().send_messages, [mail])
+    done, _ = await asyncio.wait({sending}, timeout=seconds)
+    if not done:
+        return Unknown("timeout", "the mail backend did not return in time")
+    error = sending.exception()
+    return Unknown("mail_backend", type(error).__name__) if error else Delivered("handed to the mail backend")
+
+
+def _relay(url: str) -> Relay | None:
+    try:
+        return parse_relay(url) if url else None
+    except ValueError as error:
+        raise ValueError(f"url: {error}") from None
+
+
+def _check_address(address: str, field: str) -> None:
+    try:
+        validate_email(address)
+    except ValidationError:
+        address = ""
+    if not address or len(address) > ADDRESS_LENGTH:
+        raise ValueError(f"{field}: must be one mail address")

@@ -1,0 +1,69 @@
+"""Feishu (飞书) and Lark group robots. Source: open.feishu.cn/document/client-docs/bot-v3/add-custom-bot.
+
+100 messages a minute and 5 a second; the whole and half hours are crowded and are limited earlier (code 11232).
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from scheduling.channels.base import Message, Quota
+from scheduling.channels.clipping import clip
+from scheduling.channels.robots import MARKDOWN, Refusal, Robot, encode
+
+LIMIT = 20_000  # bytes of the whole request; the vendor says 20 KB
+MINUTE = timedelta(minutes=1)
+CROWDED = Refusal("发送过于频繁：每个机器人每分钟最多 100 条、每秒最多 5 条，整点半点更易被限流", MINUTE)
+
+
+class Feishu(Robot):
+    """Target: `url`, and `secret` where the robot checks signatures. Markdown is sent as a card."""
+
+    kind: ClassVar[str] = "feishu"
+    quotas: ClassVar[tuple[Quota, ...]] = (Quota(100, MINUTE), Quota(5, timedelta(seconds=1)))
+    hosts: ClassVar[frozenset[str]] = frozenset({"open.feishu.cn", "open.larksuite.com"})
+    path: ClassVar[str] = "/open-apis/bot/"
+    code_fields: ClassVar[tuple[str, ...]] = ("code", "StatusCode")  # refusals carry StatusCode 0 beside the code
+    text_fields: ClassVar[tuple[str, ...]] = ("msg", "StatusMessage")
+    refusals: ClassVar[Mapping[int, Refusal]] = {
+        9499: Refusal("请求格式错误"),
+        11232: CROWDED,
+        11233: CROWDED,
+        19001: Refusal("机器人地址无效", gone=True),
+        19002: Refusal("请求参数错误：缺少 msg_type 或内容"),
+        19007: Refusal("机器人未启用"),
+        19021: Refusal("签名校验失败，或时间戳与当前时间相差超过 1 小时"),
+        19022: Refusal("发送方 IP 不在白名单"),
+        19024: Refusal("消息不含机器人设置的关键词"),
+        19036: Refusal("机器人已被停用或删除", gone=True),
+        99991400: CROWDED,
+    }
+
+    def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
+        secret = str(message.target.get("secret") or "")
+        signature = sign(secret, now) if secret else {}
+        body = clip(message.body, LIMIT, lambda text: len(encode(signature | self._document(text))))
+        return str(message.target["url"]), signature | self._document(body)
+
+    def _document(self, body: str) -> dict[str, Any]:
+        if self.format == MARKDOWN:
+            card = {"config": {"wide_screen_mode": True}, "elements": [{"tag": "markdown", "content": body}]}
+            return {"msg_type": "interactive", "card": card}
+        return {"msg_type": "text", "content": {"text": body}}
+
+    def refusal(self, code: int, said: str) -> Refusal | None:
+        # 9499 means a bad request, except where its text says "too many request".
+        if code == 9499 and "too many" in said.lower():
+            return CROWDED
+        return super().refusal(code, said)
+
+
+def sign(secret: str, now: datetime) -> dict[str, Any]:
+    """`timestamp` in seconds and `sign`: timestamp and secret are the *key*, the signed text is empty."""
+    timestamp = str(int(now.timestamp()))
+    digest = hmac.digest(f"{timestamp}\n{secret}".encode(), b"", "sha256")
+    return {"timestamp": timestamp, "sign": base64.b64encode(digest).decode()}

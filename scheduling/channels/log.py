@@ -1,0 +1,49 @@
+"""Writes a touch into the log and calls it delivered: for demos, dry runs and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+import structlog
+
+from scheduling.channels import fields
+from scheduling.channels.base import Delivered, Message, Outcome, Quota
+
+logger = structlog.get_logger(__name__)
+
+
+class Log:
+    """No config, no target. The body is logged at debug level only: it may hold what customers said."""
+
+    kind: ClassVar[str] = "log"
+    needs_target: ClassVar[bool] = False
+    address_key: ClassVar[str] = ""
+    quotas: ClassVar[tuple[Quota, ...]] = ()
+    secret_fields: ClassVar[frozenset[str]] = frozenset()
+    default_idempotent: ClassVar[bool] = True
+
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        fields.only(config, ())
+        fields.positive(timeout)
+
+    @classmethod
+    def validate_target(cls, target: Mapping[str, Any]) -> None:
+        fields.only(target, ())
+
+    def target_key(self, message: Message) -> str:
+        return self.kind
+
+    async def send(self, message: Message, deadline: datetime) -> Outcome:
+        log = logger.bind(action="touch_logged", task_id=str(message.task_id), delivery_key=str(message.delivery_key))
+        log.info(
+            "Touch logged",
+            node=message.node,
+            user_id=message.user_id,
+            chat_id=message.chat_id,
+            content_type=message.content_type,
+            length=len(message.body),
+        )
+        log.debug("Body of the logged touch", body=message.body)
+        return Delivered("logged")

@@ -1,0 +1,106 @@
+"""How many messages each target may get now, counted over all workers in Redis by the Redis clock.
+
+Vendors mute a robot that overruns, so this fails closed: no Redis, no grant. The script is `quota.lua`; a target's keys
+share a hash tag, and a target is only ever named by a hash, as robot URLs are secrets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import sha1, sha256
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError
+from redis.retry import Retry
+
+from scheduling.channels.base import Quota
+
+SCRIPT = Path(__file__).with_name("quota.lua").read_text(encoding="utf-8")
+SCRIPT_SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
+SOCKET_TIMEOUT = 1.0  # seconds
+BLIND = timedelta(seconds=5)  #: when to ask again after Redis did not answer
+MARGIN = timedelta(milliseconds=200)  #: added to each window: what is granted evenly may arrive unevenly
+MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """`granted` messages may be sent now; the next slot is free `next_in` from now (zero: at once)."""
+
+    granted: int
+    next_in: timedelta
+
+
+class QuotaGate:
+    """Safe for several threads. Calls block for one round trip, at most about a second where Redis is away."""
+
+    def __init__(self, client: redis.Redis, margin: timedelta = MARGIN) -> None:
+        self._redis = client
+        self._margin = margin
+
+    @classmethod
+    def connect(cls, url: str, margin: timedelta = MARGIN) -> Self:
+        """A gate with its own connections. A broken one is replaced once; a silent one is not waited for twice."""
+        retry = Retry(NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,))
+        client = redis.Redis.from_url(
+            url, socket_timeout=SOCKET_TIMEOUT, socket_connect_timeout=SOCKET_TIMEOUT, retry=retry
+        )
+        return cls(client, margin)
+
+    def acquire(self, quotas: Sequence[Quota], wanted: Mapping[str, int]) -> dict[str, Grant]:
+        """Slots for each target key, in one round trip. Ask immediately before sending: a slot counts from now.
+
+        Without quotas everything is granted and Redis is not asked. Never raises for an unreachable Redis: grants 0.
+        """
+        if not quotas:
+            return {key: Grant(count, timedelta(0)) for key, count in wanted.items()}
+        limits = [part for quota in quotas for part in (quota.limit, (quota.window + self._margin) // MICROSECOND)]
+        targets = list(wanted)
+        try:
+            replies = self._run([(*_names(key), wanted[key], *limits) for key in targets])
+        except RedisError:
+            replies = [None] * len(targets)
+        return {key: _grant(reply) for key, reply in zip(targets, replies, strict=True)}
+
+    def mute(self, target_key: str, span: timedelta) -> bool:
+        """Grant nothing to a target for `span`: its vendor said it is throttled. False where Redis did not answer."""
+        _, name = _names(target_key)
+        try:
+            return bool(self._redis.set(name, 1, px=max(1, span // timedelta(milliseconds=1))))
+        except RedisError:
+            return False
+
+    def close(self) -> None:
+        self._redis.close()
+
+    def _run(self, calls: list[tuple[Any, ...]]) -> list[Any]:
+        replies = self._pipeline(calls)
+        unknown = [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if unknown:  # a new or flushed server: those calls took nothing
+            self._redis.script_load(SCRIPT)
+            for place, reply in zip(unknown, self._pipeline([calls[place] for place in unknown]), strict=True):
+                replies[place] = reply
+        return replies
+
+    def _pipeline(self, calls: list[tuple[Any, ...]]) -> list[Any]:
+        with self._redis.pipeline(transaction=False) as pipe:
+            for call in calls:
+                pipe.evalsha(SCRIPT_SHA, 2, *call)
+            return pipe.execute(raise_on_error=False)
+
+
+def _names(target_key: str) -> tuple[str, str]:
+    tag = sha256(target_key.encode("utf-8", "replace")).hexdigest()[:32]
+    return f"at:quota:{{{tag}}}:log", f"at:quota:{{{tag}}}:mute"
+
+
+def _grant(reply: Any) -> Grant:
+    if not isinstance(reply, list):
+        return Grant(0, BLIND)
+    granted, wait = reply
+    return Grant(int(granted), timedelta(microseconds=int(wait)))

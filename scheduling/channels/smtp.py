@@ -1,0 +1,208 @@
+"""One mail over SMTP with a total deadline, knowing at every moment whether the message may have been taken.
+
+smtplib blocks, so a conversation runs in a thread; its timeouts count for each read only, so a dripping server is ended
+by shutting the socket down from outside. The border is the first byte of the message after the server's 354: before it
+nothing was delivered (RFC 5321, 4.1.1.4), after it only a final reply can tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import smtplib
+import socket
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import cache
+from threading import Lock
+from time import monotonic
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.replies import excerpt
+
+THREADS = 32
+DEFAULT_PORTS = {"smtp": 25, "smtps": 465}
+START_MAIL_INPUT = 354
+NO_SUCH_MAILBOX = (b"5.1.1", b"5.1.6")  # RFC 3463: bad destination mailbox, mailbox has moved
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """The server that takes our mail."""
+
+    host: str
+    port: int
+    tls: bool = False  #: from the first byte (smtps)
+    starttls: bool = False  #: demanded, not merely tried
+    user: str = ""
+    password: str = ""
+
+
+def parse_relay(url: str) -> Relay:
+    """`smtp://user:password@host:587?tls=1` or `smtps://…`. Raises `ValueError`, which never repeats the password."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError:
+        raise ValueError("the port must be 1 to 65535") from None
+    if parts.scheme not in DEFAULT_PORTS or not parts.hostname or parts.path not in {"", "/"}:
+        raise ValueError("must look like smtp://user:password@host:587?tls=1 or smtps://user:password@host")
+    options = parse_qs(parts.query, keep_blank_values=True)
+    if set(options) - {"tls"} or options.get("tls", ["0"])[-1] not in {"0", "1"}:
+        raise ValueError("the only option is tls=0 or tls=1")
+    return Relay(
+        parts.hostname,
+        port or DEFAULT_PORTS[parts.scheme],
+        parts.scheme == "smtps",
+        parts.scheme == "smtp" and options.get("tls", ["0"])[-1] == "1",
+        unquote(parts.username or ""),
+        unquote(parts.password or ""),
+    )
+
+
+class Stage(Enum):
+    """How far a conversation has come."""
+
+    GREETING = auto()  #: connecting, TLS, login: a refusal here is about us, not about the recipient
+    ENVELOPE = auto()  #: sender and recipient
+    CONTENT = auto()  #: the message may be on its way
+
+
+class Abandoned(Exception):
+    """The caller has gone; nothing more may be sent."""
+
+
+class Conversation:
+    """Hands one message to the relay. `run` belongs to a thread, `abandon` to whoever waits for it."""
+
+    def __init__(self, relay: Relay, sender: str, recipient: str, content: bytes, deadline: float) -> None:
+        self._relay, self._sender, self._recipient, self._content = relay, sender, recipient, content
+        self._deadline = deadline  # monotonic seconds
+        self._lock = Lock()
+        self._stage = Stage.GREETING
+        self._abandoned = False
+        self._smtp: smtplib.SMTP | None = None
+
+    def run(self) -> Outcome:
+        """The whole exchange. Never raises for what the network or the relay does."""
+        try:
+            self._connect()
+            self._enter(Stage.ENVELOPE)
+            return self._send()
+        except smtplib.SMTPResponseException as error:
+            return self._refused(error.smtp_code, error.smtp_error)
+        except smtplib.SMTPNotSupportedError as error:
+            return Transient("smtp_unsupported", excerpt(str(error)))
+        except Abandoned:
+            return self._broken("timeout")
+        except (OSError, smtplib.SMTPException) as error:
+            return self._broken("tls" if isinstance(error, ssl.SSLError) else "disconnected", error)
+        finally:
+            self._hang_up()
+
+    def abandon(self) -> Outcome:
+        """End it now. The answer is final: from here on the thread cannot begin to send the message."""
+        with self._lock:
+            self._abandoned = True
+            smtp = self._smtp
+        if smtp is not None and smtp.sock is not None:
+            with suppress(OSError):
+                smtp.sock.shutdown(socket.SHUT_RDWR)
+        return self._broken("timeout")
+
+    def _connect(self) -> None:
+        context = ssl.create_default_context()
+        left = self._time_left()
+        smtp = smtplib.SMTP_SSL(timeout=left, context=context) if self._relay.tls else smtplib.SMTP(timeout=left)
+        smtp._host = self._relay.host  # type: ignore[attr-defined]  # what connect() leaves unset; SNI needs it
+        with self._lock:
+            self._smtp = smtp
+        code, said = smtp.connect(self._relay.host, self._relay.port)
+        if code != 220:
+            raise smtplib.SMTPConnectError(code, said)
+        smtp.ehlo_or_helo_if_needed()
+        if self._relay.starttls:
+            smtp.starttls(context=context)
+            smtp.ehlo()
+        if self._relay.user:
+            smtp.login(self._relay.user, self._relay.password)
+
+    def _send(self) -> Outcome:
+        smtp = self._smtp
+        assert smtp is not None
+        for code, said in (smtp.mail(self._sender), smtp.rcpt(self._recipient)):
+            if code not in (250, 251):
+                return self._refused(code, said)
+        code, said = smtp.docmd("DATA")
+        if code != START_MAIL_INPUT:
+            return self._refused(code, said)
+        self._enter(Stage.CONTENT)
+        smtp.send(_stuffed(self._content))
+        code, said = smtp.getreply()
+        return Delivered(excerpt(said), code) if code == 250 else self._refused(code, said)
+
+    def _enter(self, stage: Stage) -> None:
+        with self._lock:
+            if self._abandoned:
+                raise Abandoned
+            self._stage = stage
+
+    def _time_left(self) -> float:
+        left = self._deadline - monotonic()
+        if left <= 0:
+            raise Abandoned
+        return left
+
+    def _refused(self, code: int, said: bytes | str) -> Outcome:
+        """4xx may pass; 5xx will not, unless it is about us (login, greeting), which an operator can mend."""
+        text = excerpt(said)
+        if 500 <= code < 600 and self._stage is not Stage.GREETING:
+            gone = isinstance(said, bytes) and said.startswith(NO_SUCH_MAILBOX)
+            return Permanent(f"smtp_{code}", text, code, disable_target=gone)
+        if 400 <= code < 600:
+            return Transient(f"smtp_{code}", text, status=code)
+        return self._broken("garbled")
+
+    def _broken(self, reason: str, error: Exception | None = None) -> Outcome:
+        detail = getattr(error, "strerror", None) or type(error).__name__ if error else ""
+        if self._stage is Stage.CONTENT:
+            return Unknown(reason, detail)
+        if self._stage is Stage.GREETING and reason == "disconnected":
+            return Transient("connect", detail)
+        return Transient("connect_timeout" if reason == "timeout" else reason, detail)
+
+    def _hang_up(self) -> None:
+        """Without waiting for the reply to QUIT: a dripping relay would hold the thread for it."""
+        if self._smtp is not None:
+            with suppress(OSError, smtplib.SMTPException):
+                self._smtp.putcmd("QUIT")
+            self._smtp.close()
+
+
+async def converse(relay: Relay, sender: str, recipient: str, content: bytes, seconds: float) -> Outcome:
+    """Deliver `content` (a whole message, CRLF lines) within `seconds`, whatever the relay does."""
+    conversation = Conversation(relay, sender, recipient, content, monotonic() + seconds)
+    running = asyncio.get_running_loop().run_in_executor(threads(), conversation.run)
+    try:
+        done, _ = await asyncio.wait({running}, timeout=seconds)
+    except asyncio.CancelledError:
+        conversation.abandon()
+        raise
+    return running.result() if done else conversation.abandon()
+
+
+@cache
+def threads() -> ThreadPoolExecutor:
+    """Mail has its own threads: slow relays must not starve the loop's default executor."""
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="mail")
+
+
+def _stuffed(content: bytes) -> bytes:
+    """Dot-stuffed and ended (RFC 5321, 4.5.2). `content` has CRLF line ends already."""
+    body = content.replace(b"\r\n.", b"\r\n..")
+    if body.startswith(b"."):
+        body = b"." + body
+    return body + (b"" if body.endswith(b"\r\n") else b"\r\n") + b".\r\n"

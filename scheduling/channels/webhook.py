@@ -1,0 +1,135 @@
+"""A touch as a signed HTTP request to somebody's own system (Standard Webhooks, standardwebhooks.com).
+
+`webhook-id` is the delivery key: constant over retries, so a receiver that remembers ids sees each touch once.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from standardwebhooks.webhooks import Webhook as Signer
+
+from scheduling.channels import fields
+from scheduling.channels.base import Message, Outcome, Permanent, Quota, Transient
+from scheduling.channels.failures import Failure
+from scheduling.channels.replies import judge_status
+from scheduling.channels.transport import Transport, shared_transport
+
+EVENT_TYPE = "touch.due"
+SECRET_PREFIX = "whsec_"  # noqa: S105  a prefix, not a secret
+SECRET_BYTES = (24, 64)  # Standard Webhooks, "Signature scheme"
+
+
+class Webhook:
+    """Config: `url`, `secret` (a `whsec_…`; several in a list or separated by spaces while rotating), `idempotent`.
+
+    A community's target `{"url", "secret"}` overrides the channel's; without a secret of its own it is signed with the
+    channel's. Without any secret the request is unsigned but carries its id and timestamp.
+    """
+
+    kind: ClassVar[str] = "webhook"
+    needs_target: ClassVar[bool] = False
+    address_key: ClassVar[str] = ""
+    quotas: ClassVar[tuple[Quota, ...]] = ()
+    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret"})
+    default_idempotent: ClassVar[bool] = True
+
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
+        fields.only(config, {"url", "secret", "idempotent"})
+        self._url = fields.url(config)
+        self._secrets = read_secrets(config)
+        self._repeatable = config.get("idempotent", self.default_idempotent)
+        if not isinstance(self._repeatable, bool):
+            raise ValueError("idempotent: must be true or false")
+        self._timeout = fields.positive(timeout)
+        self._transport = transport
+
+    @classmethod
+    def validate_target(cls, target: Mapping[str, Any]) -> None:
+        """Raises `ValueError("field: what is wrong")`. An empty target means the channel's own URL."""
+        fields.only(target, {"url", "secret"})
+        if target:
+            fields.url(target)
+            read_secrets(target)
+
+    def target_key(self, message: Message) -> str:
+        return fields.opaque_key(self.kind, str(message.target.get("url") or self._url))
+
+    async def send(self, message: Message, deadline: datetime) -> Outcome:
+        """Try once. Never `Unknown` for a refused connection, always for a request without an answer."""
+        left = fields.time_left(deadline, self._timeout)
+        if left <= timedelta(0):
+            return Transient("no_time", "the deadline had passed before the request began")
+        try:
+            self.validate_target(message.target)
+        except ValueError as error:
+            return Permanent("bad_target", str(error))
+        now = datetime.now(UTC)
+        body = payload(message, now)
+        headers = signed_headers(message, body, now, read_secrets(message.target) or self._secrets)
+        transport = self._transport or shared_transport()
+        url = str(message.target.get("url") or self._url)
+        try:
+            response = await transport.post(url, body, headers, timeout=left, repeatable=self._repeatable)
+        except Failure as failure:
+            return failure.outcome()
+        return judge_status(response, repeatable=self._repeatable)
+
+
+def payload(message: Message, now: datetime) -> bytes:
+    """The body of the request, UTF-8 JSON. `timestamp` is the instant of this attempt."""
+    document = {
+        "type": EVENT_TYPE,
+        "timestamp": now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "data": {
+            "task_id": str(message.task_id),
+            "user_id": message.user_id,
+            "chat_id": message.chat_id,
+            "node": message.node,
+            "content_type": message.content_type,
+            "body": message.body,
+            "event": dict(message.event),
+        },
+    }
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"), default=str)
+    return text.encode("utf-8", "replace")
+
+
+def signed_headers(message: Message, body: bytes, now: datetime, secrets: tuple[str, ...]) -> dict[str, str]:
+    """One signature for each secret, separated by spaces, so that receivers can change over one by one."""
+    # The library stamps `timestamp.replace(tzinfo=utc)`: any other zone would be off by its whole offset.
+    now = now.astimezone(UTC)
+    headers = {
+        "content-type": "application/json; charset=utf-8",
+        "webhook-id": str(message.delivery_key),
+        "webhook-timestamp": str(int(now.timestamp())),
+    }
+    signatures = [Signer(secret).sign(headers["webhook-id"], now, body.decode()) for secret in secrets]
+    return headers | ({"webhook-signature": " ".join(signatures)} if signatures else {})
+
+
+def read_secrets(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """The `whsec_…` secrets of a config or target. Raises `ValueError("secret: …")`."""
+    value = settings.get("secret") or ()
+    secrets = tuple(value.split()) if isinstance(value, str) else value
+    if not isinstance(secrets, (list, tuple)) or not all(isinstance(secret, str) for secret in secrets):
+        raise ValueError("secret: must be text, or a list of texts")
+    for secret in secrets:
+        _check(secret)
+    return tuple(secrets)
+
+
+def _check(secret: str) -> None:
+    encoded = secret.removeprefix(SECRET_PREFIX)
+    try:
+        size = len(base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True))
+    except (binascii.Error, ValueError):
+        size = 0
+    shortest, longest = SECRET_BYTES
+    if encoded == secret or not shortest <= size <= longest:
+        raise ValueError(f"secret: must be {SECRET_PREFIX} and {shortest} to {longest} bytes in base64")

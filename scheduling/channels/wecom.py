@@ -1,0 +1,42 @@
+"""WeCom (企业微信) group robots. Source: developer.work.weixin.qq.com/document/path/91770, codes path/90313."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from scheduling.channels.base import Message, Quota
+from scheduling.channels.clipping import clip
+from scheduling.channels.robots import MARKDOWN, Refusal, Robot
+
+LIMITS = {"text": 2_048, "markdown": 4_096}  # bytes of `content` in UTF-8
+MINUTE = timedelta(minutes=1)
+
+
+class WeCom(Robot):
+    """The key in the URL is the only secret; a `secret` in the target is ignored, as WeCom robots do not sign."""
+
+    kind: ClassVar[str] = "wecom"
+    quotas: ClassVar[tuple[Quota, ...]] = (Quota(20, MINUTE),)
+    hosts: ClassVar[frozenset[str]] = frozenset({"qyapi.weixin.qq.com"})
+    path: ClassVar[str] = "/cgi-bin/webhook/send"
+    code_fields: ClassVar[tuple[str, ...]] = ("errcode",)
+    text_fields: ClassVar[tuple[str, ...]] = ("errmsg",)
+    refusals: ClassVar[Mapping[int, Refusal]] = {
+        -1: Refusal("企业微信系统繁忙", timedelta(seconds=10)),
+        40008: Refusal("不合法的消息类型"),
+        40058: Refusal("消息参数不合法，可能内容超长或格式错误"),
+        44004: Refusal("消息内容为空"),
+        45002: Refusal("消息内容超过大小限制"),
+        45009: Refusal("发送过于频繁：每个机器人每分钟最多 20 条", MINUTE),
+        45033: Refusal("接口并发调用超过限制", timedelta(seconds=10)),
+        93000: Refusal("机器人地址不合法，或机器人已被移出群", gone=True),
+        93004: Refusal("机器人已被停用，请在群里启用"),
+        93008: Refusal("机器人不在群里", gone=True),
+    }
+
+    def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
+        content = {"content": clip(message.body, LIMITS[self.format])}
+        name = "markdown" if self.format == MARKDOWN else "text"
+        return str(message.target["url"]), {"msgtype": name, name: content}
