@@ -1,0 +1,32 @@
+"""Ports on loopback that nobody listens on."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+# Below the range from which the kernel takes the ports of outgoing connections: a client that tries to reach a dead
+# server on a port of that range can be given the very port and so keep it from coming back.
+SERVER_PORTS = range(20_000, 32_000)
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+    except OSError:
+        return False
+    return True
+
+
+def free_port(preferred: int | None = None) -> int:
+    """The preferred port if it is free, else some free one."""
+    if preferred and is_free(preferred):
+        return preferred
+    while True:
+        port = random.choice(SERVER_PORTS)  # noqa: S311 a port is not a secret
+        if is_free(port):
+            return port

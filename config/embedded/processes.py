@@ -1,0 +1,94 @@
+"""The processes of this state directory: started apart from us, found by their command line, ended by their pid.
+
+No pid file is trusted. A file outlives a kill -9 and its number is given to a stranger; the command line that names
+our folder belongs to us alone, and it can be read where another account's working directory cannot.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped,unused-ignore]
+
+# The shell leaves at once, so the server is nobody's child here and, killed, leaves no zombie that looks alive.
+APART = 'log=$1; shift; "$@" </dev/null >>"$log" 2>&1 & echo $!'
+PLAIN_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
+
+
+def start_apart(command: Iterable[str], log: Path) -> psutil.Process | None:
+    """Run a server in a session of its own. None where it is gone again already."""
+    shell = subprocess.run(  # noqa: S603 the servers' own command lines
+        ["/bin/sh", "-c", APART, "sh", str(log), *command],
+        check=True, capture_output=True, text=True, cwd="/", env=PLAIN_ENVIRONMENT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        return psutil.Process(int(shell.stdout))
+    except psutil.NoSuchProcess:
+        return None
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether it can still do anything: a zombie cannot, however long its parent takes to notice."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def running(program: str, folder: Path) -> psutil.Process | None:
+    """The server of that program that names our folder in its command line; its forks do too, so the eldest."""
+
+    def matches(process: psutil.Process) -> bool:
+        words = command_line(process)
+        return str(folder) in words and any(os.path.basename(word) == program for word in words)
+
+    found = [process for process in psutil.process_iter() if matches(process)]
+    return min(found, key=lambda process: float(process.create_time()), default=None)
+
+
+def carrying(variable: str, value: str) -> list[psutil.Process]:
+    """The processes that inherited this variable from us, wherever they have been moved to since."""
+
+    def carries(process: psutil.Process) -> bool:
+        try:
+            return bool(process.environ().get(variable) == value)
+        except (psutil.Error, OSError):
+            return False
+
+    return [process for process in psutil.process_iter() if process.pid != os.getpid() and carries(process)]
+
+
+def send(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)  # refuses where the pid has been given to another process
+
+
+def end(process: psutil.Process, *steps: tuple[signal.Signals, float]) -> bool:
+    """Send each signal in turn and wait its seconds. Whether the process is gone."""
+    for number, seconds in steps:
+        send(process, number)
+        if wait_until(lambda: not is_alive(process), seconds):
+            return True
+    return not is_alive(process)
+
+
+def wait_until(happened: Callable[[], bool], seconds: float, pause: float = 0.05) -> bool:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(pause)
+    return True
