@@ -11,6 +11,8 @@ from django.core.asgi import get_asgi_application
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.exception import convert_exception_to_response
 
+import config.celery  # noqa: F401  (before anything publishes)
+
 browser = get_asgi_application()
 
 

@@ -153,12 +153,15 @@ class Ledger:
 
     def renew(self, claim: Claim, *, lease: timedelta) -> bool:
         """Prolong a claim. False: it does not stand any more, stop."""
-        return 1 == self._count(
-            f"""
+        return (
+            self._count(
+                f"""
             UPDATE {self.table} SET lease_until = statement_timestamp() + %(lease)s
             WHERE task_id = %(id)s AND state = 'running' AND lease_no = %(lease_no)s
             """,
-            {"id": claim.task_id, "lease_no": claim.lease_no, "lease": lease},
+                {"id": claim.task_id, "lease_no": claim.lease_no, "lease": lease},
+            )
+            == 1
         )
 
     def mark_sending(self, claims: Sequence[Claim], *, margin: timedelta = timedelta(0)) -> set[UUID]:

@@ -142,4 +142,6 @@ def template_for(node: NodeSpec, chat_id: str, user_id: str) -> TemplateSpec:
         return node.template
     if chat_id in node.canary_communities:
         return canary
-    return canary if bucket(f"canary:{node.key}:{canary.key}", chat_id or user_id) < node.canary_percent else node.template
+    return (
+        canary if bucket(f"canary:{node.key}:{canary.key}", chat_id or user_id) < node.canary_percent else node.template
+    )

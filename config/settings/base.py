@@ -115,6 +115,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 1_048_576
 
 # --- Aftertouch ---------------------------------------------------------------------------------------------------
 
+AFTERTOUCH_STATE_DIR = ENV.aftertouch_state_dir
 AFTERTOUCH_TIME_SCALE = ENV.aftertouch_time_scale
 AFTERTOUCH_HORIZON = ENV.aftertouch_horizon
 AFTERTOUCH_SLOT_HOLD = ENV.aftertouch_slot_hold

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from config.beat import SCHEDULE
 from config.environment import environment
+from config.queues import declared_queues
 
 _env = environment()
 
 CELERY_BROKER_URL = _env.broker
+CELERY_TASK_QUEUES = declared_queues(CELERY_BROKER_URL)
+CELERY_TASK_DEFAULT_QUEUE = CELERY_TASK_DEFAULT_EXCHANGE = CELERY_TASK_DEFAULT_ROUTING_KEY = "ticks"
+CELERY_WORKER_CONSUMER = "config.celery_guards:BuryingConsumer"
+CELERY_BEAT_SCHEDULE = SCHEDULE
 CELERY_TIMEZONE = "Asia/Shanghai"
 CELERY_TASK_SERIALIZER = "json"
 CELERY_ACCEPT_CONTENT = ["json"]
@@ -31,7 +37,7 @@ CELERY_BROKER_CONNECTION_TIMEOUT = 2
 CELERY_BROKER_POOL_ACQUIRE_TIMEOUT = 2
 # A failed publish is a lost hint, found by the next pass: give up at once rather than wait in a request.
 CELERY_TASK_PUBLISH_RETRY = False
-CELERY_BEAT_SCHEDULER = "config.beat:LeaderScheduler"
+CELERY_BEAT_SCHEDULER = "config.beat_leader:LeaderScheduler"
 CELERY_BEAT_SYNC_EVERY = 1
 CELERY_BEAT_CRON_STARTING_DEADLINE = 600
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1

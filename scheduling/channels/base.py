@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 from uuid import UUID
 
 
@@ -100,3 +100,10 @@ class Channel(Protocol):
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
         """Try once. Ends by `deadline` or `timeout`, whichever is sooner, whatever the receiver does."""
+
+
+@runtime_checkable
+class ImmediateChannel(Protocol):
+    """A channel that calls nobody: it answers on the spot and needs no sending thread."""
+
+    def send_now(self, message: Message) -> Outcome: ...

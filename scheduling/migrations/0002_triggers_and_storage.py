@@ -14,13 +14,14 @@ EDITED = [
     "scheduling_delayrule",
     "scheduling_harassmentrule",
     "scheduling_pause",
+    "scheduling_eventtype",
 ]
 
 CREATE = """
 INSERT INTO scheduling_configuration (id, version, changed_at) VALUES (1, 1, now()) ON CONFLICT DO NOTHING;
 CREATE FUNCTION scheduling_configuration_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE scheduling_configuration SET version = version + 1, changed_at = now() WHERE id = 1;
+    UPDATE scheduling_configuration SET version = version + 1, changed_at = clock_timestamp() WHERE id = 1;
     RETURN NULL;
 END $$;
 """ + "\n".join(

@@ -45,6 +45,10 @@ class Event(models.Model):
         verbose_name = _("event")
         verbose_name_plural = _("events")
         constraints = [models.UniqueConstraint(fields=["source", "event_id"], name="event_once")]
+        indexes = [
+            # Read by the plan (was it called off already?), by the page of a customer and by what-if.
+            models.Index(fields=["customer", "type", "occurred_at"], name="event_of_customer"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.type} {self.source}#{self.event_id}"

@@ -160,7 +160,7 @@ class Node(Versioned):
     trigger = models.CharField(_("trigger event"), max_length=120)
     delay = models.DurationField(_("delay"), default=timedelta(0))
     dynamic = models.BooleanField(_("dynamic delay"), default=False)
-    #: Overrides the delay rules for this node: {"by_level": {level: seconds}, "default", "active_within", "active_factor"}.
+    #: Overrides the delay rules: {"by_level": {level: seconds}, "default", "active_within", "active_factor"}.
     delay_rules = models.JSONField(_("own delay rules"), null=True, blank=True)
     template = models.ForeignKey(Template, on_delete=models.PROTECT, related_name="nodes", verbose_name=_("template"))
     channel = models.ForeignKey(
@@ -168,7 +168,9 @@ class Node(Versioned):
     )
     priority = models.SmallIntegerField(_("priority"), choices=Priority, default=Priority.NORMAL)
     enabled = models.BooleanField(_("enabled"), default=True)
-    rollout_percent = models.FloatField(_("rollout, percent of communities"), default=100, validators=percent_validators)
+    rollout_percent = models.FloatField(
+        _("rollout, percent of communities"), default=100, validators=percent_validators
+    )
     rollout_communities = models.JSONField(_("rollout, always these communities"), default=list, blank=True)
     over_cap = models.CharField(_("over the cap"), max_length=10, choices=OverCap, default=OverCap.SUPPRESS)
     expires_after = models.DurationField(_("expires after"), default=timedelta(days=3))

@@ -26,7 +26,7 @@ class EncryptedJSONField(models.TextField):
         return _cipher().encrypt(json.dumps(value, sort_keys=True).encode()).decode()
 
     def from_db_value(self, value: str | None, *_: Any) -> Any:
-        return None if value is None else json.loads(_cipher().decrypt(value.encode()))
+        return json.loads(_cipher().decrypt(value.encode())) if value else {}
 
     def to_python(self, value: Any) -> Any:
         return value

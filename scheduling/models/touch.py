@@ -27,7 +27,9 @@ class Touch(LedgerRow):
     event = models.ForeignKey(
         "scheduling.Event", on_delete=models.PROTECT, related_name="touches", verbose_name=_("event")
     )
-    node = models.ForeignKey("scheduling.Node", on_delete=models.PROTECT, related_name="touches", verbose_name=_("node"))
+    node = models.ForeignKey(
+        "scheduling.Node", on_delete=models.PROTECT, related_name="touches", verbose_name=_("node")
+    )
     node_version = models.PositiveIntegerField(_("node version when planned"))
     customer = models.ForeignKey(
         "scheduling.Customer", on_delete=models.PROTECT, related_name="touches", verbose_name=_("customer")
@@ -50,8 +52,12 @@ class Touch(LedgerRow):
         indexes = [
             *LedgerRow.indexes_for("touch"),
             # Read by the guard (a customer's history) and by the page of a customer.
-            models.Index(fields=["customer", "reserved_at"], name="touch_history", condition=Q(reserved_at__isnull=False)),
-            models.Index(fields=["chat_id", "reserved_at"], name="touch_chat_history", condition=Q(reserved_at__isnull=False)),
+            models.Index(
+                fields=["customer", "reserved_at"], name="touch_history", condition=Q(reserved_at__isnull=False)
+            ),
+            models.Index(
+                fields=["chat_id", "reserved_at"], name="touch_chat_history", condition=Q(reserved_at__isnull=False)
+            ),
             # Read by cancel_on, on_repeat and slot_hold.
             models.Index(fields=["customer", "node"], name="touch_waiting", condition=Q(state__in=WAITING)),
         ]
@@ -61,7 +67,9 @@ class Touch(LedgerRow):
                 fields=["event", "node"], name="touch_once_an_event", condition=Q(retry_of__isnull=True)
             ),
             # A double click publishes once.
-            models.UniqueConstraint(fields=["retry_of"], name="touch_retried_once", condition=Q(retry_of__isnull=False)),
+            models.UniqueConstraint(
+                fields=["retry_of"], name="touch_retried_once", condition=Q(retry_of__isnull=False)
+            ),
         ]
 
     def __str__(self) -> str:
@@ -90,6 +98,9 @@ class Verdict(models.Model):
         verbose_name_plural = _("verdicts")
         ordering = ["id"]
 
+    def __str__(self) -> str:
+        return f"{self.decision} {self.rule}".strip()
+
 
 class Attempt(models.Model):
     """One call of a channel for a touch, and what came back. Append-only."""
@@ -116,3 +127,6 @@ class Attempt(models.Model):
         verbose_name = _("attempt")
         verbose_name_plural = _("attempts")
         ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.outcome} {self.reason}".strip()

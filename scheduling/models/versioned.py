@@ -30,3 +30,6 @@ class Configuration(models.Model):
 
     version = models.BigIntegerField(default=1)
     changed_at = models.DateTimeField(auto_now=True)
+
+    def __str__(self) -> str:
+        return str(self.version)

@@ -1,0 +1,19 @@
+"""Every tick on one screen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def tick(task: str, seconds: float) -> dict[str, Any]:
+    """A pass that is safe to run twice. It expires with its interval, so that an outage leaves no pile of them."""
+    return {"task": task, "schedule": seconds, "options": {"queue": "ticks", "expires": seconds}}
+
+
+SCHEDULE = {
+    # the ledger
+    "hand over what falls due": tick("scheduling.hand_over", 5),
+    "bring back what was lost": tick("scheduling.rescue", 5),
+    # customers
+    "find who stays away": tick("scheduling.scan_inactive", 60),
+}

@@ -1,0 +1,67 @@
+"""The scheduler that lets any number of beats stand by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import structlog
+from django.db import connection
+from django_celery_beat.schedulers import DatabaseScheduler
+
+log = structlog.get_logger(__name__)
+
+LEADER_LOCK = 0x4146_5445_5254  # "AFTERT"
+
+
+class LeaderScheduler(DatabaseScheduler):
+    """django-celery-beat without double sends: whoever holds a PostgreSQL advisory lock ticks, the others wait.
+
+    The lock lives on a connection of its own, because Django's is closed at each tick. It ends with its process, so a
+    standby takes over within seconds of a kill.
+    """
+
+    STANDBY_SECONDS = 5.0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._lock_connection: psycopg.Connection[Any] | None = None
+        self._leads = False
+        super().__init__(*args, **kwargs)
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        led, self._leads = self._leads, self._holds_lock()
+        if not self._leads:
+            return self.STANDBY_SECONDS
+        if not led:
+            log.info("beat_leads")
+            # What this process read while it stood by may be minutes old.
+            self._initial_read, self._heap = True, None
+        return float(super().tick(*args, **kwargs))
+
+    def _holds_lock(self) -> bool:
+        try:
+            if self._lock_connection is None or self._lock_connection.closed:
+                self._lock_connection = psycopg.connect(**_parameters(), autocommit=True, connect_timeout=3)
+                row = self._lock_connection.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_LOCK]).fetchone()
+            elif self._leads:
+                self._lock_connection.execute("SELECT 1")
+                return True
+            else:
+                row = self._lock_connection.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_LOCK]).fetchone()
+            return bool(row and row[0])
+        except psycopg.Error as error:
+            log.warning("beat_cannot_lead", error=str(error))
+            if self._lock_connection is not None:
+                self._lock_connection.close()
+            self._lock_connection = None
+            return False
+
+    def close(self) -> None:
+        super().close()
+        if self._lock_connection is not None:
+            self._lock_connection.close()
+
+
+def _parameters() -> dict[str, Any]:
+    parameters = connection.get_connection_params()
+    return {key: parameters[key] for key in ("host", "port", "dbname", "user", "password") if key in parameters}

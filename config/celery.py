@@ -1,0 +1,51 @@
+"""The Celery application and the guards it runs with. Entry points import it before anything publishes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
+
+from celery import Celery
+from celery.signals import celeryd_after_setup, setup_logging, worker_process_shutdown
+
+from config import celery_guards
+from config.queues import CORE_QUEUES
+
+celery_guards.install()
+
+app = Celery("aftertouch", task_cls="config.celery_guards:SafeTask")
+app.config_from_object("django.conf:settings", namespace="CELERY")
+# What a thread publishes goes to the same broker as what the main thread publishes.
+app.set_default()
+app.autodiscover_tasks()
+
+
+@setup_logging.connect
+def keep_our_logging(**_: Any) -> None:
+    """Django's LOGGING holds for workers too."""
+
+
+@celeryd_after_setup.connect
+def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
+    """Runs of minutes beside touches of milliseconds need more processes than runs can take."""
+    from django.conf import settings
+    from django.core.exceptions import ImproperlyConfigured
+
+    names = set(instance.app.amqp.queues.consume_from)
+    both = names & set(CORE_QUEUES) and names - set(CORE_QUEUES)
+    if both and instance.concurrency <= settings.AFTERTOUCH_RPA_SLOTS:
+        raise ImproperlyConfigured(
+            f"this worker consumes touches and RPA jobs, so its concurrency ({instance.concurrency}) must exceed "
+            f"AFTERTOUCH_RPA_SLOTS ({settings.AFTERTOUCH_RPA_SLOTS})"
+        )
+
+
+@worker_process_shutdown.connect
+def finish_sending(**_: Any) -> None:
+    """A child that leaves first settles what it has sent; the rest comes back by its leases."""
+    from scheduling.sender import BATCH_DEADLINE, sender
+
+    if sender.cache_info().currsize:
+        sender().drain(BATCH_DEADLINE.total_seconds())

@@ -1,0 +1,130 @@
+"""Guards against what can end a Celery 5.7 / kombu 5.7 worker or make it lose a message silently.
+
+Each is tested against the real thing; the test that shows the trap without its guard fails on the day upstream
+mends it.
+"""
+
+from __future__ import annotations
+
+from json import JSONDecodeError
+from typing import Any
+
+import structlog
+from celery.contrib.django.task import DjangoTask
+from celery.worker.consumer.consumer import Consumer
+from kombu.transport import redis as redis_transport
+from kombu.transport.redis import QoS, Transport
+
+log = structlog.get_logger(__name__)
+
+
+class SafeTask(DjangoTask):
+    """A task that cannot take its worker down, and whose failure is kept."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().__call__(*args, **kwargs)
+        except MemoryError as error:
+            # Celery re-raises MemoryError in the main process, which ends the worker with all its children.
+            raise RuntimeError(f"out of memory: {error}") from None
+
+    def on_failure(self, exc: Any, task_id: Any, args: Any, kwargs: Any, einfo: Any) -> None:
+        """Ticks come again by themselves; anything else that failed for good is buried."""
+        super().on_failure(exc, task_id, args, kwargs, einfo)
+        if not getattr(self, "is_tick", False):
+            _bury("task_error", {"task": self.name, "args": args, "kwargs": kwargs}, f"{type(exc).__name__}: {exc}")
+
+
+class BuryingConsumer(Consumer):
+    """Keeps what Celery would discard: unknown tasks and messages that nobody can read."""
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        _bury("unknown_format", message.body, queue=_queue(message))
+        super().on_unknown_message(body, message)
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Any) -> None:
+        _bury("unknown_task", {"headers": message.headers, "body": message.body}, str(exc), _queue(message))
+        super().on_unknown_task(body, message, exc)
+
+    def on_invalid_task(self, body: Any, message: Any, exc: Any) -> None:
+        _bury("invalid_task", {"headers": message.headers, "body": message.body}, str(exc), _queue(message))
+        super().on_invalid_task(body, message, exc)
+
+    def on_decode_error(self, message: Any, exc: Any) -> None:
+        _bury("undecodable", message.body, str(exc), _queue(message))
+        super().on_decode_error(message, exc)
+
+
+class Unreadable:
+    """An item of a queue's list that is no message at all."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+
+def install() -> None:
+    """Put the guards that have no hook of their own into kombu. Idempotent."""
+    if getattr(QoS, "aftertouch", False):
+        return
+    restore_unacked_once = QoS.restore_unacked_once
+    loads, deliver = redis_transport.loads, Transport._deliver
+
+    def restore_while_connected(self: Any, stderr: Any = None) -> Any:
+        """kombu 5.7 tears the transport down before it restores, and the AttributeError that follows ends the worker.
+        What is left unacknowledged then comes back by the rows' leases."""
+        connection = getattr(self.channel, "connection", None)
+        if connection is None or getattr(connection, "client", None) is None:
+            self._on_collect.cancel()
+            return None
+        return restore_unacked_once(self, stderr)
+
+    def loads_or_unreadable(raw: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return loads(raw, *args, **kwargs)
+        except (JSONDecodeError, UnicodeDecodeError):
+            return Unreadable(raw)
+
+    def deliver_readable(self: Any, message: Any, queue: str) -> Any:
+        """A raw item in a queue's list ends the worker as kombu decodes it; it is buried instead."""
+        if isinstance(message, Unreadable) or not _is_envelope(message):
+            _bury("unreadable", getattr(message, "raw", message), queue=queue)
+            return None
+        return deliver(self, message, queue)
+
+    QoS.restore_unacked_once = restore_while_connected
+    redis_transport.loads = loads_or_unreadable
+    Transport._deliver = deliver_readable
+    QoS.aftertouch = True
+
+
+def _is_envelope(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and "body" in message
+        and isinstance(message.get("properties"), dict)
+        and "delivery_tag" in message["properties"]
+        and isinstance(message["properties"].get("delivery_info"), dict)
+    )
+
+
+def _queue(message: Any) -> str:
+    return str((message.delivery_info or {}).get("routing_key", ""))
+
+
+def _bury(reason: str, body: Any, detail: str = "", queue: str = "") -> None:
+    """In the worker's main process, which must not keep a database connection that its children would inherit."""
+    from django.db import close_old_connections, connection
+
+    from scheduling.failures import bury_message
+
+    log.error("message_buried", reason=reason, detail=detail, queue=queue)
+    try:
+        close_old_connections()
+        bury_message(reason, body, detail=detail, queue=queue)
+    except Exception:
+        log.exception("message_not_buried", reason=reason, body=repr(body)[:20_000])
+    finally:
+        if not connection.in_atomic_block:
+            connection.close()

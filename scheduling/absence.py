@@ -1,0 +1,67 @@
+"""Who stays away: `customer.inactive` for customers without interaction for 30 days, once an absence."""
+
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import connection, transaction
+
+from scheduling.dispatcher import doorbell
+from scheduling.intake import NewEvent, record_events
+
+SOURCE = "aftertouch"
+BATCH = 500
+
+
+def scan() -> int:
+    """Raise an event for each customer who has been away too long. Returns how many.
+
+    The event's id names the last activity, so that a scan that runs twice, or dies before it notes what it did,
+    raises nothing twice.
+    """
+    raised = 0
+    while True:
+        count = _scan_batch()
+        raised += count
+        if count < BATCH:
+            return raised
+
+
+def _scan_batch() -> int:
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(_AWAY, {"after": settings.AFTERTOUCH_INACTIVE_AFTER, "limit": BATCH})
+            away = cursor.fetchall()
+        if not away:
+            return 0
+        record_events(
+            [
+                NewEvent(
+                    source=SOURCE,
+                    event_id=f"inactive:{user_id}:{last_active_at.isoformat()}",
+                    type="customer.inactive",
+                    user_id=user_id,
+                    data={"last_active_at": last_active_at.isoformat()},
+                )
+                for _, user_id, last_active_at in away
+            ],
+            announce=doorbell.ring,
+        )
+        with connection.cursor() as cursor:
+            cursor.execute(_NOTE, {"ids": [row[0] for row in away]})
+    return len(away)
+
+
+# The locks are taken in the order of ids, as every writer does; SKIP LOCKED lets two scans share the work.
+_AWAY = """
+WITH away AS MATERIALIZED (
+    SELECT id FROM scheduling_customer
+    WHERE last_active_at IS NOT NULL AND (inactive_since IS NULL OR NOT inactive_since = last_active_at)
+      AND last_active_at < statement_timestamp() - %(after)s
+    ORDER BY last_active_at LIMIT %(limit)s
+)
+SELECT id, user_id, last_active_at FROM scheduling_customer
+WHERE id IN (SELECT id FROM away) AND last_active_at < statement_timestamp() - %(after)s
+ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+"""
+
+_NOTE = "UPDATE scheduling_customer SET inactive_since = last_active_at WHERE id = ANY(%(ids)s)"

@@ -1,0 +1,260 @@
+"""From a hint to a settled touch: claim → judge → render → reserve → commit → send → settle, a batch at a time.
+
+One transaction claims and judges. It locks the customers first, sorted, and counts their history in a later
+statement than the lock: a count that shares the statement of the lock sees the table as it was before the wait, and
+granted 32 of a cap of 3. Nothing outside is called inside it.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import structlog
+from django.db import InterfaceError, OperationalError, connection, transaction
+
+from scheduling import configuration, failures, guard, history, outcomes
+from scheduling.broker import publish_touches
+from scheduling.channels.base import ImmediateChannel, Message
+from scheduling.configuration import Snapshot
+from scheduling.guard import Candidate, Slot, Surroundings, Verdict
+from scheduling.ledger import Claim, Settlement
+from scheduling.rendering import CannotRender, render
+from scheduling.routing import NoTarget, channel_of, community_targets, target_for
+from scheduling.sender import LEASE, Parcel, Result, sender
+from scheduling.specs import CustomerSpec, template_for
+from scheduling.touches import Reservation, touches
+
+log = structlog.get_logger(__name__)
+
+
+def deliver(task_ids: Sequence[UUID]) -> None:
+    """Deliver those of these touches that are due and in nobody's hands.
+
+    A touch that nobody has thought of must not take its neighbours with it: the batch is halved until it stands alone,
+    and then it fails by itself. Raises `OperationalError` and `InterfaceError` where the database is away.
+    """
+    try:
+        _deliver(task_ids)
+    except (OperationalError, InterfaceError):
+        raise
+    except Exception:
+        if len(task_ids) == 1:
+            log.exception("touch_broke", task_id=str(task_ids[0]))
+            _fail(task_ids[0])
+            return
+        half = len(task_ids) // 2
+        deliver(task_ids[:half])
+        deliver(task_ids[half:])
+
+
+def _fail(task_id: UUID) -> None:
+    with transaction.atomic():
+        claims = touches.claim([task_id], lease=LEASE)
+        touches.settle(
+            [Settlement(each.task_id, each.lease_no, "failed", "internal_error", frees_slot=True) for each in claims]
+        )
+        failures.bury_touches([claim.task_id for claim in claims], details={task_id: traceback.format_exc(limit=-5)})
+
+
+def _deliver(task_ids: Sequence[UUID]) -> None:
+    objections = history.objections(task_ids)
+    with transaction.atomic():
+        batch = _Batch(task_ids, objections)
+        batch.claim()
+        batch.judge()
+        batch.write()
+    batch.announce_early()
+    batch.send()
+
+
+def conclude(results: Sequence[Result]) -> None:
+    """Settle what the sender reports, in one transaction with the attempts and the failed tasks."""
+    with transaction.atomic():
+        settlements = [outcomes.settlement(parcel, result) for parcel, result in results]
+        stood = touches.settle(settlements)
+        outcomes.record_attempts([each for each in results if each[0].claim.task_id in stood])
+        failures.bury_touches(
+            [each.task_id for each in settlements if each.task_id in stood and each.state in ("failed", "unknown")]
+        )
+        outcomes.disable_targets(results)
+    if len(stood) < len(results):
+        log.warning("stale_results_dropped", count=len(results) - len(stood))
+
+
+@dataclass(slots=True)
+class _Batch:
+    """The touches of one message on their way through one transaction."""
+
+    task_ids: Sequence[UUID]
+    objections: dict[UUID, str]
+    config: Snapshot = field(init=False)
+    due: list[history.Due] = field(default_factory=list)
+    customers: dict[int, CustomerSpec] = field(default_factory=dict)
+    around: history.History = field(init=False)
+    communities: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    now: datetime = field(init=False)
+    clock: float = 0.0
+    verdicts: list[tuple[UUID, Verdict]] = field(default_factory=list)
+    settlements: list[Settlement] = field(default_factory=list)
+    reservations: list[Reservation] = field(default_factory=list)
+    parcels: list[Parcel] = field(default_factory=list)
+    failed: dict[UUID, str] = field(default_factory=dict)
+
+    def claim(self) -> None:
+        self.config = configuration.current()
+        self.customers = history.lock_customers(self.task_ids)
+        if self.config.counts_communities:
+            history.lock_communities(self.task_ids)
+        claims = {claim.task_id: claim for claim in touches.claim(self.task_ids, lease=LEASE)}
+        self.clock = time.monotonic()
+        self.due, self.now = history.load_due(claims)
+
+    def judge(self) -> None:
+        """The most important first: who is judged first gets the slot."""
+        self.around = history.load(self.due, self.config)
+        self.communities = community_targets(row.event.chat_id for row in self.due)
+        for row in sorted(self.due, key=lambda row: (row.priority, row.due_at)):
+            candidate = self._candidate(row)
+            verdict = guard.judge(candidate, self._surroundings(row), self.now)
+            self.verdicts.append((row.claim.task_id, verdict))
+            if verdict.decision == guard.SEND:
+                self._prepare(row, candidate)
+            else:
+                self.settlements.append(_turned_down(row.claim, verdict))
+
+    def _candidate(self, row: history.Due) -> Candidate:
+        node = self.config.nodes[row.node_id]
+        kept = self.config.templates.get(row.template_id) if row.template_id else None
+        return Candidate(
+            task_id=row.claim.task_id,
+            node=node,
+            customer=self.customers[row.customer_id],
+            template=kept or template_for(node, row.event.chat_id, row.event.user_id),
+            chat_id=row.event.chat_id,
+            event_at=row.event.occurred_at,
+            expires_at=row.expires_at,
+            has_slot=row.reserved_at is not None,
+        )
+
+    def _surroundings(self, row: history.Due) -> Surroundings:
+        return Surroundings(
+            rules=self.config.rules,
+            paused=self.config.paused,
+            slots=self.around.slots.get(row.customer_id, ()),
+            community_slots=self.around.community_slots.get(row.event.chat_id, ()),
+            important=[at for level, at in self.around.important.get(row.customer_id, ()) if level < row.priority],
+            objection=self.objections.get(row.claim.task_id, ""),
+        )
+
+    def _prepare(self, row: history.Due, candidate: Candidate) -> None:
+        """Render it and find where it goes, before it takes a slot that others would miss."""
+        try:
+            parcel = self._parcel(row, candidate)
+        except (CannotRender, NoTarget) as error:
+            reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
+            self.failed[row.claim.task_id] = str(error)
+            self.settlements.append(
+                Settlement(row.claim.task_id, row.claim.lease_no, "failed", reason, frees_slot=True)
+            )
+            return
+        self.parcels.append(parcel)
+        counts = candidate.node.guard_cap != "ignore"
+        self.reservations.append(
+            Reservation(
+                claim=row.claim,
+                content_type=candidate.template.content_type,
+                template_id=candidate.template.id,
+                template_version=candidate.template.version,
+                counts=counts,
+                sends_now=isinstance(parcel.channel, ImmediateChannel),
+            )
+        )
+        if not candidate.has_slot:
+            slot = Slot(row.claim.task_id, self.now, candidate.template.content_type, counts, False, self.now + LEASE)
+            self.around.take(row, slot)
+
+    def _parcel(self, row: history.Due, candidate: Candidate) -> Parcel:
+        spec = candidate.node.channel
+        channel = channel_of(spec)
+        target = target_for(spec, channel, candidate.customer, row.event.chat_id, self.communities, self.config)
+        subject, body, locale = render(candidate.template, candidate.customer, row.event)
+        event = row.event
+        message = Message(
+            task_id=row.claim.task_id,
+            delivery_key=row.root_id,
+            user_id=event.user_id,
+            chat_id=event.chat_id,
+            node=candidate.node.key,
+            content_type=candidate.template.content_type,
+            category=candidate.template.category,
+            subject=subject,
+            body=body,
+            locale=locale,
+            event={"source": event.source, "id": event.event_id, "type": event.type, "time": event.occurred_at},
+            target=target,
+        )
+        return Parcel(row.claim, message, channel, spec, row.attempt + 1, self.now, row.expires_at, self.clock)
+
+    def write(self) -> None:
+        touches.settle(self.settlements)
+        if self.reservations:
+            touches.reserve(self.reservations)
+        _record_verdicts(self.verdicts, self.now)
+        failures.bury_touches(list(self.failed), details=self.failed)
+
+    def announce_early(self) -> None:
+        """A hint that came too soon, because this node's clock is ahead, is owed again."""
+        if len(self.due) < len(self.task_ids):
+            early = touches.early(self.task_ids)
+            if early:
+                nodes = self.config.nodes
+                publish_touches(early, {hint.route: nodes[hint.route].channel.id for hint in early})
+
+    def send(self) -> None:
+        immediate = [parcel for parcel in self.parcels if isinstance(parcel.channel, ImmediateChannel)]
+        sender().submit([parcel for parcel in self.parcels if not isinstance(parcel.channel, ImmediateChannel)])
+        if immediate:
+            conclude([_sent_now(parcel) for parcel in immediate])
+
+
+def _sent_now(parcel: Parcel) -> Result:
+    parcel.sent_at = parcel.ended_at = time.monotonic()
+    return parcel, parcel.channel.send_now(parcel.message)  # type: ignore[attr-defined]
+
+
+def _turned_down(claim: Claim, verdict: Verdict) -> Settlement:
+    if verdict.decision == guard.HOLD:
+        return Settlement(
+            claim.task_id,
+            claim.lease_no,
+            "scheduled",
+            verdict.rule,
+            due_at=verdict.next_eligible_at,
+            parked=verdict.parked,
+            frees_slot=True,
+        )
+    return Settlement(claim.task_id, claim.lease_no, "suppressed", verdict.rule, frees_slot=True)
+
+
+def _record_verdicts(verdicts: Sequence[tuple[UUID, Verdict]], at: datetime) -> None:
+    if not verdicts:
+        return
+    rows: list[tuple[Any, ...]] = [
+        (task_id, at, each.decision, each.rule, each.rule_version, each.observed[:200], each.limit[:200],
+         each.next_eligible_at)
+        for task_id, each in verdicts
+    ]  # fmt: skip
+    with connection.cursor() as cursor, cursor.copy(_COPY_VERDICTS) as copy:
+        for row in rows:
+            copy.write_row(row)
+
+
+_COPY_VERDICTS = """
+COPY scheduling_verdict (touch_id, at, decision, rule, rule_version, observed, "limit", next_eligible_at) FROM STDIN
+"""

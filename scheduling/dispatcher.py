@@ -1,0 +1,127 @@
+"""The passes that keep the ledger moving. Any number may run at once, anywhere; each is safe to run twice."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from django.conf import settings
+from django.db import close_old_connections, transaction
+from kombu.exceptions import OperationalError
+
+from scheduling import configuration, failures
+from scheduling.broker import TOUCH_QUEUES, oldest_message_at, publish_touches
+from scheduling.ledger import Hint, Settlement
+from scheduling.models import Touch
+from scheduling.touches import touches
+
+log = structlog.get_logger(__name__)
+
+PASS_LIMIT = 1000
+LONGEST_PASS = timedelta(seconds=4)  #: below the tick's interval, so that passes do not pile up
+
+
+def hand_over_due() -> int:
+    """Hand over everything that falls due within the horizon. Returns how many touches."""
+    handed_over, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
+    while datetime.now(UTC) < ends_at:
+        hints = touches.hand_over(horizon=settings.AFTERTOUCH_HORIZON, limit=PASS_LIMIT)
+        announce(hints)
+        handed_over += len(hints)
+        if len(hints) < PASS_LIMIT:
+            break
+    return handed_over
+
+
+def announce(hints: list[Hint]) -> None:
+    """Publish what was handed over."""
+    if hints:
+        nodes = configuration.current().nodes
+        publish_touches(hints, {hint.route: nodes[hint.route].channel.id for hint in hints})
+
+
+def rescue() -> tuple[int, int]:
+    """Bring back what was lost: hints that no worker took up, and runs whose worker is gone. Returns both counts."""
+    return _rescue_hints(), _rescue_runs()
+
+
+def _rescue_hints() -> int:
+    if not Touch.objects.filter(state="queued", lease_until__lt=datetime.now(UTC)).exists():
+        return 0
+    try:
+        backlog = {
+            priority: oldest
+            for priority, name in TOUCH_QUEUES.items()
+            if (oldest := oldest_message_at(name)) is not None
+        }
+    except (OperationalError, OSError) as error:
+        # Publishing would fail as well; the rows wait in the table until the broker is back.
+        log.warning("broker_unreachable", error=str(error))
+        return 0
+    rescued = touches.rescue_hints(trusted_since=backlog, limit=PASS_LIMIT)
+    if rescued:
+        log.info("hints_rescued", count=rescued)
+    return rescued
+
+
+def _rescue_runs() -> int:
+    """A run that was not sending goes back at once. One that was may have had its effect: an idempotent channel is
+    asked again with the same key, anything else waits for a person."""
+    with transaction.atomic():
+        lapsed = touches.lapsed_runs(limit=PASS_LIMIT)
+        if not lapsed:
+            return 0
+        nodes = configuration.current().nodes
+        rows = Touch.objects.in_bulk([claim.task_id for claim, _ in lapsed])
+        now = datetime.now(UTC)
+        settlements = []
+        for claim, was_sending in lapsed:
+            channel = nodes[rows[claim.task_id].node_id].channel
+            exhausted = rows[claim.task_id].attempt > len(channel.retry_delays)
+            if was_sending and (not channel.idempotent or exhausted):
+                settlements.append(Settlement(claim.task_id, claim.lease_no, "unknown", "worker_lost"))
+            else:
+                settlements.append(Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=now))
+        touches.settle(settlements)
+        failures.bury_touches([each.task_id for each in settlements if each.state == "unknown"])
+    log.warning("runs_rescued", count=len(settlements))
+    return len(settlements)
+
+
+class Doorbell:
+    """Publishes what a request handed over, in a thread of its own: neither the request nor its commit ever waits for
+    the broker. What does not fit is dropped; the rows' leases bring it back."""
+
+    def __init__(self, *, capacity: int = 1000) -> None:
+        self._waiting: queue.Queue[list[Hint]] = queue.Queue(capacity)
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def ring(self, hints: list[Hint]) -> None:
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="doorbell", daemon=True)
+                self._thread.start()
+        try:
+            self._waiting.put_nowait(hints)
+        except queue.Full:
+            log.warning("hints_dropped", count=len(hints))
+
+    def _run(self) -> None:
+        while True:
+            hints = self._waiting.get()
+            while len(hints) < PASS_LIMIT:
+                try:
+                    hints = hints + self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+            try:
+                close_old_connections()
+                announce(hints)
+            except Exception:
+                log.exception("hints_lost", count=len(hints))
+
+
+doorbell = Doorbell()

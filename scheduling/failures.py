@@ -1,0 +1,80 @@
+"""Burying what needs a person: the original, the reason, every attempt, in the same transaction as the end."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from scheduling.models import FailedTask, Touch
+
+
+def bury_touches(task_ids: Sequence[UUID], *, details: Mapping[UUID, str] | None = None) -> None:
+    """Make a failed task of each of these touches, which have just ended `failed` or `unknown`. `details` says more
+    about those that failed before any attempt."""
+    if not task_ids:
+        return
+    rows = (
+        Touch.objects.filter(task_id__in=task_ids)
+        .select_related("event", "node__channel", "customer")
+        .prefetch_related("attempts")
+    )
+    FailedTask.objects.bulk_create(
+        [_of_touch(row, (details or {}).get(row.task_id, "")) for row in rows], ignore_conflicts=True
+    )
+
+
+def _of_touch(row: Touch, detail: str) -> FailedTask:
+    attempts = [
+        {
+            "number": attempt.number,
+            "started_at": attempt.started_at.isoformat(),
+            "outcome": attempt.outcome,
+            "reason": attempt.reason,
+            "detail": attempt.detail,
+            "status": attempt.status,
+        }
+        for attempt in row.attempts.all()
+    ]
+    detail = detail or (str(attempts[-1]["detail"]) if attempts else "")
+    return FailedTask(
+        origin=FailedTask.Origin.TOUCH,
+        task_id=row.task_id,
+        root_id=row.root_id,
+        failure="unknown" if row.state == "unknown" else "failed",
+        reason=row.reason,
+        detail=detail,
+        payload={
+            "node": row.node.key,
+            "user_id": row.customer.user_id,
+            "chat_id": row.chat_id,
+            "event": {"source": row.event.source, "id": row.event.event_id, "type": row.event.type},
+            "planned_at": row.planned_at.isoformat(),
+        },
+        attempts=attempts,
+        channel=row.node.channel.key,
+        fingerprint=fingerprint("touch", row.node.channel.key, row.reason, detail),
+    )
+
+
+def bury_message(reason: str, body: Any, *, detail: str = "", queue: str = "") -> None:
+    """Keep a broker message that nobody can read or run. The same message again is the same failed task."""
+    text = body if isinstance(body, str) else repr(body)
+    text = text.replace("\0", "\ufffd").encode(errors="replace").decode()[:20_000]
+    FailedTask.objects.create(
+        origin=FailedTask.Origin.MESSAGE,
+        failure="unreadable",
+        reason=reason[:64],
+        detail=detail[:2_000],
+        payload={"message": text},
+        channel=queue[:64],
+        fingerprint=fingerprint("message", queue, reason, detail),
+    )
+
+
+def fingerprint(*parts: str) -> str:
+    """The same for failures that differ only in numbers, ids and addresses."""
+    normal = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|0x[0-9a-f]+|\d+", "#", "\n".join(parts).lower())
+    return hashlib.sha256(normal[:2_000].encode()).hexdigest()[:32]

@@ -1,0 +1,176 @@
+"""What delivery reads for a batch, each in one statement: who, what, and what they were sent before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import connection
+
+from scheduling import presence
+from scheduling.configuration import Snapshot
+from scheduling.guard import Slot
+from scheduling.ledger import Claim
+from scheduling.specs import CustomerSpec, EventSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A claimed touch with its event."""
+
+    claim: Claim
+    attempt: int
+    root_id: UUID
+    node_id: int
+    customer_id: int
+    priority: int
+    due_at: datetime
+    expires_at: datetime
+    reserved_at: datetime | None
+    template_id: int | None
+    event: EventSpec
+
+
+@dataclass(slots=True)
+class History:
+    """Slots by customer and by community, and what is about to fall due for a customer: (priority, due_at)."""
+
+    slots: dict[int, list[Slot]] = field(default_factory=dict)
+    community_slots: dict[str, list[Slot]] = field(default_factory=dict)
+    important: dict[int, list[tuple[int, datetime]]] = field(default_factory=dict)
+
+    def take(self, row: Due, slot: Slot) -> None:
+        """The rest of the batch sees it."""
+        self.slots.setdefault(row.customer_id, []).append(slot)
+        if row.event.chat_id:
+            self.community_slots.setdefault(row.event.chat_id, []).append(slot)
+
+
+def objections(task_ids: Sequence[UUID]) -> dict[UUID, str]:
+    """What Presence says, asked before the transaction: it lives outside the database."""
+    if not settings.PRESENCE:
+        return {}
+    with connection.cursor() as cursor:
+        cursor.execute(_QUESTIONS, {"ids": list(task_ids)})
+        asked = [(row[0], presence.Question(*row[1:])) for row in cursor.fetchall()]
+    answers = presence.objections([question for _, question in asked])
+    return {task_id: answer for (task_id, _), answer in zip(asked, answers, strict=True)}
+
+
+def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
+    """Lock the customers of these touches in the order of their ids, as every writer does."""
+    with connection.cursor() as cursor:
+        cursor.execute(_LOCK_CUSTOMERS, {"ids": list(task_ids)})
+        return {row[0]: CustomerSpec(*row) for row in cursor.fetchall()}
+
+
+def lock_communities(task_ids: Sequence[UUID]) -> None:
+    """Where a community cap is on: the communities too, after the customers. Unknown ones get a row to lock."""
+    with connection.cursor() as cursor:
+        cursor.execute(_INSERT_COMMUNITIES, {"ids": list(task_ids)})
+        cursor.execute(_LOCK_COMMUNITIES, {"ids": list(task_ids)})
+
+
+def load_due(claims: Mapping[UUID, Claim]) -> tuple[list[Due], datetime]:
+    """The claimed touches, and the database's time."""
+    with connection.cursor() as cursor:
+        cursor.execute(_LOAD_DUE, {"ids": list(claims)})
+        rows = cursor.fetchall()
+        cursor.execute("SELECT statement_timestamp()")
+        now = cursor.fetchone()[0]
+    return [Due(claims[row[0]], *row[1:10], EventSpec(*row[10:])) for row in rows], now
+
+
+def load(due: Sequence[Due], config: Snapshot) -> History:
+    """What these customers (and communities) were sent within the rules' windows. Call it after the locks."""
+    history = History()
+    if not due:
+        return history
+    customers = sorted({row.customer_id for row in due})
+    with connection.cursor() as cursor:
+        if config.window:
+            cursor.execute(_SLOTS, {"customers": customers, "window": config.window})
+            for customer_id, *slot in cursor.fetchall():
+                history.slots.setdefault(customer_id, []).append(Slot(*slot))
+        if config.counts_communities:
+            chats = sorted({row.event.chat_id for row in due if row.event.chat_id})
+            cursor.execute(_COMMUNITY_SLOTS, {"chats": chats, "window": config.window})
+            for chat_id, *slot in cursor.fetchall():
+                history.community_slots.setdefault(chat_id, []).append(Slot(*slot))
+        lowest = max(row.priority for row in due)
+        if lowest > 0 and settings.AFTERTOUCH_SLOT_HOLD and any(rule.kind == "cap" for rule in config.rules):
+            _load_important(cursor, history, customers, lowest, config)
+    return history
+
+
+def _load_important(cursor: Any, history: History, customers: list[int], lowest: int, config: Snapshot) -> None:
+    counting = [node.id for node in config.nodes.values() if node.enabled and node.guard_cap != "ignore"]
+    cursor.execute(
+        _IMPORTANT,
+        {"customers": customers, "lowest": lowest, "hold": settings.AFTERTOUCH_SLOT_HOLD, "nodes": counting},
+    )
+    for customer_id, priority, due_at in cursor.fetchall():
+        history.important.setdefault(customer_id, []).append((priority, due_at))
+
+
+_QUESTIONS = """
+SELECT t.task_id, e.user_id, e.chat_id, e.type, e.event_id, e.occurred_at
+FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
+WHERE t.task_id = ANY(%(ids)s) AND t.state IN ('scheduled', 'queued')
+"""
+
+_LOCK_CUSTOMERS = """
+SELECT id, user_id, name, level, locale, timezone, addresses, opted_out, last_active_at, conversation_at
+FROM scheduling_customer WHERE id IN (
+    SELECT customer_id FROM scheduling_touch WHERE task_id = ANY(%(ids)s) AND state IN ('scheduled', 'queued')
+)
+ORDER BY id FOR NO KEY UPDATE
+"""
+
+_INSERT_COMMUNITIES = """
+INSERT INTO scheduling_community (chat_id, name, targets)
+SELECT DISTINCT t.chat_id, '', '' FROM scheduling_touch AS t
+WHERE t.task_id = ANY(%(ids)s) AND t.chat_id <> ''
+  AND NOT EXISTS (SELECT 1 FROM scheduling_community AS c WHERE c.chat_id = t.chat_id)
+ORDER BY t.chat_id
+ON CONFLICT (chat_id) DO NOTHING
+"""
+
+_LOCK_COMMUNITIES = """
+SELECT id FROM scheduling_community
+WHERE chat_id IN (SELECT chat_id FROM scheduling_touch WHERE task_id = ANY(%(ids)s) AND chat_id <> '')
+ORDER BY chat_id FOR NO KEY UPDATE
+"""
+
+_LOAD_DUE = """
+SELECT t.task_id, t.attempt, t.root_id, t.node_id, t.customer_id, t.priority, t.due_at, t.expires_at, t.reserved_at,
+       t.template_id, e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data
+FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
+WHERE t.task_id = ANY(%(ids)s)
+"""
+
+_SLOTS = """
+SELECT customer_id, task_id, reserved_at, content_type, counts_toward_cap, state IN ('delivered', 'unknown'),
+       COALESCE(lease_until, due_at)
+FROM scheduling_touch
+WHERE customer_id = ANY(%(customers)s) AND reserved_at IS NOT NULL
+  AND reserved_at > statement_timestamp() - %(window)s
+"""
+
+_COMMUNITY_SLOTS = """
+SELECT chat_id, task_id, reserved_at, content_type, counts_toward_cap, state IN ('delivered', 'unknown'),
+       COALESCE(lease_until, due_at)
+FROM scheduling_touch
+WHERE chat_id = ANY(%(chats)s) AND reserved_at IS NOT NULL AND reserved_at > statement_timestamp() - %(window)s
+"""
+
+_IMPORTANT = """
+SELECT customer_id, priority, due_at FROM scheduling_touch
+WHERE customer_id = ANY(%(customers)s) AND state IN ('scheduled', 'queued') AND parked = ''
+  AND priority < %(lowest)s AND due_at <= statement_timestamp() + %(hold)s
+  AND reserved_at IS NULL AND node_id = ANY(%(nodes)s)
+"""

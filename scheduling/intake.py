@@ -1,0 +1,394 @@
+"""The front door: events become rows, all of a batch in one transaction.
+
+Locks are taken in the order that every writer keeps: customers by id, then touches. Customers that are not known yet
+are inserted before any of them is locked, so an insert that waits for another one's holds no lock that it could want.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import connection, transaction
+from psycopg.types.json import Jsonb
+
+from scheduling import configuration, matrix
+from scheduling.errors import InvalidInput
+from scheduling.ids import new_id
+from scheduling.ledger import HINT_LEASE, Hint
+from scheduling.models import EventType
+from scheduling.specs import CustomerSpec, EventSpec
+from scheduling.touches import touches
+
+MAX_EVENT_TYPES = 2_000  #: types register themselves; a sender that makes them up is stopped here
+ACTIVITY_GRAIN = timedelta(minutes=1)  #: `last_active_at` is not rewritten for less
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event as it came in. `occurred_at` None: the time of receipt by the database's clock."""
+
+    source: str
+    event_id: str
+    type: str
+    user_id: str
+    chat_id: str = ""
+    occurred_at: datetime | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one event: the touches it planned, or those it had planned when it came the first time."""
+
+    id: UUID
+    duplicate: bool
+    task_ids: tuple[UUID, ...] = ()
+
+
+def record_events(
+    new_events: Sequence[NewEvent], *, announce: Callable[[list[Hint]], None] | None = None
+) -> list[Receipt]:
+    """Store events and plan their touches; nothing is stored twice for the same source and id.
+
+    After the commit `announce` gets the touches that fall due within the horizon and were therefore handed over
+    already. Raises `InvalidInput` for an event type beyond the registry's limit.
+    """
+    with transaction.atomic():
+        batch = _Batch(new_events)
+        batch.lock_customers()
+        batch.insert_events()
+        batch.plan()
+        batch.insert_touches()
+        batch.call_off()
+        batch.note_customers()
+        if announce and batch.hints:
+            hints = batch.hints
+            transaction.on_commit(lambda: announce(hints))
+    return batch.receipts()
+
+
+class _Batch:
+    """One transaction's worth of events, worked through step by step in the order of `record_events`."""
+
+    def __init__(self, new_events: Sequence[NewEvent]) -> None:
+        self.new_events = new_events
+        self.config = configuration.current()
+        self.customers: dict[str, CustomerSpec] = {}
+        self.events: list[EventSpec] = []
+        self.accepted: set[UUID] = set()
+        self.rows: list[tuple[EventSpec, matrix.PlannedTouch, UUID]] = []
+        self.kept: dict[UUID, list[UUID]] = {}
+        self.called_off: dict[UUID, str] = {}
+        self.hints: list[Hint] = []
+
+    def lock_customers(self) -> None:
+        user_ids = sorted({event.user_id for event in self.new_events})
+        with connection.cursor() as cursor:
+            cursor.execute(_INSERT_CUSTOMERS, {"user_ids": user_ids})
+            cursor.execute(_LOCK_CUSTOMERS, {"user_ids": user_ids})
+            for row in cursor.fetchall():
+                self.customers[row[1]] = CustomerSpec(
+                    id=row[0], user_id=row[1], level=row[2], last_active_at=row[3], conversation_at=row[4]
+                )
+                self.now: datetime = row[5]
+
+    def insert_events(self) -> None:
+        self._register_types()
+        for event in self.new_events:
+            self.events.append(
+                EventSpec(
+                    id=new_id(),
+                    source=event.source,
+                    event_id=event.event_id,
+                    type=event.type,
+                    occurred_at=event.occurred_at or self.now,
+                    user_id=event.user_id,
+                    chat_id=event.chat_id,
+                    data=event.data,
+                )
+            )
+        ordered = sorted(self.events, key=lambda event: (event.source, event.event_id, event.id))
+        with connection.cursor() as cursor:
+            cursor.execute(
+                _INSERT_EVENTS,
+                {
+                    "ids": [event.id for event in ordered],
+                    "sources": [event.source for event in ordered],
+                    "event_ids": [event.event_id for event in ordered],
+                    "types": [event.type for event in ordered],
+                    "times": [event.occurred_at for event in ordered],
+                    "customers": [self.customers[event.user_id].id for event in ordered],
+                    "user_ids": [event.user_id for event in ordered],
+                    "chat_ids": [event.chat_id for event in ordered],
+                    "data": [Jsonb(event.data) for event in ordered],
+                },
+            )
+            self.accepted = {row[0] for row in cursor.fetchall()}
+
+    def _register_types(self) -> None:
+        unseen = sorted({event.type for event in self.new_events} - self.config.activity_types.keys())
+        if not unseen:
+            return
+        if len(self.config.activity_types) + len(unseen) > MAX_EVENT_TYPES:
+            raise InvalidInput.of("type", f"{unseen[0]} is not known, and no more than {MAX_EVENT_TYPES} types can be")
+        EventType.objects.bulk_create([EventType(key=key) for key in unseen], ignore_conflicts=True)
+
+    def plan(self) -> None:
+        """Plan in the order of arrival; each event sees the activity of those before it, not its own."""
+        for event in self._news():
+            customer = self.customers[event.user_id]
+            nodes = self.config.triggered.get(event.type, ())
+            planned = matrix.plan(
+                event, customer, nodes, self.config.delay_rules, time_scale=settings.AFTERTOUCH_TIME_SCALE
+            )
+            self.rows.extend((event, each, new_id()) for each in planned)
+            self._note(event, customer)
+        self._settle_repeats()
+        self._call_off_late_ones()
+
+    def _note(self, event: EventSpec, customer: CustomerSpec) -> None:
+        active_at, talking_at = customer.last_active_at, customer.conversation_at
+        if self.config.activity_types.get(event.type, True) and (active_at is None or event.occurred_at > active_at):
+            active_at = event.occurred_at
+        if event.type == "conversation.started" and (talking_at is None or event.occurred_at > talking_at):
+            talking_at = event.occurred_at
+        self.customers[event.user_id] = replace(customer, last_active_at=active_at, conversation_at=talking_at)
+
+    def _settle_repeats(self) -> None:
+        """`on_repeat`: keep leaves the touch that waits and plans nothing, restart calls it off and plans anew."""
+        repeating = [row for row in self.rows if row[1].node.on_repeat != "each"]
+        if not repeating:
+            return
+        waiting = _waiting(
+            {self.customers[event.user_id].id for event, _, _ in repeating}, {each.node.id for _, each, _ in repeating}
+        )
+        dropped: set[UUID] = set()
+        for event, each, task_id in repeating:
+            key = (self.customers[event.user_id].id, each.node.id)
+            if each.node.on_repeat == "restart":
+                stored = [other for other, _, planned in waiting.get(key, ()) if not planned]
+                touches.cancel(stored, reason=f"restarted:{event.type}")
+                for other in [other for other, _, planned in waiting.get(key, ()) if planned]:
+                    self.called_off[other] = f"restarted:{event.type}"
+                waiting[key] = [(task_id, event.occurred_at, True)]
+            elif waiting.get(key):
+                dropped.add(task_id)
+                self.kept.setdefault(event.id, []).extend(other for other, _, _ in waiting[key])
+            else:
+                waiting[key] = [(task_id, event.occurred_at, True)]
+        self.rows = [row for row in self.rows if row[2] not in dropped]
+
+    def _call_off_late_ones(self) -> None:
+        """An event that came late may be obsolete by one that came before it but happened after it."""
+        revocable = [row for row in self.rows if row[1].node.cancel_on]
+        if not revocable:
+            return
+        happened: dict[tuple[int, str], datetime] = {}
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT customer_id, type, max(occurred_at) FROM scheduling_event"
+                " WHERE customer_id = ANY(%(customers)s) AND type = ANY(%(types)s) GROUP BY 1, 2",
+                {
+                    "customers": sorted({self.customers[event.user_id].id for event, _, _ in revocable}),
+                    "types": sorted({kind for _, each, _ in revocable for kind in each.node.cancel_on}),
+                },
+            )
+            for customer_id, kind, latest in cursor.fetchall():
+                happened[customer_id, kind] = latest
+        for event, each, task_id in revocable:
+            for kind in sorted(each.node.cancel_on - {event.type}):
+                latest = happened.get((self.customers[event.user_id].id, kind))
+                if latest and latest > event.occurred_at:
+                    self.called_off.setdefault(task_id, f"event:{kind}")
+
+    def insert_touches(self) -> None:
+        if not self.rows:
+            return
+        soon = self.now + settings.AFTERTOUCH_HORIZON
+        with connection.cursor() as cursor, cursor.copy(_COPY_TOUCHES) as copy:
+            for event, planned, task_id in self.rows:
+                node, due_at = planned.node, planned.due_at
+                reason = self.called_off.get(task_id, "")
+                handed_over = due_at <= soon and not reason
+                state = "cancelled" if reason else "queued" if handed_over else "scheduled"
+                if handed_over:
+                    self.hints.append(Hint(task_id, due_at, node.priority, node.id))
+                row = (
+                    task_id, task_id, state, node.priority, due_at, due_at, "", 0, 0,
+                    max(due_at, self.now) + HINT_LEASE if handed_over else None, int(handed_over),
+                    self.now if handed_over else None, self.now if reason else None, reason, self.now, event.id,
+                    node.id, node.version, self.customers[event.user_id].id, event.chat_id, planned.expires_at, "",
+                    node.guard_cap != "ignore",
+                )  # fmt: skip
+                copy.write_row(row)
+
+    def call_off(self) -> None:
+        """`cancel_on`: what waits because of an earlier event is obsolete now."""
+        for event in self._news():
+            nodes = self.config.cancelling.get(event.type, ())
+            if nodes:
+                waiting = _waiting({self.customers[event.user_id].id}, {node.id for node in nodes})
+                obsolete = [
+                    task_id
+                    for rows in waiting.values()
+                    for task_id, happened_at, _ in rows
+                    if happened_at <= event.occurred_at
+                ]
+                own = {task_id for other, _, task_id in self.rows if other.id == event.id}
+                touches.cancel([task_id for task_id in obsolete if task_id not in own], reason=f"event:{event.type}")
+
+    def note_customers(self) -> None:
+        """Raise activity and conversation; a complaint opts its customer out of marketing and names its touch."""
+        complaints = [event for event in self._news() if event.type == "complaint.received"]
+        unhappy = {event.user_id for event in complaints}
+        if not self.accepted:
+            return
+        changed = [self.customers[user_id] for user_id in {event.user_id for event in self._news()}]
+        with connection.cursor() as cursor:
+            cursor.execute(
+                _NOTE_CUSTOMERS,
+                {
+                    "ids": [customer.id for customer in changed],
+                    "active": [customer.last_active_at for customer in changed],
+                    "talking": [customer.conversation_at for customer in changed],
+                    "unhappy": [customer.user_id in unhappy for customer in changed],
+                    "grain": ACTIVITY_GRAIN,
+                },
+            )
+            for event in complaints:
+                cursor.execute(
+                    _INSERT_COMPLAINT,
+                    {
+                        "event": event.id,
+                        "customer": self.customers[event.user_id].id,
+                        "at": event.occurred_at,
+                        "task_id": _task_id(event.data),
+                    },
+                )
+
+    def receipts(self) -> list[Receipt]:
+        by_event: dict[UUID, list[UUID]] = {key: list(value) for key, value in self.kept.items()}
+        for event, _, task_id in self.rows:
+            by_event.setdefault(event.id, []).append(task_id)
+        earlier = self._earlier()
+        return [
+            Receipt(event.id, False, tuple(by_event.get(event.id, ())))
+            if event.id in self.accepted
+            else earlier[event.source, event.event_id]
+            for event in self.events
+        ]
+
+    def _earlier(self) -> dict[tuple[str, str], Receipt]:
+        """The receipts that duplicates got when they came the first time."""
+        duplicates = [event for event in self.events if event.id not in self.accepted]
+        if not duplicates:
+            return {}
+        with connection.cursor() as cursor:
+            cursor.execute(
+                _EARLIER,
+                {
+                    "sources": [event.source for event in duplicates],
+                    "event_ids": [event.event_id for event in duplicates],
+                },
+            )
+            return {
+                (source, event_id): Receipt(key, True, tuple(task_ids))
+                for source, event_id, key, task_ids in cursor.fetchall()
+            }
+
+    def _news(self) -> Iterable[EventSpec]:
+        return (event for event in self.events if event.id in self.accepted)
+
+
+def _waiting(customers: set[int], nodes: set[int]) -> dict[tuple[int, int], list[tuple[UUID, datetime, bool]]]:
+    """Touches that wait, by customer and node: their id, when their event happened, False for "it is stored"."""
+    found: dict[tuple[int, int], list[tuple[UUID, datetime, bool]]] = {}
+    with connection.cursor() as cursor:
+        cursor.execute(_WAITING, {"customers": sorted(customers), "nodes": sorted(nodes)})
+        for customer_id, node_id, task_id, happened_at in cursor.fetchall():
+            found.setdefault((customer_id, node_id), []).append((task_id, happened_at, False))
+    return found
+
+
+def _task_id(data: Mapping[str, Any]) -> UUID | None:
+    """The touch that a complaint names, if it names one."""
+    try:
+        return UUID(str(data["task_id"]))
+    except (KeyError, ValueError):
+        return None
+
+
+_INSERT_CUSTOMERS = """
+INSERT INTO scheduling_customer (user_id, name, level, locale, timezone, addresses, opted_out, created_at)
+SELECT u.user_id, '', '', '', '', '{}', false, statement_timestamp()
+FROM unnest(%(user_ids)s::text[]) AS u(user_id)
+WHERE NOT EXISTS (SELECT 1 FROM scheduling_customer AS c WHERE c.user_id = u.user_id)
+ORDER BY u.user_id
+ON CONFLICT (user_id) DO NOTHING
+"""
+
+_LOCK_CUSTOMERS = """
+SELECT id, user_id, level, last_active_at, conversation_at, statement_timestamp()
+FROM scheduling_customer WHERE user_id = ANY(%(user_ids)s)
+ORDER BY id FOR NO KEY UPDATE
+"""
+
+_INSERT_EVENTS = """
+INSERT INTO scheduling_event
+    (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data)
+SELECT id, source, event_id, type, occurred_at, statement_timestamp(), customer_id, user_id, chat_id, data
+FROM unnest(%(ids)s::uuid[], %(sources)s::text[], %(event_ids)s::text[], %(types)s::text[], %(times)s::timestamptz[],
+            %(customers)s::bigint[], %(user_ids)s::text[], %(chat_ids)s::text[], %(data)s::jsonb[])
+    AS e(id, source, event_id, type, occurred_at, customer_id, user_id, chat_id, data)
+ON CONFLICT (source, event_id) DO NOTHING
+RETURNING id
+"""
+
+_COPY_TOUCHES = """
+COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, lease_until,
+    hints, queued_at, settled_at, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at,
+    content_type, counts_toward_cap) FROM STDIN
+"""
+
+_WAITING = """
+SELECT t.customer_id, t.node_id, t.task_id, e.occurred_at
+FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
+WHERE t.customer_id = ANY(%(customers)s) AND t.node_id = ANY(%(nodes)s) AND t.state IN ('scheduled', 'queued')
+ORDER BY t.task_id
+"""
+
+_NOTE_CUSTOMERS = """
+UPDATE scheduling_customer AS c
+SET last_active_at = GREATEST(c.last_active_at, v.active),
+    conversation_at = GREATEST(c.conversation_at, v.talking),
+    opted_out = c.opted_out OR v.unhappy,
+    opted_out_at = CASE WHEN v.unhappy AND NOT c.opted_out THEN statement_timestamp() ELSE c.opted_out_at END
+FROM unnest(%(ids)s::bigint[], %(active)s::timestamptz[], %(talking)s::timestamptz[], %(unhappy)s::bool[])
+    AS v(id, active, talking, unhappy)
+WHERE c.id = v.id
+  AND ((v.active IS NOT NULL AND (c.last_active_at IS NULL OR v.active > c.last_active_at + %(grain)s))
+       OR v.talking IS DISTINCT FROM c.conversation_at OR v.unhappy)
+"""
+
+_INSERT_COMPLAINT = """
+INSERT INTO scheduling_complaint (event_id, customer_id, touch_id, complained_at)
+SELECT %(event)s, %(customer)s, (
+    SELECT task_id FROM scheduling_touch
+    WHERE customer_id = %(customer)s AND state = 'delivered' AND reserved_at <= %(at)s
+      AND (%(task_id)s::uuid IS NULL OR task_id = %(task_id)s::uuid)
+    ORDER BY reserved_at DESC LIMIT 1
+), %(at)s
+"""
+
+_EARLIER = """
+SELECT e.source, e.event_id, e.id, array_remove(array_agg(t.task_id ORDER BY t.task_id), NULL)
+FROM unnest(%(sources)s::text[], %(event_ids)s::text[]) AS v(source, event_id)
+JOIN scheduling_event AS e ON e.source = v.source AND e.event_id = v.event_id
+LEFT JOIN scheduling_touch AS t ON t.event_id = e.id
+GROUP BY e.source, e.event_id, e.id
+"""

@@ -1,0 +1,90 @@
+"""What a channel's answer means for the touch: delivered, again later, failed, or a question for a person."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+
+from django.db import connection
+
+from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.ledger import Settlement
+from scheduling.models import DisabledTarget
+from scheduling.routing import target_digest
+from scheduling.sender import Held, Parcel, Result
+
+JITTER = 0.1  #: of a retry's delay, so that what failed together does not come back together
+
+
+def settlement(parcel: Parcel, result: Outcome | Held) -> Settlement:
+    claim = parcel.claim
+    if isinstance(result, Delivered):
+        return Settlement(claim.task_id, claim.lease_no, "delivered")
+    if isinstance(result, Held):
+        due_at = parcel.instant(time.monotonic()) + result.delay
+        return Settlement(claim.task_id, claim.lease_no, "scheduled", result.reason, due_at=due_at, frees_slot=True)
+    if isinstance(result, Transient) or (isinstance(result, Unknown) and parcel.spec.idempotent):
+        return _again(parcel, result)
+    if isinstance(result, Permanent):
+        return Settlement(claim.task_id, claim.lease_no, "failed", result.reason, frees_slot=True)
+    assert isinstance(result, Unknown)
+    return Settlement(claim.task_id, claim.lease_no, "unknown", result.reason)
+
+
+def _again(parcel: Parcel, result: Transient | Unknown) -> Settlement:
+    """By the channel's schedule, or later if the receiver asks for it; when it ends, a person decides."""
+    claim, delays = parcel.claim, parcel.spec.retry_delays
+    certain = isinstance(result, Transient)
+    if parcel.attempt > len(delays):
+        state = "failed" if certain else "unknown"
+        return Settlement(claim.task_id, claim.lease_no, state, result.reason, frees_slot=certain)
+    delay = delays[parcel.attempt - 1] * (1 + random.random() * JITTER)  # noqa: S311
+    if isinstance(result, Transient) and result.retry_after:
+        delay = max(delay, result.retry_after)
+    due_at = parcel.instant(parcel.ended_at) + delay
+    if due_at > parcel.expires_at:
+        state = "failed" if certain else "unknown"
+        return Settlement(claim.task_id, claim.lease_no, state, result.reason, frees_slot=certain)
+    return Settlement(claim.task_id, claim.lease_no, "scheduled", result.reason, due_at=due_at)
+
+
+def record_attempts(results: Sequence[Result]) -> None:
+    """One row for each call of a channel. What was held back was not called."""
+    called = [(parcel, result) for parcel, result in results if not isinstance(result, Held)]
+    if not called:
+        return
+    with connection.cursor() as cursor, cursor.copy(_COPY_ATTEMPTS) as copy:
+        for parcel, result in called:
+            message = parcel.message
+            row = (
+                message.task_id, parcel.attempt, parcel.claim.lease_no, parcel.instant(parcel.sent_at),
+                parcel.instant(parcel.ended_at), _OUTCOMES[type(result)], getattr(result, "reason", ""),
+                _printable(getattr(result, "detail", "") or getattr(result, "reply", "")),
+                getattr(result, "status", None), message.subject[:200], _printable(message.body),
+            )  # fmt: skip
+            copy.write_row(row)
+
+
+def disable_targets(results: Sequence[Result]) -> None:
+    for parcel, result in results:
+        if isinstance(result, Permanent) and result.disable_target:
+            DisabledTarget.objects.get_or_create(
+                channel_id=parcel.spec.id,
+                target_digest=target_digest(parcel.spec, parcel.message.target),
+                defaults={"chat_id": parcel.message.chat_id, "reason": result.detail[:200] or result.reason},
+            )
+
+
+def _printable(text: str) -> str:
+    """PostgreSQL takes no NUL and no half of a surrogate pair."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+_OUTCOMES = {Delivered: "delivered", Transient: "transient", Permanent: "permanent", Unknown: "unknown"}
+
+_COPY_ATTEMPTS = """
+COPY scheduling_attempt
+    (touch_id, number, lease_no, started_at, ended_at, outcome, reason, detail, status, subject, body)
+FROM STDIN
+"""

@@ -1,0 +1,286 @@
+"""Calling channels, many at once, from one thread a worker process.
+
+A worker's task hands its parcels in and is free for the next batch, so a dead endpoint never holds a worker; it only
+fills its own lane. What one parcel goes through: lane (a limit in flight for each receiver) → quota → `mark_sending`
+(one fenced write for a chunk; only the ids it returns are sent) → the channel → settled with the others every 100 ms.
+
+What cannot start before its batch ends (20 s after the claim) is released untried. The lease (45 s) outlasts the
+batch plus the longest timeout, which a system check asserts. What remains: between the last look at the clock and the
+first byte on the wire a process can be stopped for longer than its lease. Receivers that honour the delivery key see
+no second effect then; the others are why a non-idempotent channel never retries by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache
+
+import structlog
+from django.db import close_old_connections
+
+from scheduling.channels.base import Channel, Message, Outcome, Unknown
+from scheduling.channels.breaker import Breaker
+from scheduling.channels.quota import QuotaGate
+from scheduling.ledger import Claim
+from scheduling.specs import ChannelSpec
+from scheduling.touches import touches
+
+log = structlog.get_logger(__name__)
+
+LEASE = timedelta(seconds=45)
+BATCH_DEADLINE = timedelta(seconds=20)
+IN_FLIGHT_PER_TARGET = 200
+IN_FLIGHT = 4_000  #: parcels a process holds before its tasks wait
+CHUNK = 500
+SETTLE_INTERVAL = 0.1
+
+
+@dataclass(slots=True)
+class Parcel:
+    """One touch with everything needed to send and to settle it."""
+
+    claim: Claim
+    message: Message
+    channel: Channel
+    spec: ChannelSpec
+    attempt: int  #: the number of the attempt that is about to be made
+    claimed_at: datetime  #: by the database's clock
+    expires_at: datetime
+    clock: float  #: this process's monotonic clock at `claimed_at`
+    sent_at: float = 0.0
+    ended_at: float = 0.0
+
+    @property
+    def target(self) -> str:
+        return f"{self.spec.id}:{self.channel.target_key(self.message)}"
+
+    def instant(self, monotonic: float) -> datetime:
+        """A reading of the monotonic clock in the database's time, whatever this node's clock says."""
+        return self.claimed_at + timedelta(seconds=monotonic - self.clock)
+
+    def left(self, monotonic: float) -> float:
+        """Seconds until the batch ends."""
+        return self.clock + BATCH_DEADLINE.total_seconds() - monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """It was not tried: the receiver's quota is used up, its lane is full, or it does not answer at all."""
+
+    reason: str
+    delay: timedelta
+
+
+Result = tuple[Parcel, Outcome | Held]
+
+
+@dataclass(slots=True)
+class Lane:
+    """One receiver's share of this process."""
+
+    waiting: deque[Parcel] = field(default_factory=deque)
+    in_flight: int = 0
+
+
+class Sender:
+    """The sending thread of this process, with a settling thread beside it. Both start with the first parcel."""
+
+    def __init__(self, settle: Callable[[list[Result]], None], quotas: QuotaGate) -> None:
+        self._settle = settle
+        self._quotas = quotas
+        self._breaker = Breaker()
+        self._lanes: dict[str, Lane] = {}
+        self._ready: deque[Parcel] = deque()
+        self._marking = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._results: list[Result] = []
+        self._held = 0
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
+
+    # --- from the worker's thread ---------------------------------------------------------------------------------
+
+    def submit(self, parcels: list[Parcel]) -> None:
+        """Take these over. Waits while the process holds too many already, which slows the queue, not the receivers."""
+        if not parcels:
+            return
+        loop = self._running_loop()
+        with self._changed:
+            self._changed.wait_for(lambda: self._held < IN_FLIGHT, timeout=BATCH_DEADLINE.total_seconds())
+            self._held += len(parcels)
+        loop.call_soon_threadsafe(self._accept, parcels)
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until everything taken over is settled. False: time ran out, and leases will bring the rest back."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._held == 0, timeout=timeout)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="sender", daemon=True).start()
+                threading.Thread(target=self._settle_for_ever, name="settler", daemon=True).start()
+            return self._loop
+
+    # --- in the sending thread ------------------------------------------------------------------------------------
+
+    def _accept(self, parcels: list[Parcel]) -> None:
+        touched = set()
+        for parcel in parcels:
+            target = parcel.target
+            wait = self._breaker.admit(target, time.monotonic())
+            if wait > 0:
+                self._report(parcel, Held("target_down", timedelta(seconds=wait)))
+                continue
+            self._lanes.setdefault(target, Lane()).waiting.append(parcel)
+            touched.add(target)
+        for target in touched:
+            self._pump(target)
+
+    def _pump(self, target: str) -> None:
+        """Move what has room from a lane to the chunk that is marked next."""
+        lane = self._lanes[target]
+        while lane.waiting and lane.waiting[0].left(time.monotonic()) <= 0:
+            self._report(lane.waiting.popleft(), Held("target_busy", timedelta(seconds=2)))
+        while lane.waiting and lane.in_flight < IN_FLIGHT_PER_TARGET:
+            lane.in_flight += 1
+            self._ready.append(lane.waiting.popleft())
+        if not lane.waiting and not lane.in_flight:
+            del self._lanes[target]
+        if self._ready and not self._marking:
+            self._marking = True
+            self._spawn(self._mark())
+
+    async def _mark(self) -> None:
+        """Chunk by chunk: quota, then the fenced write, then off they go. One chunk at a time, so that what comes in
+        meanwhile shares the next write."""
+        try:
+            while self._ready:
+                chunk = [self._ready.popleft() for _ in range(min(CHUNK, len(self._ready)))]
+                try:
+                    marked = await asyncio.to_thread(self._permitted, chunk)
+                except Exception:
+                    log.exception("mark_failed", count=len(chunk))
+                    marked = {parcel.claim.task_id: Held("mark_failed", timedelta(seconds=2)) for parcel in chunk}
+                for parcel in chunk:
+                    verdict = marked.get(parcel.claim.task_id, "stale")
+                    if verdict is None:
+                        self._spawn(self._send(parcel))
+                    else:
+                        self._leave(parcel, verdict if isinstance(verdict, Held) else None)
+        finally:
+            self._marking = False
+
+    def _permitted(self, chunk: list[Parcel]) -> dict[object, Held | None]:
+        """For each parcel None (send it) or why not. In a thread: it talks to Redis and to the database."""
+        close_old_connections()
+        held = self._over_quota(chunk)
+        rest = [parcel for parcel in chunk if parcel.claim.task_id not in held]
+        longest = max((parcel.spec.timeout for parcel in rest), default=timedelta(0))
+        stood = touches.mark_sending([parcel.claim for parcel in rest], margin=longest + timedelta(seconds=2))
+        return {**held, **dict.fromkeys(stood)}
+
+    def _over_quota(self, chunk: list[Parcel]) -> dict[object, Held | None]:
+        by_target: dict[str, list[Parcel]] = {}
+        for parcel in chunk:
+            if parcel.channel.quotas:
+                by_target.setdefault(parcel.target, []).append(parcel)
+        if not by_target:
+            return {}
+        held: dict[object, Held | None] = {}
+        for quotas in {parcels[0].channel.quotas for parcels in by_target.values()}:
+            wanted = {key: len(each) for key, each in by_target.items() if each[0].channel.quotas == quotas}
+            for target, grant in self._quotas.acquire(quotas, wanted).items():
+                for parcel in by_target[target][grant.granted :]:
+                    held[parcel.claim.task_id] = Held("quota", grant.next_in)
+        return held
+
+    async def _send(self, parcel: Parcel) -> None:
+        parcel.sent_at = time.monotonic()
+        seconds = parcel.spec.timeout.total_seconds()
+        outcome: Outcome
+        try:
+            deadline = datetime.now(UTC) + parcel.spec.timeout
+            # The channel keeps the deadline itself; this is for the one that does not.
+            outcome = await asyncio.wait_for(parcel.channel.send(parcel.message, deadline), seconds + 1)
+        except TimeoutError:
+            outcome = Unknown("timeout", f"no end after {seconds:g} s")
+        except Exception as error:
+            log.exception("channel_broke", channel=parcel.spec.key)
+            outcome = Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
+        parcel.ended_at = time.monotonic()
+        self._breaker.record(parcel.target, outcome, parcel.ended_at)
+        self._leave(parcel, outcome)
+
+    def _leave(self, parcel: Parcel, result: Outcome | Held | None) -> None:
+        """Out of its lane. None: the claim did not stand, so there is nothing to settle."""
+        target = parcel.target
+        self._lanes[target].in_flight -= 1
+        self._pump(target)
+        if result is None:
+            self._forget(1)
+        else:
+            self._report(parcel, result)
+
+    def _spawn(self, coroutine: object) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- settling -------------------------------------------------------------------------------------------------
+
+    def _report(self, parcel: Parcel, result: Outcome | Held) -> None:
+        with self._changed:
+            self._results.append((parcel, result))
+            self._changed.notify_all()
+
+    def _forget(self, count: int) -> None:
+        with self._changed:
+            self._held -= count
+            self._changed.notify_all()
+
+    def _settle_for_ever(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._results))
+            time.sleep(SETTLE_INTERVAL)  # let a chunk's worth come together
+            with self._changed:
+                results, self._results = self._results[:CHUNK], self._results[CHUNK:]
+            self._settle_stubbornly(results)
+            self._forget(len(results))
+
+    def _settle_stubbornly(self, results: list[Result]) -> None:
+        """The outside has seen it, so the database has to learn it: try until the leases are over and the rescue has
+        decided anyway."""
+        gives_up_at = time.monotonic() + LEASE.total_seconds()
+        pause = 0.2
+        while True:
+            try:
+                close_old_connections()
+                self._settle(results)
+                return
+            except Exception:
+                log.exception("settle_failed", count=len(results))
+                if time.monotonic() > gives_up_at:
+                    return
+                time.sleep(pause)
+                pause = min(pause * 2, 5)
+
+
+@cache
+def sender() -> Sender:
+    """This process's sender."""
+    from django.conf import settings
+
+    from scheduling.delivery import conclude
+
+    return Sender(conclude, QuotaGate.connect(settings.REDIS_URL))
