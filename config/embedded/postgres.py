@@ -87,7 +87,7 @@ class Postgres(Server):
         shutil.rmtree(draft, ignore_errors=True)
         self.account.own(self.folder)
         self.password()
-        made = subprocess.run(  # noqa: S603 our own binary and our own words
+        made = subprocess.run(
             [*self.account.becoming, str(binaries() / "initdb"), "-D", str(draft), "-U", NAME,
              "--auth=scram-sha-256", f"--pwfile={self.state_dir / 'secrets' / 'postgres'}",
              "--locale=C.UTF-8", "--encoding=UTF8", "--data-checksums"],
@@ -99,8 +99,8 @@ class Postgres(Server):
 
     def refuse_another_version(self) -> None:
         theirs = (self.data / "PG_VERSION").read_text().strip()
-        asked = [binaries() / "pg_config", "--version"]
-        ours = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603 our own binary
+        asked: list[str | Path] = [binaries() / "pg_config", "--version"]
+        ours = subprocess.run(asked, capture_output=True, text=True, check=False)
         if ours.returncode == 0 and not ours.stdout.split()[-1].startswith(f"{theirs}."):
             raise EmbeddedServerError(
                 f"{self.data} was made by PostgreSQL {theirs}, installed is {ours.stdout.strip()}; "

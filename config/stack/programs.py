@@ -1,0 +1,56 @@
+"""What runs, on one screen. Every program is run by this Python with the words beside its name."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from config.environment import Environment
+from config.stack.errors import StackError
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    words: str
+    stop_within: int = 15  # seconds from SIGTERM to SIGKILL of its whole process group
+
+
+PROGRAMS = (
+    Program(
+        "web",
+        "-m uvicorn config.asgi:application --host {host} --port {port} --workers {web_workers}"
+        " --ws websockets-sansio --ws-ping-interval 60 --timeout-graceful-shutdown 5",
+    ),
+    Program(
+        "core",
+        "-m celery -A config worker -Q ticks,touch.high,touch.normal,touch.low -c {worker_concurrency}"
+        " -n core@%h --without-gossip --without-mingle",
+        stop_within=30,
+    ),
+    Program("beat", "-m celery -A config beat"),
+    # Its login comes by FLOWER_BASIC_AUTH: a command line can be read by everybody on the machine.
+    Program("flower", "-m celery -A config flower --address=127.0.0.1 --port={flower_port}"),
+)
+
+
+def chosen(names: list[str] | None) -> tuple[Program, ...]:
+    known = {program.name: program for program in PROGRAMS}
+    unknown = [name for name in names or [] if name not in known]
+    if unknown:
+        raise StackError(f"no program {', '.join(unknown)}; there are {', '.join(known)}")
+    return tuple(known[name] for name in names) if names else PROGRAMS
+
+
+def command(program: Program, settings: Environment) -> str:
+    words = program.words.format(
+        host=settings.aftertouch_host,
+        port=settings.aftertouch_port,
+        flower_port=settings.aftertouch_flower_port,
+        web_workers=settings.aftertouch_web_workers,
+        worker_concurrency=settings.aftertouch_worker_concurrency,
+    )
+    # Not resolved: the link inside the virtual environment is what finds its packages.
+    return f"{shlex.quote(str(Path(sys.executable)))} {words}"
