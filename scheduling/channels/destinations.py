@@ -83,6 +83,12 @@ class PrivateHosts:
     def from_settings(cls) -> Self:
         return cls.parse(settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS)
 
+    def open(self, url: URL) -> bool:
+        """Whether the host of an admitted URL is opened by its own name or literal address."""
+        host, port = _host(url), url.port or 0
+        literal = _literal(host)
+        return self.name(str(literal or host), port) or (literal is not None and self.cover(literal))
+
     def name(self, host: str, port: int) -> bool:
         return (host, None) in self.hosts or (host, port) in self.hosts
 
@@ -109,11 +115,10 @@ def admit(url: str, private: PrivateHosts) -> URL:
     spellings of addresses (`2130706433`, `0x7f.1`, `0177.0.0.1`), literal addresses that are not public, localhost.
     """
     parsed = _parsed(url)
-    host, port = _host(parsed), parsed.port
-    if not port:
+    host = _host(parsed)
+    if not parsed.port:
         raise Refused("bad_url", "the port is missing or 0")
-    literal = _literal(host)
-    opened = private.name(str(literal or host), port) or (literal is not None and private.cover(literal))
+    literal, opened = _literal(host), private.open(parsed)
     if parsed.scheme != "https" and not (parsed.scheme == "http" and opened):
         raise Refused("scheme", "only https is allowed here")
     if not opened and (literal is not None and not is_public(literal)):

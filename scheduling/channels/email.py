@@ -11,7 +11,6 @@ import unicodedata
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from email.charset import BASE64, Charset
-from email.policy import SMTP
 from email.utils import parseaddr
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -81,7 +80,7 @@ class Email:
             return await _by_django(mail, left.total_seconds())
         sender = sanitize_address(parseaddr(self._from)[1], "utf-8")
         recipient = sanitize_address(str(message.target["address"]), "utf-8")
-        content = mail.message().as_bytes(policy=SMTP)
+        content = mail.message().as_bytes(linesep="\r\n")
         return await converse(self._relay, sender, recipient, content, left.total_seconds())
 
     def compose(self, message: Message) -> EmailMessage:

@@ -23,30 +23,34 @@ for i = 2, #ARGV, 2 do
   longest = math.max(longest, tonumber(ARGV[i + 1]))
 end
 
--- A clock that was set back must not shorten a window.
-local newest = tonumber(redis.call('LINDEX', KEYS[1], -1) or 0)
-local grant_at = math.max(now, newest)
+local log = redis.call('LRANGE', KEYS[1], -keep, -1)
+for i = 1, #log do
+  log[i] = tonumber(log[i])
+end
 
 local function free_at()
   local at = now
   for i = 2, #ARGV, 2 do
-    local taken = redis.call('LINDEX', KEYS[1], -tonumber(ARGV[i]))
+    local taken = log[#log - tonumber(ARGV[i]) + 1]
     if taken then
-      at = math.max(at, tonumber(taken) + tonumber(ARGV[i + 1]))
+      at = math.max(at, taken + tonumber(ARGV[i + 1]))
     end
   end
   return at
 end
 
-local granted = 0
-while granted < wanted and free_at() <= now do
-  redis.call('RPUSH', KEYS[1], string.format('%.0f', grant_at))
-  granted = granted + 1
+-- A clock that was set back must not shorten a window: the log never runs backwards.
+local grant_at = math.max(now, log[#log] or 0)
+local granted = {}
+while #granted < wanted and free_at() <= now do
+  table.insert(log, grant_at)
+  table.insert(granted, string.format('%.0f', grant_at))
 end
 
-if granted > 0 then
+if #granted > 0 then
+  redis.call('RPUSH', KEYS[1], unpack(granted))
   redis.call('LTRIM', KEYS[1], -keep, -1)
   redis.call('PEXPIRE', KEYS[1], math.ceil((grant_at - now + longest) / 1000) + 1)
 end
 
-return {granted, free_at() - now}
+return {#granted, free_at() - now}

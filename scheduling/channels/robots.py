@@ -72,7 +72,7 @@ class Robot:
         if host in cls.hosts:
             if url.scheme != "https" or not url.raw_path.startswith(cls.path):
                 raise ValueError(f"url: a robot's address begins with https://{host}{cls.path}")
-        elif not private.name(host, url.port or 0):
+        elif not private.open(url):
             raise ValueError(f"url: the host must be {' or '.join(sorted(cls.hosts))}")
 
     def target_key(self, message: Message) -> str:

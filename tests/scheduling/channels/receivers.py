@@ -1,0 +1,138 @@
+"""Real servers on loopback that behave as badly as a test wants, and the messages sent to them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+from uuid import UUID
+
+from scheduling.channels.base import Message
+
+EVENT = {"source": "shop", "id": "e-1", "type": "material.downloaded", "time": "2026-11-20T08:00:00Z"}
+
+
+class Cast:
+    """Alice downloaded a guide in the community c1."""
+
+    task_id = UUID("11111111-1111-4111-8111-111111111111")
+    delivery_key = UUID("22222222-2222-4222-8222-222222222222")
+
+    def message(self, **changes: Any) -> Message:
+        return Message(
+            **{
+                "task_id": self.task_id, "delivery_key": self.delivery_key, "user_id": "alice", "chat_id": "c1",
+                "node": "presale-download", "content_type": "guide", "category": "service", "subject": "使用指南",
+                "body": "您好 Alice，指南在此 👩‍👩‍👧", "locale": "zh-hans", "event": EVENT, "target": {},
+            }
+            | changes
+        )  # fmt: skip
+
+
+@dataclass
+class Request:
+    method: str
+    target: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+Answer = Callable[[Request, asyncio.StreamWriter], Awaitable[None]]
+
+
+def reply(status: int = 200, body: bytes = b"ok", headers: Mapping[str, str] | None = None) -> bytes:
+    lines = {"content-length": str(len(body))} | dict(headers or {})
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    return f"HTTP/1.1 {status} X\r\n{head}\r\n".encode() + body
+
+
+def always(raw: bytes) -> Answer:
+    async def answer(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(raw)
+
+    return answer
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    """End the connection with RST instead of FIN."""
+    raw = writer.get_extra_info("socket")
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+@dataclass
+class Receiver:
+    """An HTTP/1.1 server. `answer` is called for each whole request and may do what it likes with the connection."""
+
+    answer: Answer = field(default_factory=lambda: always(reply()))
+    context: ssl.SSLContext | None = None
+    on_connect: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None
+    requests: list[Request] = field(default_factory=list)
+    connections: int = 0
+    gone: asyncio.Event = field(default_factory=asyncio.Event)  #: a client has hung up
+    _busy: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self.context, backlog=1024)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self.url = f"{'https' if self.context else 'http'}://127.0.0.1:{self.port}/hook"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.close()
+        for task in self._busy:
+            task.cancel()
+        await asyncio.gather(*self._busy, return_exceptions=True)
+        await self._server.wait_closed()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._busy.add(task)
+        task.add_done_callback(self._busy.discard)
+        self.connections += 1
+        try:
+            if self.on_connect:
+                await self.on_connect(reader, writer)
+            while not writer.is_closing():
+                request = await read_request(reader)
+                self.requests.append(request)
+                await self.answer(request, writer)
+                await writer.drain()
+        except (asyncio.CancelledError, asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
+            pass
+        finally:
+            self.gone.set()
+            writer.close()
+            with suppress(ConnectionError, ssl.SSLError, asyncio.CancelledError):
+                await writer.wait_closed()
+
+
+async def read_request(reader: asyncio.StreamReader) -> Request:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.strip().split("\r\n")
+    method, target, _ = first.split(" ")
+    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return Request(method, target, headers, await reader.readexactly(int(headers.get("content-length", 0))))
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import pytest
+
+from scheduling.channels.destinations import PrivateHosts, admit, is_public
+from scheduling.channels.failures import Refused
+
+NOTHING = PrivateHosts()
+
+HOSTILE = [
+    ("http://example.com/hook", "scheme"),
+    ("ftp://example.com/", "scheme"),
+    ("file:///etc/passwd", "bad_url"),
+    ("gopher://127.0.0.1:6379/_FLUSHALL", "scheme"),
+    ("//example.com/", "bad_url"),
+    ("example.com", "bad_url"),
+    ("", "bad_url"),
+    ("https://", "bad_url"),
+    ("https:///x", "bad_url"),
+    ("https://" + "a" * 3000 + ".com/", "bad_url"),
+    ("https://user:pw@example.com/", "bad_url"),
+    ("https://example.com@127.0.0.1/", "bad_url"),
+    ("https://127.0.0.1%2f@example.com/", "bad_url"),
+    ("https://example.com\\@127.0.0.1/", "bad_url"),
+    ("https://exa mple.com/", "bad_url"),
+    ("https://example.com/\r\nX-Evil: 1", "bad_url"),
+    ("https://example.com/\x00", "bad_url"),
+    ("https://example.com:0/", "bad_url"),
+    ("https://example.com:99999/", "bad_url"),
+    ("https://127.0.0.1/", "private_address"),
+    ("https://127.1/", "bad_url"),
+    ("https://2130706433/", "bad_url"),
+    ("https://0x7f000001/", "bad_url"),
+    ("https://0x7f.1/", "bad_url"),
+    ("https://0177.0.0.1/", "bad_url"),
+    ("https://017700000001/", "bad_url"),
+    ("https://127.0.0.1./", "bad_url"),
+    ("https://127.0.0.0x1/", "bad_url"),
+    ("https://1.2.3.4.5/", "bad_url"),
+    ("https://１２７.0.0.1/", "private_address"),
+    ("https://127。0。0。1/", "private_address"),
+    ("https://0/", "bad_url"),
+    ("https://0.0.0.0/", "private_address"),
+    ("https://10.1.2.3/", "private_address"),
+    ("https://100.100.100.200/latest/meta-data", "private_address"),
+    ("https://169.254.169.254/latest/meta-data", "private_address"),
+    ("https://168.63.129.16/", "private_address"),
+    ("https://172.31.255.255/", "private_address"),
+    ("https://192.168.0.1/", "private_address"),
+    ("https://224.0.0.1/", "private_address"),
+    ("https://255.255.255.255/", "private_address"),
+    ("https://[::]/", "private_address"),
+    ("https://[::1]/", "private_address"),
+    ("https://[::ffff:127.0.0.1]/", "private_address"),
+    ("https://[::ffff:8.8.8.8]/", "private_address"),
+    ("https://[::7f00:1]/", "private_address"),
+    ("https://[64:ff9b::7f00:1]/", "private_address"),
+    ("https://[64:ff9b:1::1]/", "private_address"),
+    ("https://[2002:7f00:1::1]/", "private_address"),
+    ("https://[2001:0:4136:e378:8000:63bf:3fff:fdd2]/", "private_address"),
+    ("https://[2001:db8::1]/", "private_address"),
+    ("https://[fe80::1]/", "private_address"),
+    ("https://[fe80::1%25eth0]/", "bad_url"),
+    ("https://[fd00::1]/", "private_address"),
+    ("https://[ff02::1]/", "private_address"),
+    ("https://[::1", "bad_url"),
+    ("https://localhost/", "private_address"),
+    ("https://LOCALHOST./", "private_address"),
+    ("https://redis.localhost/", "private_address"),
+    ("https://ex%61mple.com/", "bad_url"),
+    ("https://-example.com/", "bad_url"),
+    ("https://a..b/", "bad_url"),
+]
+
+
+@pytest.mark.parametrize(("url", "reason"), HOSTILE)
+def test_a_hostile_url_never_leaves(url: str, reason: str) -> None:
+    with pytest.raises(Refused) as refused:
+        admit(url, NOTHING)
+
+    assert refused.value.reason == reason
+    assert url == "" or url not in str(refused.value), "a URL is a secret"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.com/hook",
+        "https://example.com:8443/a/b?c=d",
+        "https://EXAMPLE.com./",
+        "https://8.8.8.8/",
+        "https://[2606:4700:4700::1111]/",
+        "https://a_b.example.com/",
+        "https://0x7f.example.com/",
+        "https://127.0.0.1.example.com/",
+    ],
+)
+def test_a_public_url_is_admitted(url: str) -> None:
+    assert admit(url, NOTHING).scheme == "https"
+
+
+def test_an_ascii_url_is_sent_byte_for_byte() -> None:
+    url = "https://example.com/a%2Fb/../c?sign=a%2Fb%2Bc%3D&x='"
+
+    assert str(admit(url, NOTHING)) == url
+    assert str(admit(url + "#part", NOTHING)) == url
+
+
+def test_a_chinese_host_is_encoded_once() -> None:
+    assert str(admit("https://例子.测试/路?问=答", NOTHING)).startswith("https://xn--fsqu00a.xn--0zwm56d/%E8%B7%AF?")
+
+
+@pytest.mark.parametrize("text", ["1.1.1.1", "223.5.5.5", "2400:3200::1", "192.0.1.1", "172.32.0.1", "100.128.0.1"])
+def test_public_addresses(text: str) -> None:
+    assert is_public(ip_address(text))
+
+
+@pytest.mark.parametrize(
+    ("entry", "url", "opened"),
+    [
+        ("hooks.internal", "http://hooks.internal/x", True),
+        ("hooks.internal", "http://HOOKS.internal.:8080/x", True),
+        ("hooks.internal", "http://evil-hooks.internal/x", False),
+        ("hooks.internal:8080", "http://hooks.internal:8080/x", True),
+        ("hooks.internal:8080", "http://hooks.internal/x", False),
+        ("localhost", "http://localhost:9/x", True),
+        ("10.0.0.0/8", "http://10.9.8.7/x", True),
+        ("10.0.0.0/8", "http://11.9.8.7/x", False),
+        ("127.0.0.1", "http://127.0.0.1:8000/x", True),
+        ("127.0.0.1:8000", "http://127.0.0.1:8000/x", True),
+        ("127.0.0.1:8000", "http://127.0.0.1:8001/x", False),
+        ("127.0.0.1", "http://2130706433/x", False),
+        ("::1", "http://[::1]/x", True),
+        ("[::1]:80", "http://[::1]/x", True),
+        ("[::1]:80", "http://[0:0::1]/x", True),
+        ("fd00::/8", "https://[fd00::1]/x", True),
+    ],
+)
+def test_private_hosts_open_exactly_what_they_name(entry: str, url: str, opened: bool) -> None:
+    private = PrivateHosts.parse([entry])
+
+    if opened:
+        assert admit(url, private)
+    else:
+        with pytest.raises(Refused):
+            admit(url, private)
+
+
+@pytest.mark.parametrize(
+    "entry", ["", "a b", "http://x", "host:port", "user@host", "x/y", "-x", "host:99999", "10.0.0.0/99"]
+)
+def test_a_private_host_that_is_none_names_itself(entry: str) -> None:
+    with pytest.raises(ValueError, match="AFTERTOUCH_ALLOWED_PRIVATE_HOSTS"):
+        PrivateHosts.parse([entry])

@@ -1,0 +1,338 @@
+from __future__ import annotations
+
+import asyncio
+import email
+import email.policy
+import ssl
+from datetime import UTC, datetime, timedelta
+from email.message import EmailMessage
+from time import monotonic
+from typing import Any
+
+import pytest
+from django.core import mail, signing
+from pytest_django import Settings
+
+from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.email import Email, one_line
+from scheduling.channels.smtp import Conversation, Relay, parse_relay
+from scheduling.channels.unsubscribe import make_token, read_token
+from tests.scheduling.channels.receivers import Cast, free_port
+from tests.scheduling.channels.relays import RelayServer, Talk
+
+TIMEOUT = timedelta(seconds=5)
+TO_ALICE = {"address": "alice@example.org"}
+
+
+async def sent(cast: Cast, url: str, timeout: timedelta = TIMEOUT, **changes: Any) -> Outcome:
+    channel = Email({"url": url}, timeout)
+    return await channel.send(cast.message(**{"target": TO_ALICE} | changes), datetime.now(UTC) + timedelta(seconds=30))
+
+
+def read(talk: Talk) -> EmailMessage:
+    content = talk.content.removesuffix(b".\r\n").replace(b"\r\n..", b"\r\n.")
+    parsed = email.message_from_bytes(content, policy=email.policy.SMTP)
+    assert isinstance(parsed, EmailMessage)
+    return parsed
+
+
+async def test_a_mail_arrives_whole(cast: Cast) -> None:
+    async with RelayServer() as relay:
+        outcome = await sent(cast, relay.url, body="您好\n.\n..点\n" + "长" * 2000)
+
+    assert outcome == Delivered("2.0.0 queued as 1", 250)
+    (talk,) = relay.mails
+    message = read(talk)
+    assert message["subject"] == "使用指南"
+    assert message["from"] == "客服 <hello@shop.example.com>"
+    assert message["to"] == "alice@example.org"
+    assert message["message-id"] == f"<{cast.delivery_key}@touch.example.com>"
+    assert message["list-unsubscribe"] is None
+    assert message.get_content().replace("\r\n", "\n").rstrip("\n") == "您好\n.\n..点\n" + "长" * 2000
+    assert "MAIL FROM:<hello@shop.example.com>" in [line.partition(" size=")[0].upper().replace(
+        "HELLO@SHOP.EXAMPLE.COM", "hello@shop.example.com") for line in talk.said]  # fmt: skip
+    assert max(len(line) for line in talk.content.split(b"\r\n")) <= 998
+    assert talk.content.isascii()
+
+
+async def test_marketing_mail_can_be_ended_in_one_click(cast: Cast) -> None:
+    async with RelayServer() as relay:
+        await sent(cast, relay.url, category="marketing")
+
+    message = read(relay.mails[0])
+    link = str(message["list-unsubscribe"]).strip()  # folded: it is longer than a line
+    assert link.startswith("<https://touch.example.com/u/")
+    assert message["list-unsubscribe-post"] == "List-Unsubscribe=One-Click"
+    assert read_token(link.rpartition("/")[2].removesuffix(">")) == "alice"
+
+
+@pytest.mark.parametrize("user_id", ["alice", "用户/1", "a:b", "x" * 200])
+def test_a_token_names_its_customer_and_nobody_else_can_make_one(user_id: str) -> None:
+    token = make_token(user_id)
+
+    assert read_token(token) == user_id
+    assert "/" not in token
+    for forged in (token[:-1], token + "x", signing.dumps(user_id, salt="other"), "", "a:b:c"):
+        with pytest.raises(signing.BadSignature):
+            read_token(forged)
+    with pytest.raises(signing.BadSignature):
+        read_token(signing.dumps(["alice"], salt="unsubscribe"))
+
+
+@pytest.mark.parametrize("breaker", ["\r\n", "\n", "\r", "\u2028", "\x0b", "\x00", "\x85"])
+async def test_no_text_adds_a_header(cast: Cast, breaker: str) -> None:
+    async with RelayServer() as relay:
+        outcome = await sent(cast, relay.url, subject=f"Hi{breaker}Bcc: eve@example.org")
+
+    assert isinstance(outcome, Delivered)
+    message = read(relay.mails[0])
+    assert message["bcc"] is None
+    assert message["subject"] == "Hi Bcc: eve@example.org"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "alice", "alice@", "a@b@c", "alice@example.org\r\nRCPT TO:<eve@example.org>", "alice@example.org, eve@x.org",
+     "Alice <alice@example.org>", "alice@example.org\n", "a" * 300 + "@example.org", "<alice@example.org>"],
+)  # fmt: skip
+async def test_what_is_not_one_address_is_refused(cast: Cast, address: str) -> None:
+    async with RelayServer() as relay:
+        outcome = await sent(cast, relay.url, target={"address": address})
+
+        assert outcome == Permanent("bad_target", "address: must be one mail address")
+        assert relay.talks == []
+
+
+async def test_a_chinese_domain_travels_as_punycode(cast: Cast) -> None:
+    async with RelayServer() as relay:
+        await sent(cast, relay.url, target={"address": "alice@例子.公司"})
+
+    assert any("rcpt TO:<alice@xn--fsqu00a.xn--55qx5d>" in line for line in relay.mails[0].said)
+
+
+@pytest.mark.parametrize(
+    ("verb", "line", "expected"),
+    [
+        ("GREETING", "554 no service", Transient("smtp_554", "no service", status=554)),
+        ("GREETING", "421 busy", Transient("smtp_421", "busy", status=421)),
+        ("EHLO", "550 go away", Transient("smtp_550", "", status=550)),
+        ("MAIL", "451 later", Transient("smtp_451", "later", status=451)),
+        ("MAIL", "553 not you", Permanent("smtp_553", "not you", 553)),
+        ("RCPT", "450 greylisted", Transient("smtp_450", "greylisted", status=450)),
+        ("RCPT", "550 5.1.1 unknown", Permanent("smtp_550", "5.1.1 unknown", 550, disable_target=True)),
+        ("RCPT", "550 5.7.1 policy", Permanent("smtp_550", "5.7.1 policy", 550)),
+        ("DATA", "452 full", Transient("smtp_452", "full", status=452)),
+        ("DATA", "554 no", Permanent("smtp_554", "no", 554)),
+        ("DATA", "250 what", Transient("garbled", "")),
+        ("END", "451 later", Transient("smtp_451", "later", status=451)),
+        ("END", "554 spam", Permanent("smtp_554", "spam", 554)),
+        ("END", "HTTP/1.1 400", Unknown("garbled", "")),
+    ],
+)
+async def test_what_a_reply_means(cast: Cast, verb: str, line: str, expected: Outcome) -> None:
+    async with RelayServer({verb: line}) as relay:
+        outcome = await sent(cast, relay.url)
+
+    if verb == "EHLO":  # the greeting after a refused EHLO is tried again as HELO
+        assert isinstance(outcome, (Transient, Delivered))
+    else:
+        assert outcome == expected
+
+
+@pytest.mark.parametrize("verb", ["GREETING", "EHLO", "MAIL", "RCPT", "DATA"])
+@pytest.mark.parametrize("silent", [True, False])
+async def test_before_the_message_a_broken_talk_is_transient(cast: Cast, verb: str, silent: bool) -> None:
+    async with RelayServer({verb: hang if silent else slam}) as relay:
+        outcome = await sent(cast, relay.url, timedelta(milliseconds=200))
+
+        assert isinstance(outcome, Transient), outcome
+        await relay.gone.wait()
+        assert relay.mails == []
+
+
+@pytest.mark.parametrize("silent", [True, False])
+async def test_after_the_message_a_broken_talk_is_unknown(cast: Cast, silent: bool) -> None:
+    async with RelayServer({"END": hang if silent else slam}) as relay:
+        outcome = await sent(cast, relay.url, timedelta(milliseconds=300))
+
+    assert isinstance(outcome, Unknown)
+    assert outcome.reason == ("timeout" if silent else "disconnected")
+
+
+@pytest.mark.parametrize(("verb", "kind"), [("GREETING", Transient), ("RCPT", Transient), ("END", Unknown)])
+async def test_a_dripping_relay_ends_with_the_deadline(cast: Cast, verb: str, kind: type) -> None:
+    async def drip(talk: Talk) -> str | None:
+        while True:
+            talk.writer.write(b"2")
+            await talk.writer.drain()
+            await asyncio.sleep(0.01)
+
+    async with RelayServer({verb: drip}) as relay:
+        outcome = await sent(cast, relay.url, timedelta(milliseconds=200))
+        await relay.gone.wait()  # the thread has hung up, too
+
+    assert isinstance(outcome, kind)
+
+
+async def test_a_slow_goodbye_does_not_delay_the_verdict(cast: Cast) -> None:
+    async with RelayServer({"QUIT": hang}) as relay:
+        assert isinstance(await sent(cast, relay.url), Delivered)
+
+
+def test_who_was_abandoned_cannot_begin_to_send() -> None:
+    conversation = Conversation(Relay("127.0.0.1", free_port()), "a@example.org", "b@example.org", b"", monotonic() + 5)
+
+    assert conversation.abandon() == Transient("connect_timeout", "")
+    assert isinstance(conversation.run(), Transient)
+
+
+async def test_a_dead_relay_is_transient(cast: Cast) -> None:
+    outcome = await sent(cast, f"smtp://127.0.0.1:{free_port()}")
+
+    assert isinstance(outcome, Transient)
+    assert outcome.reason == "connect"
+
+
+async def test_login_and_tls(cast: Cast, certificate: tuple[ssl.SSLContext, ssl.SSLContext], trusting: None) -> None:
+    server, _ = certificate
+    async with RelayServer(starttls=server) as relay:
+        outcome = await sent(cast, relay.url.replace("://", "://me:p%40ss@") + "?tls=1")
+    assert isinstance(outcome, Delivered), outcome
+    said = relay.mails[0].said
+    assert [line.split(" ")[0].upper() for line in said][:4] == ["EHLO", "STARTTLS", "EHLO", "AUTH"]
+
+    async with RelayServer(context=server) as relay:
+        assert isinstance(await sent(cast, relay.url), Delivered)
+
+
+async def test_starttls_is_demanded(cast: Cast) -> None:
+    async with RelayServer() as relay:
+        outcome = await sent(cast, relay.url + "?tls=1")
+
+        assert isinstance(outcome, Transient)
+        assert outcome.reason == "smtp_unsupported"
+        assert relay.mails == []
+
+
+async def test_a_bad_certificate_is_transient(cast: Cast, certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    async with RelayServer(context=certificate[0]) as relay:
+        outcome = await sent(cast, relay.url)
+
+    assert isinstance(outcome, Transient)
+    assert outcome.reason == "tls"
+
+
+async def test_a_wrong_password_can_be_mended(cast: Cast) -> None:
+    async with RelayServer({"AUTH": "535 5.7.8 no"}) as relay:
+        outcome = await sent(cast, relay.url.replace("://", "://me:pw@"))
+
+    assert outcome == Transient("smtp_535", "5.7.8 no", status=535)
+
+
+async def test_without_a_relay_django_s_backend_takes_it(cast: Cast, mailoutbox: list[mail.EmailMessage]) -> None:
+    outcome = await Email({}, TIMEOUT).send(cast.message(target=TO_ALICE), datetime.now(UTC) + TIMEOUT)
+
+    assert isinstance(outcome, Delivered)
+    (message,) = mailoutbox
+    assert message.to == ["alice@example.org"]
+    assert message.body == cast.message().body
+
+
+async def test_a_deadline_that_has_passed_sends_nothing(cast: Cast) -> None:
+    outcome = await Email({}, TIMEOUT).send(cast.message(target=TO_ALICE), datetime.now(UTC))
+
+    assert isinstance(outcome, Transient)
+
+
+async def test_many_slow_mails_run_side_by_side(cast: Cast) -> None:
+    waiting: list[Talk] = []
+    together = asyncio.Event()
+
+    async def wait_for_all(talk: Talk) -> str:
+        waiting.append(talk)
+        if len(waiting) == 20:
+            together.set()
+        await together.wait()
+        return "250 2.0.0 ok"
+
+    async with RelayServer({"RCPT": wait_for_all}) as relay:
+        outcomes = await asyncio.gather(*(sent(cast, relay.url) for _ in range(20)))
+
+    assert all(isinstance(outcome, Delivered) for outcome in outcomes)
+
+
+@pytest.mark.parametrize(
+    ("url", "relay"),
+    [
+        ("smtp://mail.example.com", Relay("mail.example.com", 25)),
+        ("smtp://u:p%3A@mail.example.com:587?tls=1", Relay("mail.example.com", 587, False, True, "u", "p:")),
+        ("smtps://u@mail.example.com", Relay("mail.example.com", 465, True, False, "u", "")),
+    ],
+)
+def test_relays(url: str, relay: Relay) -> None:
+    assert parse_relay(url) == relay
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mail.example.com",
+        "http://mail.example.com",
+        "smtp://",
+        "smtp://h:p",
+        "smtp://h?tls=yes",
+        "smtp://h?ssl=1",
+        "smtp://h/x",
+    ],
+)
+def test_what_is_no_relay(url: str) -> None:
+    with pytest.raises(ValueError):
+        parse_relay(url)
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"from": "nobody"}, "from: must be one mail address"),
+        ({"from": "x <a@example.org>\r\nBcc: b@example.org"}, "from: must be one mail address"),
+        ({"reply_to": "x"}, "reply_to: must be one mail address"),
+        ({"url": "smtp://u:secretpw@h:0x1"}, "url: the port must be"),
+        ({"sender": "a@example.org"}, "sender: is not known here"),
+    ],
+)
+def test_a_config_that_cannot_work_says_where(config: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        Email(config, TIMEOUT)
+
+    assert str(raised.value).startswith(error)
+    assert "secretpw" not in str(raised.value)
+
+
+def test_without_a_public_address_there_is_no_unsubscribe_link(cast: Cast, settings: Settings) -> None:
+    settings.AFTERTOUCH_BASE_URL = ""
+
+    composed = Email({}, TIMEOUT).compose(cast.message(target=TO_ALICE, category="marketing"))
+
+    assert "List-Unsubscribe" not in composed.extra_headers
+    assert composed.extra_headers["Message-ID"].endswith("@shop.example.com>")
+
+
+def test_one_line_is_short() -> None:
+    assert len(one_line("长" * 1000)) == 200
+
+
+async def hang(talk: Talk) -> str | None:
+    """Say nothing until the client hangs up."""
+    while await talk.reader.read(1024):
+        pass
+    return None
+
+
+async def slam(talk: Talk) -> str | None:
+    talk.slam()
+    return None
+
+
+@pytest.fixture
+def trusting(certificate: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduling.channels.smtp.ssl.create_default_context", lambda: certificate[1])

@@ -1,0 +1,62 @@
+"""What every kind of channel owes to the code that uses it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import structlog
+
+from scheduling.channels.base import Channel, Delivered
+from scheduling.channels.dingtalk import DingTalk
+from scheduling.channels.email import Email
+from scheduling.channels.feishu import Feishu
+from scheduling.channels.log import Log
+from scheduling.channels.registry import channel_kinds
+from scheduling.channels.webhook import Webhook
+from scheduling.channels.wecom import WeCom
+from tests.scheduling.channels.receivers import Cast
+
+MINIMAL: dict[type[Any], dict[str, Any]] = {
+    Webhook: {"url": "https://example.com/"}, WeCom: {}, DingTalk: {}, Feishu: {}, Email: {}, Log: {},
+}  # fmt: skip
+every = pytest.mark.parametrize("kind", list(MINIMAL))
+
+
+@every
+def test_it_is_registered_under_its_own_name(kind: type[Channel]) -> None:
+    assert channel_kinds()[kind.kind] is kind
+
+
+@every
+def test_it_says_what_the_contract_asks_for(kind: type[Channel], cast: Cast) -> None:
+    channel = kind(MINIMAL[kind], timedelta(seconds=5))
+
+    assert isinstance(channel.needs_target, bool)
+    assert isinstance(channel.address_key, str)
+    assert isinstance(channel.quotas, tuple)
+    assert isinstance(channel.secret_fields, frozenset)
+    assert isinstance(channel.default_idempotent, bool)
+    assert channel.target_key(cast.message())
+
+
+@every
+def test_unknown_settings_are_refused(kind: type[Channel]) -> None:
+    with pytest.raises(ValueError, match=r"^colour: is not known here"):
+        kind(MINIMAL[kind] | {"colour": "red"}, timedelta(seconds=5))
+    with pytest.raises(ValueError, match=r"^colour: is not known here"):
+        kind.validate_target({"colour": "red"})
+    with pytest.raises(ValueError, match=r"^timeout: "):
+        kind(MINIMAL[kind], timedelta(0))
+
+
+async def test_the_log_channel_keeps_bodies_out_of_all_but_debug_lines(cast: Cast, soon: datetime) -> None:
+    with structlog.testing.capture_logs() as lines:
+        outcome = await Log({}, timedelta(seconds=1)).send(cast.message(), soon)
+
+    assert isinstance(outcome, Delivered)
+    info, debug = lines
+    assert (info["action"], info["log_level"], info["user_id"]) == ("touch_logged", "info", "alice")
+    assert "body" not in info
+    assert (debug["log_level"], debug["body"]) == ("debug", cast.message().body)

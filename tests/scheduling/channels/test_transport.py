@@ -1,0 +1,423 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from scheduling.channels.destinations import PrivateHosts
+from scheduling.channels.failures import NoAnswer, NotSent, Refused
+from scheduling.channels.replies import Response
+from scheduling.channels.transport import BODY_CAP, Lookup, Transport, look_up
+from tests.scheduling.channels.receivers import Receiver, Request, always, free_port, never, read_request, reply, reset
+
+LOOPBACK = PrivateHosts.parse(["127.0.0.1"])
+SHORT = timedelta(milliseconds=150)
+LONG = timedelta(seconds=10)
+
+
+@asynccontextmanager
+async def transport(
+    private: PrivateHosts = LOOPBACK, context: ssl.SSLContext | None = None, lookup: Lookup = look_up
+) -> AsyncIterator[Transport]:
+    made = Transport(private, ssl_context=context, lookup=lookup)
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def post(
+    through: Transport, url: str, timeout: timedelta = LONG, *, repeatable: bool = False, body: bytes = b"{}"
+) -> Response:
+    return await through.post(url, body, {"x-a": "1"}, timeout=timeout, repeatable=repeatable)
+
+
+async def test_an_answer_comes_back_with_what_was_sent() -> None:
+    async with Receiver(always(reply(201, b"made", {"X-B": "2"}))) as receiver, transport() as out:
+        response = await post(out, receiver.url + "?sign=%2F")
+
+    assert (response.status, response.body, response.headers["x-b"], response.complete) == (201, b"made", "2", True)
+    (request,) = receiver.requests
+    assert (request.method, request.target, request.body) == ("POST", "/hook?sign=%2F", b"{}")
+    assert request.headers["host"] == f"127.0.0.1:{receiver.port}"
+    assert request.headers["x-a"] == "1"
+    assert request.headers["accept-encoding"] == "identity"
+
+
+async def test_a_redirect_to_the_metadata_address_is_an_answer_and_nothing_more() -> None:
+    moved = reply(302, b"", {"location": "http://169.254.169.254/latest/meta-data"})
+    async with Receiver(always(moved)) as receiver, transport() as out:
+        response = await post(out, receiver.url)
+
+    assert response.status == 302
+    assert len(receiver.requests) == 1
+
+
+async def test_a_receiver_that_never_answers_is_no_answer() -> None:
+    async with Receiver(lambda request, writer: never()) as receiver, transport() as out:
+        with pytest.raises(NoAnswer) as failure:
+            await post(out, receiver.url, SHORT)
+
+    assert failure.value.reason == "timeout"
+
+
+async def test_dripping_headers_end_with_the_deadline() -> None:
+    async def drip(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nx-drip: ")
+        while True:
+            writer.write(b"a")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    async with Receiver(drip) as receiver, transport() as out:
+        began = monotonic()
+        with pytest.raises(NoAnswer) as failure:
+            await post(out, receiver.url, SHORT)
+
+        assert monotonic() - began < 1
+        await receiver.gone.wait()  # the connection is not kept
+    assert failure.value.reason == "timeout"
+
+
+async def test_a_dripping_body_is_an_answer_cut_short() -> None:
+    async def drip(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 503 X\r\ncontent-length: 1000\r\nretry-after: 7\r\n\r\n")
+        while True:
+            writer.write(b"a")
+            await writer.drain()
+            await asyncio.sleep(0.01)
+
+    async with Receiver(drip) as receiver, transport() as out:
+        response = await post(out, receiver.url, SHORT)
+
+    assert (response.status, response.complete, response.headers["retry-after"]) == (503, False, "7")
+    assert 0 < len(response.body) < 1000
+
+
+async def test_a_reply_of_a_gigabyte_is_read_to_64_kilobytes() -> None:
+    written = 0
+
+    async def flood(request: Request, writer: asyncio.StreamWriter) -> None:
+        nonlocal written
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1073741824\r\n\r\n")
+        while True:
+            writer.write(b"a" * 65536)
+            written += 65536
+            await writer.drain()
+
+    async with Receiver(flood) as receiver, transport() as out:
+        response = await post(out, receiver.url)
+        await receiver.gone.wait()
+
+    assert (len(response.body), response.complete) == (BODY_CAP, False)
+    assert written < 32 * 1024 * 1024
+
+
+async def test_a_reply_of_exactly_64_kilobytes_is_whole() -> None:
+    async with Receiver(always(reply(200, b"a" * BODY_CAP))) as receiver, transport() as out:
+        response = await post(out, receiver.url)
+
+    assert len(response.body) == BODY_CAP
+
+
+async def test_a_compressed_bomb_is_not_unpacked() -> None:
+    async with (
+        Receiver(always(reply(200, b"\x1f\x8bxx", {"content-encoding": "gzip"}))) as receiver,
+        transport() as out,
+    ):
+        response = await post(out, receiver.url)
+
+    assert response.body == b"\x1f\x8bxx"
+
+
+async def test_a_reset_after_the_request_is_no_answer() -> None:
+    async def slam(request: Request, writer: asyncio.StreamWriter) -> None:
+        reset(writer)
+
+    async with Receiver(slam) as receiver, transport() as out:
+        with pytest.raises(NoAnswer) as failure:
+            await post(out, receiver.url)
+
+    assert failure.value.reason == "disconnected"
+    assert "127.0.0.1" not in str(failure.value)
+
+
+async def test_a_reset_after_the_reply_s_headers_is_an_answer() -> None:
+    async def slam(request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 X\r\ncontent-length: 1000\r\n\r\npart")
+        await writer.drain()
+        await asyncio.get_running_loop().run_in_executor(None, sent.wait_until_read, writer)
+        reset(writer)
+
+    class _Sent:
+        def wait_until_read(self, writer: asyncio.StreamWriter) -> None:
+            """Until the client's kernel has acknowledged all of it."""
+            raw = writer.get_extra_info("socket")
+            while raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)[24:28] != b"\0\0\0\0":
+                pass
+
+    sent = _Sent()
+    async with Receiver(slam) as receiver, transport() as out:
+        response = await post(out, receiver.url)
+
+    assert (response.status, response.complete) == (400, False)
+
+
+async def test_a_close_before_reading_is_never_called_not_sent_once_bytes_went_out() -> None:
+    async def shut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(1)
+        reset(writer)
+
+    async with Receiver(on_connect=shut) as receiver, transport() as out:
+        with pytest.raises(NoAnswer):
+            await post(out, receiver.url)
+
+
+@pytest.mark.parametrize("close", [False, True])
+async def test_an_early_refusal_without_reading_the_body_is_an_answer(close: bool) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(reply(413, b"too large", {"connection": "close"}))
+        if close:  # with unread bytes in the socket this is a reset
+            writer.close()
+        await never()
+
+    async with Receiver(on_connect=refuse) as receiver, transport() as out:
+        response = await post(out, receiver.url, body=b"a" * (64_000 if close else 1_000_000))
+
+    assert (response.status, response.body) == (413, b"too large")
+
+
+async def test_garbage_is_no_answer() -> None:
+    async with Receiver(always(b"220 smtp.example.com ESMTP\r\n\r\n")) as receiver, transport() as out:
+        with pytest.raises(NoAnswer) as failure:
+            await post(out, receiver.url)
+
+    assert failure.value.reason == "garbled"
+
+
+async def test_a_flood_of_headers_is_no_answer() -> None:
+    flood = b"HTTP/1.1 200 OK\r\n" + b"x-a: b\r\n" * 100_000
+    async with Receiver(always(flood)) as receiver, transport() as out:
+        with pytest.raises(NoAnswer):
+            await post(out, receiver.url)
+
+
+async def test_an_endless_row_of_100_continue_ends_with_the_deadline() -> None:
+    async def go_on(request: Request, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with Receiver(go_on) as receiver, transport() as out:
+        with pytest.raises(NoAnswer):
+            await post(out, receiver.url, SHORT)
+
+
+async def test_a_refused_connection_is_not_sent() -> None:
+    async with transport() as out:
+        with pytest.raises(NotSent) as failure:
+            await post(out, f"http://127.0.0.1:{free_port()}/")
+
+    assert failure.value.reason == "connect"
+
+
+async def test_a_name_that_does_not_exist_is_not_sent() -> None:
+    def unknown(host: str, port: int) -> list[tuple[Any, ...]]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    async with transport(lookup=unknown) as out:
+        with pytest.raises(NotSent) as failure:
+            await post(out, "https://no-such-name.example.com/secret-path")
+
+    assert failure.value.reason == "dns"
+    assert "secret-path" not in str(failure.value)
+
+
+async def test_a_certificate_nobody_signed_is_not_sent(certificate: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    server, _ = certificate
+    async with Receiver(context=server) as receiver, transport() as out:
+        with pytest.raises(NotSent) as failure:
+            await post(out, receiver.url)
+
+    assert failure.value.reason == "tls"
+    assert receiver.requests == []
+
+
+async def test_a_plain_server_behind_https_is_not_sent() -> None:
+    async def bad_request(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(reply(400, b"plain HTTP request expected"))
+
+    async with Receiver(on_connect=bad_request) as receiver, transport() as out:
+        with pytest.raises(NotSent) as failure:
+            await post(out, receiver.url.replace("http:", "https:"))
+
+    assert failure.value.reason == "tls"
+
+
+async def test_a_handshake_that_hangs_is_not_sent() -> None:
+    # The kernel accepts into the backlog; nobody ever speaks TLS.
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with transport() as out:
+            with pytest.raises(NotSent) as failure:
+                await post(out, f"https://127.0.0.1:{silent.getsockname()[1]}/", SHORT)
+
+    assert failure.value.reason == "connect_timeout"
+
+
+async def test_the_connection_goes_to_the_address_that_was_judged(
+    certificate: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    server, client = certificate
+    names: list[str] = []
+    server.sni_callback = lambda connection, name, context: names.append(name)  # type: ignore[assignment]
+    private = PrivateHosts.parse(["touch.test"])
+
+    def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+    async with Receiver(context=server) as receiver, transport(private, client, lookup) as out:
+        response = await post(out, f"https://touch.test:{receiver.port}/")
+
+    assert response.status == 200
+    assert names == ["touch.test"]
+    assert receiver.requests[0].headers["host"] == f"touch.test:{receiver.port}"
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "10.0.0.1", "169.254.169.254", "::1", "::ffff:127.0.0.1", "fe80::1%lo"]
+)
+async def test_a_public_name_with_a_private_address_never_leaves(address: str) -> None:
+    async with Receiver() as receiver, transport(PrivateHosts(), lookup=lambda *_: [_found(address)]) as out:
+        with pytest.raises(Refused) as failure:
+            await post(out, f"https://rebind.example.com:{receiver.port}/")
+
+        assert receiver.connections == 0
+    assert failure.value.reason == "private_address"
+
+
+async def test_a_name_that_changes_its_address_between_check_and_use_gains_nothing() -> None:
+    answers = iter(["192.0.0.1", "127.0.0.1", "127.0.0.1"])
+    async with Receiver() as receiver, transport(PrivateHosts(), lookup=lambda *_: [_found(next(answers))]) as out:
+        for _ in range(2):
+            with pytest.raises(Refused):
+                await post(out, f"https://rebind.example.com:{receiver.port}/")
+
+        assert receiver.connections == 0
+
+
+async def test_names_may_resolve_into_an_opened_network_over_https_only(
+    certificate: tuple[ssl.SSLContext, ssl.SSLContext],
+) -> None:
+    server, client = certificate
+    opened = PrivateHosts.parse(["127.0.0.0/8"])
+    async with (
+        Receiver(context=server) as receiver,
+        transport(opened, client, lambda *_: [_found("127.0.0.1")]) as out,
+    ):
+        assert (await post(out, f"https://touch.test:{receiver.port}/")).status == 200
+        with pytest.raises(Refused) as failure:
+            await post(out, f"http://touch.test:{receiver.port}/")
+
+    assert failure.value.reason == "scheme"
+
+
+async def test_proxies_of_the_environment_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    async with Receiver() as receiver, transport() as out:
+        assert (await post(out, receiver.url)).status == 200
+
+
+async def test_repeatable_messages_share_a_connection_and_others_never_do() -> None:
+    async with Receiver() as receiver, transport() as out:
+        for _ in range(3):
+            await post(out, receiver.url, repeatable=True)
+        assert receiver.connections == 1
+        for _ in range(3):
+            await post(out, receiver.url, repeatable=False)
+
+        assert receiver.connections == 4
+    assert receiver.requests[-1].headers["connection"] == "close"
+
+
+async def test_a_shared_connection_that_died_while_idle_costs_nothing() -> None:
+    """The server closes each connection after one reply, and takes a second request on it without an answer."""
+
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        receiver.requests.append(await read_request(reader))
+        writer.write(reply())
+        if receiver.connections == 1:
+            receiver.requests.append(await read_request(reader))
+            reset(writer)
+
+    async with Receiver(on_connect=once) as receiver, transport() as out:
+        first = await post(out, receiver.url, repeatable=True)
+        second = await post(out, receiver.url, repeatable=True)
+
+        assert (first.status, second.status) == (200, 200)
+        assert receiver.connections == 2
+
+
+async def test_a_repeat_that_cannot_connect_is_still_no_answer() -> None:
+    async def once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(reply())
+        await read_request(reader)
+        receiver._server.close()
+        reset(writer)
+
+    async with Receiver(on_connect=once) as receiver, transport() as out:
+        await post(out, receiver.url, repeatable=True)
+        with pytest.raises(NoAnswer):
+            await post(out, receiver.url, repeatable=True)
+
+
+async def test_a_fresh_connection_that_breaks_is_not_tried_again() -> None:
+    async def slam(request: Request, writer: asyncio.StreamWriter) -> None:
+        reset(writer)
+
+    async with Receiver(slam) as receiver, transport() as out:
+        with pytest.raises(NoAnswer):
+            await post(out, receiver.url, repeatable=True)
+
+        assert receiver.connections == 1
+
+
+async def test_cookies_are_not_kept() -> None:
+    async with Receiver(always(reply(200, b"", {"set-cookie": "a=b"}))) as receiver, transport() as out:
+        await post(out, receiver.url, repeatable=True)
+        await post(out, receiver.url, repeatable=True)
+
+    assert "cookie" not in receiver.requests[1].headers
+
+
+async def test_a_cancelled_request_closes_its_connection() -> None:
+    arrived = asyncio.Event()
+
+    async def hang(request: Request, writer: asyncio.StreamWriter) -> None:
+        arrived.set()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n")
+        while not writer.transport.is_closing():
+            writer.write(b"")
+            await asyncio.sleep(0)
+
+    async with Receiver(hang) as receiver, transport() as out:
+        task = asyncio.create_task(post(out, receiver.url, repeatable=True))
+        await arrived.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+def _found(address: str) -> tuple[Any, ...]:
+    return (socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
