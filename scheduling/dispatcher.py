@@ -20,6 +20,7 @@ from scheduling.touches import touches
 log = structlog.get_logger(__name__)
 
 PASS_LIMIT = 1000
+RESUME_SPREAD = timedelta(minutes=2)
 LONGEST_PASS = timedelta(seconds=4)  #: below the tick's interval, so that passes do not pile up
 
 
@@ -44,6 +45,7 @@ def announce(hints: list[Hint]) -> None:
 
 def rescue() -> tuple[int, int]:
     """Bring back what was lost: hints that no worker took up, and runs whose worker is gone. Returns both counts."""
+    unpark_resumed()
     return _rescue_hints(), _rescue_runs()
 
 
@@ -88,6 +90,17 @@ def _rescue_runs() -> int:
         failures.bury_touches([each.task_id for each in settlements if each.state == "unknown"])
     log.warning("runs_rescued", count=len(settlements))
     return len(settlements)
+
+
+def unpark_resumed() -> int:
+    """Let touches run again whose pause is over, spread so that they do not all fire at once. Safe to be cut off: the
+    next pass goes on."""
+    resumed = set(touches.parked_scopes()) - configuration.current().paused
+    unparked, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
+    for scope in sorted(resumed):
+        while datetime.now(UTC) < ends_at and (count := touches.unpark(scope, spread=RESUME_SPREAD)):
+            unparked += count
+    return unparked
 
 
 class Doorbell:

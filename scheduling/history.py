@@ -107,6 +107,17 @@ def load(due: Sequence[Due], config: Snapshot) -> History:
     return history
 
 
+def of_customer(customer_id: int, chat_id: str, config: Snapshot) -> History:
+    """The same for one customer, without a touch at hand."""
+    history = History()
+    with connection.cursor() as cursor:
+        cursor.execute(_SLOTS, {"customers": [customer_id], "window": config.window})
+        history.slots[customer_id] = [Slot(*slot) for _, *slot in cursor.fetchall()]
+        cursor.execute(_COMMUNITY_SLOTS, {"chats": [chat_id], "window": config.window})
+        history.community_slots[chat_id] = [Slot(*slot) for _, *slot in cursor.fetchall()]
+    return history
+
+
 def _load_important(cursor: Any, history: History, customers: list[int], lowest: int, config: Snapshot) -> None:
     counting = [node.id for node in config.nodes.values() if node.enabled and node.guard_cap != "ignore"]
     cursor.execute(

@@ -290,6 +290,22 @@ class Ledger:
             {"scope": scope, "spread": spread, "limit": limit},
         )
 
+    def parked_scopes(self) -> list[str]:
+        """Which pauses keep rows parked, found by skipping through the index: there may be a million rows, not scopes."""
+        rows = self._rows(
+            f"""
+            WITH RECURSIVE scopes(scope) AS (
+                (SELECT parked FROM {self.table} WHERE parked <> '' ORDER BY parked LIMIT 1)
+                UNION ALL
+                SELECT (SELECT parked FROM {self.table} WHERE parked <> '' AND parked > scope ORDER BY parked LIMIT 1)
+                FROM scopes WHERE scope IS NOT NULL
+            )
+            SELECT scope FROM scopes WHERE scope IS NOT NULL
+            """,
+            {},
+        )
+        return [row[0] for row in rows]
+
     # --- plumbing -----------------------------------------------------------------------------------------------
 
     def _hints(self, sql: str, parameters: dict[str, Any]) -> list[Hint]:

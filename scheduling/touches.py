@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from uuid import UUID
 
 from scheduling.ledger import Claim, Ledger
 from scheduling.models import Touch
@@ -47,6 +48,10 @@ class TouchLedger(Ledger):
                 "now": [each.sends_now for each in reservations],
             },
         )
+
+    def free_slot(self, task_id: UUID) -> None:
+        """A person found out that an unknown one was not delivered, or publishes it again under the same key."""
+        self._count(f"UPDATE {self.table} SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
 
 
 touches = TouchLedger(Touch, route="node_id", frees="reserved_at")

@@ -137,6 +137,8 @@ CHANNELS = {
     "email": "scheduling.channels.email.Email",
     "log": "scheduling.channels.log.Log",
 }
+# By the origin of a failed task, what publishes it again.
+REPUBLISHERS = {"touch": "scheduling.failed_tasks.republish_touch"}
 # Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.
 PRESENCE: list[str] = []
 

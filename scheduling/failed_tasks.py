@@ -1,0 +1,144 @@
+"""What a person can do about a failed task: publish it again, resolve it, ignore it, archive it.
+
+Each action moves the row with one guarded update, so that of two people who click at once one gets `Conflict`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.contrib.auth.models import AbstractBaseUser
+from django.db import transaction
+from django.utils.module_loading import import_string
+from django.utils.timezone import now
+
+from scheduling.errors import Conflict, NotFound
+from scheduling.ids import new_id
+from scheduling.models import FailedTask, Touch
+from scheduling.touches import touches
+
+State = FailedTask.State
+RETRYABLE = (State.OPEN, State.IGNORED)
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts, and why: stored with what was done."""
+
+    name: str
+    user: AbstractBaseUser | None = None
+    reason: str = ""
+
+
+#: Publishes a failed task of one origin again, as `new_id`, due at an instant; with the same delivery key or its own.
+Republish = Callable[[FailedTask, UUID, datetime, bool], None]
+
+
+def retry(failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: datetime | None = None) -> UUID:
+    """Publish it again under a new task id, with the same delivery key: a receiver that honours the key sees no second
+    effect. `as_new` gives it a key of its own: the receiver will get it even if it had it before.
+
+    The next pass hands it over. Returns the new task id. Raises `Conflict` where it was acted on already or can't be
+    published again, `NotFound` where there is none.
+    """
+    task_id = new_id()
+    with transaction.atomic():
+        row = _move(failed_id, State.RETRIED, actor, RETRYABLE, retried_as=task_id)
+        republish = _republishers().get(row.origin)
+        if republish is None:
+            raise Conflict("A broker message cannot be published again; ignore or archive it.")
+        republish(row, task_id, due_at or now(), as_new)
+    return task_id
+
+
+def resolve(failed_id: UUID, actor: Actor, *, delivered: bool) -> None:
+    """Settle an unknown outcome by what a person found out. Not delivered gives the customer's slot back."""
+    with transaction.atomic():
+        row = _find(failed_id)
+        if row.failure != "unknown":
+            raise Conflict("Only an unknown outcome can be resolved.")
+        _move(failed_id, State.RESOLVED_DELIVERED if delivered else State.RESOLVED_NOT_DELIVERED, actor, (State.OPEN,))
+        if not delivered and row.origin == FailedTask.Origin.TOUCH and row.task_id:
+            touches.free_slot(row.task_id)
+
+
+def ignore(failed_id: UUID, actor: Actor) -> None:
+    with transaction.atomic():
+        _move(failed_id, State.IGNORED, actor, (State.OPEN,))
+
+
+def archive(failed_id: UUID, actor: Actor) -> None:
+    with transaction.atomic():
+        _move(failed_id, State.ARCHIVED, actor, (State.OPEN, State.IGNORED))
+
+
+def retry_all(failed_ids: Sequence[UUID], actor: Actor, *, per_second: float = 20) -> int:
+    """Publish many again at a pace, each in a transaction of its own; what somebody else acted on meanwhile is passed
+    over. Returns how many."""
+    started_at, count = now(), 0
+    for failed_id in failed_ids:
+        try:
+            retry(failed_id, actor, due_at=started_at + timedelta(seconds=count / per_second))
+        except Conflict:
+            continue
+        count += 1
+    return count
+
+
+def _find(failed_id: UUID) -> FailedTask:
+    row = FailedTask.objects.select_for_update().filter(pk=failed_id).first()
+    if row is None:
+        raise NotFound(f"There is no failed task {failed_id}.")
+    return row
+
+
+def _move(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[str], **changes: Any) -> FailedTask:
+    row = _find(failed_id)
+    changed = FailedTask.objects.filter(pk=failed_id, state__in=allowed).update(
+        state=state,
+        actor=actor.user,
+        actor_name=actor.name[:150],
+        action_reason=actor.reason[:500],
+        acted_at=now(),
+        **changes,
+    )
+    if changed != 1:
+        raise Conflict(f"It is {row.get_state_display()} already.")
+    return row
+
+
+def republish_touch(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) -> None:
+    """A new touch for the same event and node. The slot of an unknown one moves along: it is the same delivery."""
+    old = Touch.objects.select_related("node").get(pk=row.task_id)
+    reserved_at = None if as_new else old.reserved_at
+    if reserved_at:
+        touches.free_slot(old.task_id)
+    Touch.objects.create(
+        task_id=task_id,
+        root_id=task_id if as_new else old.root_id,
+        retry_of=old.task_id,
+        priority=old.priority,
+        due_at=due_at,
+        planned_at=due_at,
+        event_id=old.event_id,
+        node_id=old.node_id,
+        node_version=old.node.version,
+        customer_id=old.customer_id,
+        chat_id=old.chat_id,
+        expires_at=due_at + old.node.expires_after,
+        reserved_at=reserved_at,
+        content_type=old.content_type,
+        template_id=old.template_id if reserved_at else None,
+        counts_toward_cap=old.counts_toward_cap,
+    )
+
+
+@cache
+def _republishers() -> dict[str, Republish]:
+    return {origin: import_string(path) for origin, path in settings.REPUBLISHERS.items()}
