@@ -21,7 +21,8 @@ CREATE = """
 INSERT INTO scheduling_configuration (id, version, changed_at) VALUES (1, 1, now()) ON CONFLICT DO NOTHING;
 CREATE FUNCTION scheduling_configuration_changed() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    UPDATE scheduling_configuration SET version = version + 1, changed_at = clock_timestamp() WHERE id = 1;
+    INSERT INTO scheduling_configuration AS c (id, version, changed_at) VALUES (1, 1, clock_timestamp())
+    ON CONFLICT (id) DO UPDATE SET version = c.version + 1, changed_at = clock_timestamp();
     RETURN NULL;
 END $$;
 """ + "\n".join(

@@ -1,0 +1,109 @@
+"""Real servers for every test: those the environment names, else embedded ones of a state directory of the tests."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from config.embedded import servers
+from config.environment import ROOT, environment
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before the first connection: never the servers of a stack that somebody runs in this checkout."""
+    os.environ.setdefault("AFTERTOUCH_STATE_DIR", str(ROOT / ".state" / "test"))
+    environment.cache_clear()
+    env = environment()
+    servers.start(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)
+    _point_settings_at(env)
+
+
+def _point_settings_at(env: Any) -> None:
+    from urllib.parse import unquote, urlsplit
+
+    from django.conf import settings
+
+    from config.celery import app
+
+    database = urlsplit(env.postgres)
+    settings.DATABASES["default"].update(
+        HOST=database.hostname,
+        PORT=str(database.port),
+        USER=unquote(database.username or ""),
+        PASSWORD=unquote(database.password or ""),
+        NAME=database.path.lstrip("/"),
+    )
+    settings.REDIS_URL = env.redis
+    settings.CELERY_BROKER_URL = env.broker
+    settings.CHANNEL_LAYERS["default"]["CONFIG"]["hosts"] = [env.redis]
+    settings.AFTERTOUCH_STATE_DIR = env.aftertouch_state_dir
+    app.conf.broker_url = env.broker
+
+
+@pytest.fixture
+def matrix(db: None) -> MatrixBuilder:
+    return MatrixBuilder()
+
+
+class MatrixBuilder:
+    """A small house to test in: one stage, one log channel, nodes on demand, the article's limits."""
+
+    def __init__(self) -> None:
+        from scheduling.models import ChannelConfig, HarassmentRule, Stage
+
+        self.stage = Stage.objects.create(key="presale")
+        self.channel = ChannelConfig.objects.create(key="log", kind="log", idempotent=True)
+        HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(hours=24))
+        HarassmentRule.objects.create(kind="dedupe", window=timedelta(hours=72))
+        HarassmentRule.objects.create(kind="conversation")
+
+    def template(self, key: str, content_type: str = "", body: str = "hi {{ user.name }}", **changes: Any) -> Any:
+        from scheduling.models import Template, TemplateText
+
+        template, made = Template.objects.get_or_create(
+            key=key, defaults={"content_type": content_type or key, **changes}
+        )
+        if made:
+            TemplateText.objects.create(template=template, body=body)
+        return template
+
+    def node(self, key: str = "guide", trigger: str = "material.downloaded", **changes: Any) -> Any:
+        from scheduling.models import Node
+
+        changes.setdefault("template", self.template(key))
+        changes.setdefault("channel", self.channel)
+        return Node.objects.create(key=key, stage=self.stage, trigger=trigger, **changes)
+
+
+@pytest.fixture
+def happen() -> Callable[..., Any]:
+    """Record one event; returns its receipt."""
+    from scheduling.intake import NewEvent, record_events
+    from scheduling.ids import new_id
+
+    def happen(type: str = "material.downloaded", user: str = "ann", **changes: Any) -> Any:
+        event = NewEvent(
+            source=changes.pop("source", "shop"),
+            event_id=changes.pop("event_id", str(new_id())),
+            type=type,
+            user_id=user,
+            **changes,
+        )
+        return record_events([event])[0]
+
+    return happen
+
+
+@pytest.fixture
+def valkey(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The test server, empty."""
+    import redis
+
+    client = redis.Redis.from_url(environment().redis)
+    client.flushall()
+    yield client
+    client.close()

@@ -1,0 +1,217 @@
+"""The moves of a row, and that no two can make the same one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connection, transaction
+from django.utils.timezone import now
+
+from scheduling.ledger import Claim, Settlement
+from scheduling.models import Touch
+from scheduling.touches import touches
+
+LEASE = timedelta(seconds=45)
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def waiting(matrix: Any, happen: Any) -> Callable[..., list[UUID]]:
+    """Touches of many customers, due `seconds` from now."""
+    matrix.node(delay=timedelta(days=1))
+
+    def make(count: int, *, seconds: float = 0) -> list[UUID]:
+        task_ids = [task_id for number in range(count) for task_id in happen(user=f"user-{number}").task_ids]
+        Touch.objects.filter(pk__in=task_ids).update(due_at=now() + timedelta(seconds=seconds))
+        return task_ids
+
+    return make
+
+
+def claim_one(task_id: UUID) -> Claim:
+    (claim,) = touches.claim([task_id], lease=LEASE)
+    return claim
+
+
+def lapse(*task_ids: UUID) -> None:
+    Touch.objects.filter(pk__in=task_ids).update(lease_until=now() - timedelta(seconds=1))
+
+
+def test_of_many_claims_of_one_row_one_wins(waiting: Any) -> None:
+    (task_id,) = waiting(1)
+    start = threading.Barrier(16)
+
+    def race() -> int:
+        start.wait()
+        try:
+            return len(touches.claim([task_id], lease=LEASE))
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(16) as pool:
+        won = sum(pool.map(lambda _: race(), range(16)))
+
+    assert won == 1
+    assert Touch.objects.get().lease_no == 1
+
+
+def test_many_dispatchers_hand_each_row_over_once(waiting: Any) -> None:
+    task_ids = waiting(60)
+    start = threading.Barrier(8)
+
+    def race() -> list[UUID]:
+        start.wait()
+        taken: list[UUID] = []
+        try:
+            while hints := touches.hand_over(horizon=timedelta(seconds=30), limit=7):
+                taken += [hint.task_id for hint in hints]
+        finally:
+            connection.close()
+        return taken
+
+    with ThreadPoolExecutor(8) as pool:
+        handed_over = [task_id for taken in pool.map(lambda _: race(), range(8)) for task_id in taken]
+
+    assert sorted(handed_over) == sorted(task_ids)
+
+
+def test_a_stale_owner_settles_nothing(waiting: Any) -> None:
+    (task_id,) = waiting(1)
+    stale = claim_one(task_id)
+    lapse(task_id)
+    with transaction.atomic():
+        ((lapsed, _),) = touches.lapsed_runs()
+        touches.settle([Settlement(lapsed.task_id, lapsed.lease_no, "scheduled", due_at=now())])
+    fresh = claim_one(task_id)
+
+    assert touches.settle([Settlement(stale.task_id, stale.lease_no, "delivered")]) == set()
+    assert touches.mark_sending([stale]) == set()
+    assert not touches.renew(stale, lease=LEASE)
+    assert touches.settle([Settlement(fresh.task_id, fresh.lease_no, "delivered")]) == {task_id}
+    assert Touch.objects.get().state == "delivered"
+
+
+def test_nothing_is_claimed_early_and_the_early_ones_are_owed_a_hint(waiting: Any) -> None:
+    (task_id,) = waiting(1, seconds=20)
+    touches.hand_over(horizon=timedelta(seconds=30))
+
+    assert touches.claim([task_id], lease=LEASE) == []
+    (hint,) = touches.early([task_id])
+    assert hint.task_id == task_id
+    assert hint.due_at > now()
+
+
+def test_what_is_not_due_within_the_horizon_stays_in_the_table(waiting: Any) -> None:
+    waiting(1, seconds=31)
+    assert touches.hand_over(horizon=timedelta(seconds=30)) == []
+
+
+def test_a_lost_hint_comes_back_and_each_one_is_trusted_longer(waiting: Any) -> None:
+    (task_id,) = waiting(1)
+    waits = []
+    for _ in range(3):
+        touches.hand_over(horizon=timedelta(seconds=30))
+        row = Touch.objects.get()
+        assert row.lease_until is not None
+        assert row.queued_at is not None
+        waits.append(round((row.lease_until - row.queued_at).total_seconds()))
+        lapse(task_id)
+        assert touches.rescue_hints(trusted_since={}) == 1
+        assert Touch.objects.get().state == "scheduled"
+    assert waits == [10, 20, 40]
+
+
+def test_a_hint_that_waits_behind_a_backlog_is_not_published_again(waiting: Any) -> None:
+    (task_id,) = waiting(1)
+    touches.hand_over(horizon=timedelta(seconds=30))
+    lapse(task_id)
+
+    touches.rescue_hints(trusted_since={1: now() - timedelta(minutes=5)})
+
+    row = Touch.objects.get()
+    assert row.state == "queued"
+    assert row.lease_until is not None
+    assert row.lease_until > now()
+
+
+def test_a_message_that_arrives_after_its_row_went_back_still_counts(waiting: Any) -> None:
+    (task_id,) = waiting(1)
+    assert Touch.objects.get().state == "scheduled"
+    assert [claim.task_id for claim in touches.claim([task_id], lease=LEASE)] == [task_id]
+
+
+def test_only_what_waits_can_be_cancelled(waiting: Any) -> None:
+    first, second = waiting(2)
+    claim_one(first)
+    assert touches.cancel([first, second], reason="by:ann") == {second}
+
+
+def test_a_row_marked_as_sending_is_not_marked_twice(waiting: Any) -> None:
+    (task_id,) = waiting(1)
+    claim = claim_one(task_id)
+    assert touches.mark_sending([claim]) == {task_id}
+    assert touches.mark_sending([claim]) == set()
+    assert Touch.objects.get().attempt == 1
+
+
+def test_a_claim_with_too_little_time_left_may_not_send(waiting: Any) -> None:
+    (task_id,) = waiting(1)
+    claim = claim_one(task_id)
+    assert touches.mark_sending([claim], margin=timedelta(minutes=1)) == set()
+
+
+def test_resuming_spreads_what_a_pause_had_parked(waiting: Any) -> None:
+    task_ids = waiting(40)
+    for claim in touches.claim(task_ids, lease=LEASE):
+        touches.settle([Settlement(claim.task_id, claim.lease_no, "scheduled", "paused", parked="all")])
+    assert touches.hand_over(horizon=timedelta(days=1)) == []
+    assert touches.parked_scopes() == ["all"]
+
+    assert touches.unpark("all", spread=timedelta(minutes=2)) == 40
+
+    due = sorted(Touch.objects.values_list("due_at", flat=True))
+    assert due[-1] - due[0] > timedelta(seconds=30)
+    assert due[-1] < now() + timedelta(minutes=2)
+    assert touches.parked_scopes() == []
+
+
+def test_a_leased_row_has_a_lease_and_no_other(waiting: Any) -> None:
+    from django.db import IntegrityError
+
+    waiting(1)
+    with pytest.raises(IntegrityError, match="touch_leased_iff_lease"):
+        Touch.objects.update(state="running")
+
+
+@pytest.mark.parametrize("move", ["hand_over", "lapsed_runs"])
+def test_the_partial_index_is_used(waiting: Any, move: str) -> None:
+    """A parameter instead of a literal state would make PostgreSQL read the whole table (I2)."""
+    waiting(3)
+    with connection.cursor() as cursor:
+        cursor.execute("SET enable_seqscan = off")
+        try:
+            plan = _plan_of(cursor, move)
+        finally:
+            cursor.execute("RESET enable_seqscan")
+    assert {"hand_over": "touch_due", "lapsed_runs": "touch_leased"}[move] in plan
+
+
+def _plan_of(cursor: Any, move: str) -> str:
+    statements: list[tuple[str, Any]] = []
+
+    def capture(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        statements.append((sql, params))
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(capture), transaction.atomic():
+        moves = {"hand_over": lambda: touches.hand_over(horizon=timedelta(0)), "lapsed_runs": touches.lapsed_runs}
+        moves[move]()
+    sql, params = statements[0]
+    cursor.execute("EXPLAIN " + sql, params)
+    return "\n".join(row[0] for row in cursor.fetchall())
