@@ -26,6 +26,7 @@ from config.stack.supervision import Supervisor, start_supervisor, write_configu
 from config.stack.watch import Watch
 
 LIVE_WITHIN = 90.0
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 compared with, not bound
 
 
@@ -33,8 +34,8 @@ def run(settings: Environment, programs: Sequence[Program]) -> None:
     """Returns after Ctrl-C or SIGTERM, with everything stopped. Raises what kept it from running."""
     state_dir = settings.aftertouch_state_dir.resolve()
     servers.open_state_dir(state_dir)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
+    for number in ENDING:
+        signal.signal(number, interrupt)  # SIGINT too: a shell starts background jobs with it ignored
     with sole_owner(state_dir):
         end_leftovers(state_dir)
         refuse_taken_ports(settings, programs)
@@ -45,7 +46,7 @@ def run(settings: Environment, programs: Sequence[Program]) -> None:
         except KeyboardInterrupt:
             pass
         finally:
-            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            for number in ENDING:
                 signal.signal(number, signal.SIG_IGN)  # stopping is bounded already
             stack.stop()
 

@@ -43,7 +43,7 @@ class Watch:
         before = read_endpoints(self.state_dir)
         if not dead or before is None:  # without addresses somebody stopped them on purpose
             return
-        self.say(f"{' and '.join(dead)} died and is started again")
+        self.say(f"{' and '.join(dead)} died; started again")
         try:
             self.start_servers()
         except EmbeddedServerError as error:

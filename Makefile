@@ -1,0 +1,65 @@
+# Aftertouch. `make` prints what there is.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+# Any of these that is 3.11 or newer and can make virtual environments; or say PYTHON=… yourself.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run demo test faults bench check stop clean requirements
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(READY) ## the virtual environment with everything in it, checked by hash
+
+$(READY): requirements/test.txt
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "Aftertouch needs Python 3.11 or newer with the venv module; found: $$(python3 --version 2>&1 || echo no python3)."; \
+		echo "On Debian: apt-get install python3 python3-venv. Another one: make setup PYTHON=/path/to/python3.12"; \
+		exit 1; \
+	fi
+	@# A folder that was moved or half made is made anew.
+	@$(PY) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/test.txt
+	@touch $(READY)
+
+run: setup ## servers, web, worker, beat and Flower, until Ctrl-C
+	@exec $(PY) -m config.stack run
+
+demo: setup ## a tour that proves itself: real events, one RPA job, one silent chat
+	@exec $(PY) -m config.demo
+
+test: setup ## all tests, each fault once (ARGS="-k name" picks)
+	@exec $(PY) -m pytest -m "not campaign" $(ARGS)
+
+faults: setup ## the long fault campaigns
+	@exec $(PY) -m pytest -m campaign $(ARGS)
+
+bench: setup ## the benchmarks, side by side with peers
+	@exec $(PY) -m benchmarks $(ARGS)
+
+check: setup ## format, lint, types, import contracts, deployment settings, missing migrations
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	PY=$(PY) .ci/check-deploy
+	DJANGO_SETTINGS_MODULE=config.settings.test $(PY) -W ignore::RuntimeWarning manage.py makemigrations --check --dry-run
+
+stop: ## end what runs from this folder, however it was started
+	@if $(PY) -c 'import psutil, supervisor' 2>/dev/null; then exec $(PY) -m config.stack stop; fi
+
+clean: stop ## remove the virtual environment, the caches and .state with its data
+	rm -rf $(VENV) .state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+requirements: setup ## compile requirements/*.in again, keeping the versions that still fit
+	$(PY) -m pip install --quiet --disable-pip-version-check pip-tools
+	for name in base production local test; do \
+		CUSTOM_COMPILE_COMMAND="make requirements" $(VENV)/bin/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras \
+			--no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+			--output-file requirements/$$name.txt requirements/$$name.in || exit 1; \
+	done
