@@ -10,6 +10,7 @@ import signal
 import subprocess
 from importlib.util import find_spec
 from pathlib import Path
+from secrets import token_hex
 
 import psycopg
 from psycopg import sql
@@ -83,8 +84,10 @@ class Postgres(Server):
 
     def initialise(self) -> None:
         """Make the cluster beside its place and move it there whole: a kill in the middle leaves no half cluster."""
-        draft = self.folder / "data.new"
-        shutil.rmtree(draft, ignore_errors=True)
+        for abandoned in self.folder.glob("data.*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        # A name of its own: the initdb of a killed starter may still be at work, and must not write into ours.
+        draft = self.folder / f"data.{token_hex(4)}"
         self.account.own(self.folder)
         self.password()
         made = subprocess.run(

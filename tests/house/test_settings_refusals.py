@@ -1,0 +1,46 @@
+"""A setting that does not fit stops the start and is named."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config.environment import ROOT
+
+
+def start(module: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", module, *words],
+        cwd=ROOT, env={**os.environ, **env}, text=True, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("AFTERTOUCH_PORT", "eighty"),
+        ("AFTERTOUCH_PORT", "70000"),
+        ("AFTERTOUCH_TIME_SCALE", "0"),
+        ("AFTERTOUCH_WORKER_CONCURRENCY", "-1"),
+        ("DJANGO_LOG_LEVEL", "LOUD"),
+    ],
+)
+@pytest.mark.parametrize("module", ["config.embedded", "config.stack"])
+def test_a_bad_value_stops_the_start_and_names_itself(tmp_path: Path, module: str, name: str, value: str) -> None:
+    state_dir = tmp_path / "state"
+    refused = start(module, {"config.embedded": "start", "config.stack": "run"}[module],
+                    AFTERTOUCH_STATE_DIR=str(state_dir), **{name: value})  # fmt: skip
+    assert refused.returncode == 1
+    assert name in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not state_dir.exists()
+
+
+def test_every_bad_value_is_named_at_once() -> None:
+    refused = start("config.stack", "run", AFTERTOUCH_PORT="0", AFTERTOUCH_FLOWER_PORT="x")
+    assert "AFTERTOUCH_PORT" in refused.stderr
+    assert "AFTERTOUCH_FLOWER_PORT" in refused.stderr

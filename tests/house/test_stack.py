@@ -1,0 +1,137 @@
+"""The stack in the foreground: what it starts, keeps alive, refuses and stops."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from config.embedded import servers
+from config.embedded.processes import carrying, is_alive, wait_until
+from config.embedded.secrets import secret
+from config.environment import ROOT
+from config.stack import RunningStack, ownership, running_stack
+from config.stack.supervision import SOCKET_PATH_LIMIT, socket_path
+
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[RunningStack]:
+    with running_stack(programs=["web", "beat", "flower"]) as running:
+        yield running
+
+
+def status_of(url: str, login: str = "") -> int:
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=10)
+    try:
+        token = base64.b64encode(login.encode()).decode()
+        connection.request("GET", urlsplit(url).path, headers={"Authorization": f"Basic {token}"} if login else {})
+        return connection.getresponse().status
+    except OSError:
+        return 0
+    finally:
+        connection.close()
+
+
+def is_running(stack: RunningStack, program: str) -> bool:
+    return stack.supervisor.states()[program] == "RUNNING"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("program", ["web", "beat"])
+def test_a_killed_program_is_started_again(stack: RunningStack, program: str) -> None:
+    killed = stack.kill(program)
+    stack.wait_until(lambda: stack.pids.get(program, killed) != killed, PATIENCE)
+    stack.wait_until(lambda: is_running(stack, program), PATIENCE)
+    stack.wait_until(lambda: status_of(stack.base_url + "/health/live") == 200, PATIENCE)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("server", ["PostgreSQL", "Valkey"])
+def test_a_killed_server_comes_back_at_its_address(stack: RunningStack, server: str) -> None:
+    before, killed = stack.endpoints, stack.kill(server)
+    stack.wait_until(lambda: stack.server_pids.get(server, killed) != killed, PATIENCE)
+    assert servers.start(stack.state_dir) == before  # proves that both answer
+
+
+def test_flower_serves_nothing_without_its_login(stack: RunningStack) -> None:
+    login = f"aftertouch:{secret(stack.state_dir, 'flower')}"
+    stack.wait_until(lambda: status_of(stack.flower_url + "/workers", login) == 200, PATIENCE)
+    assert status_of(stack.flower_url + "/workers") == 401
+    assert status_of(stack.flower_url + "/workers", "aftertouch:guess") == 401
+    for pid in stack.pids.values():
+        assert login not in " ".join(psutil.Process(pid).cmdline())
+
+
+def test_manage_py_reaches_the_same_servers(stack: RunningStack) -> None:
+    assert "[X]" in stack.manage("showmigrations", "contenttypes")
+
+
+def test_a_second_stack_of_the_same_folder_is_refused(stack: RunningStack) -> None:
+    refused = run("run", stack.state_dir)
+    assert refused.returncode == 1
+    assert "already runs" in refused.stderr
+    assert status_of(stack.base_url + "/health/live") == 200
+
+
+def run(action: str, state_dir: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "config.stack", action],
+        cwd=ROOT, env={**os.environ, "AFTERTOUCH_STATE_DIR": str(state_dir), **env},
+        text=True, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("variable", ["AFTERTOUCH_PORT", "AFTERTOUCH_FLOWER_PORT"])
+def test_a_taken_port_names_its_setting_and_nothing_is_started(tmp_path: Path, variable: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = run("run", tmp_path / "state", **{variable: str(port)})
+    assert refused.returncode == 1
+    assert f"port {port}" in refused.stderr
+    assert f"set {variable} " in refused.stderr
+    assert not (tmp_path / "state" / "postgres").exists()
+
+
+@pytest.mark.faults
+def test_a_stack_leaves_nothing_behind_though_its_owner_is_killed(tmp_path: Path) -> None:
+    state_dir = tmp_path / "state"
+    with running_stack(programs=["beat"], state_dir=state_dir) as stack:
+        programs = [psutil.Process(pid) for pid in stack.pids.values()]
+        owner = ownership.owner_pid(state_dir)
+        assert owner is not None
+        os.kill(owner, signal.SIGKILL)
+        assert wait_until(lambda: not any(is_alive(program) for program in programs), PATIENCE)
+    assert servers.status(state_dir) == {"PostgreSQL": None, "Valkey": None}
+    assert carrying(ownership.MARK, str(state_dir)) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_everything_and_is_no_error(tmp_path: Path, number: signal.Signals) -> None:
+    state_dir = tmp_path / "state"
+    with running_stack(programs=["beat"], state_dir=state_dir):
+        owner = ownership.owner_pid(state_dir)
+        assert owner is not None
+        os.kill(owner, number)
+        assert wait_until(lambda: not ownership.is_owned(state_dir), PATIENCE)
+        assert servers.status(state_dir) == {"PostgreSQL": None, "Valkey": None}
+        assert carrying(ownership.MARK, str(state_dir)) == []
+        assert "has stopped" in (state_dir / "logs" / "stack.log").read_text()
+
+
+def test_a_long_folder_name_gets_a_short_socket(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    assert len(os.fsencode(socket_path(long))) <= SOCKET_PATH_LIMIT
+    assert socket_path(long) == socket_path(long) != socket_path(tmp_path / ("y" * 100))
+    assert socket_path(Path("/srv/at")) == Path("/srv/at/supervisor.sock")
