@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Self
 
@@ -79,9 +80,9 @@ class PrivateHosts:
                 hosts.add(_host_and_port(entry))
         return cls(frozenset(hosts), tuple(networks))
 
-    @classmethod
-    def from_settings(cls) -> Self:
-        return cls.parse(settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS)
+    @staticmethod
+    def from_settings() -> PrivateHosts:
+        return _private_hosts(tuple(settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS))
 
     def open(self, url: URL) -> bool:
         """Whether the host of an admitted URL is opened by its own name or literal address."""
@@ -96,6 +97,11 @@ class PrivateHosts:
         return any(address in network for network in self.networks)
 
 
+@cache
+def _private_hosts(entries: tuple[str, ...]) -> PrivateHosts:
+    return PrivateHosts.parse(entries)
+
+
 def _host_and_port(entry: str) -> tuple[str, int | None]:
     try:
         parsed = URL(f"//{entry}")
@@ -108,6 +114,7 @@ def _host_and_port(entry: str) -> tuple[str, int | None]:
     return str(literal or host), parsed.explicit_port
 
 
+@lru_cache(maxsize=4096)
 def admit(url: str, private: PrivateHosts) -> URL:
     """The URL, ready to be sent byte for byte. Raises `Refused` ("bad_url", "scheme", "private_address").
 

@@ -80,7 +80,7 @@ class Email:
             return await _by_django(mail, left.total_seconds())
         sender = sanitize_address(parseaddr(self._from)[1], "utf-8")
         recipient = sanitize_address(str(message.target["address"]), "utf-8")
-        content = mail.message().as_bytes(linesep="\r\n")
+        content = mail.message().as_bytes().replace(b"\n", b"\r\n")  # base64: there is no other line end
         return await converse(self._relay, sender, recipient, content, left.total_seconds())
 
     def compose(self, message: Message) -> EmailMessage:

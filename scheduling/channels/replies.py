@@ -34,9 +34,10 @@ class Response:
 
 
 def excerpt(said: bytes | str) -> str:
-    """The first 1,000 characters, without the NUL that PostgreSQL refuses."""
-    text = said[: REPLY_LENGTH * 5].decode("utf-8", "replace") if isinstance(said, bytes) else said
-    return text.replace("\x00", "")[:REPLY_LENGTH]
+    """The first 1,000 characters, without what PostgreSQL refuses: NUL and lone surrogates (JSON may spell them)."""
+    start = said[: REPLY_LENGTH * 5]
+    encoded = start if isinstance(start, bytes) else start.encode("utf-8", "replace")
+    return encoded.decode("utf-8", "replace").replace("\x00", "")[:REPLY_LENGTH]
 
 
 def judge_status(response: Response, *, repeatable: bool) -> Outcome:
@@ -67,7 +68,7 @@ def retry_after(response: Response, now: datetime | None = None) -> timedelta | 
         return min(timedelta(seconds=int(value[:10])), LONGEST_RETRY_AFTER)
     try:
         until = parsedate_to_datetime(value)
+        wait = (until if until.tzinfo else until.replace(tzinfo=UTC)) - (now or datetime.now(UTC))
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
-    until = until if until.tzinfo else until.replace(tzinfo=UTC)
-    return max(timedelta(0), min(until - (now or datetime.now(UTC)), LONGEST_RETRY_AFTER))
+    return max(timedelta(0), min(wait, LONGEST_RETRY_AFTER))

@@ -113,7 +113,8 @@ class Robot:
         if refusal is not None:
             return refusal.outcome(code, said, response)
         # A code nobody listed is a refusal all the same; whether a retry helps is for the retry schedule to find out.
-        return Transient("vendor_other", f"未知的返回码（{code}：{said}）", retry_after(response), response.status)
+        detail = excerpt(f"未知的返回码（{code}：{said}）")
+        return Transient("vendor_other", detail, retry_after(response), response.status)
 
     def refusal(self, code: int, said: str) -> Refusal | None:
         return self.refusals.get(code)

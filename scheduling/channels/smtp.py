@@ -8,6 +8,7 @@ nothing was delivered (RFC 5321, 4.1.1.4), after it only a final reply can tell.
 from __future__ import annotations
 
 import asyncio
+import os
 import smtplib
 import socket
 import ssl
@@ -19,6 +20,8 @@ from functools import cache
 from threading import Lock
 from time import monotonic
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from django.core.mail.utils import DNS_NAME
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.replies import excerpt
@@ -117,7 +120,12 @@ class Conversation:
     def _connect(self) -> None:
         context = ssl.create_default_context()
         left = self._time_left()
-        smtp = smtplib.SMTP_SSL(timeout=left, context=context) if self._relay.tls else smtplib.SMTP(timeout=left)
+        name = DNS_NAME.get_fqdn()  # remembered: looking up our own name can take seconds
+        smtp = (
+            smtplib.SMTP_SSL(local_hostname=name, timeout=left, context=context)
+            if self._relay.tls
+            else smtplib.SMTP(local_hostname=name, timeout=left)
+        )
         smtp._host = self._relay.host  # type: ignore[attr-defined]  # what connect() leaves unset; SNI needs it
         with self._lock:
             self._smtp = smtp
@@ -195,9 +203,13 @@ async def converse(relay: Relay, sender: str, recipient: str, content: bytes, se
     return running.result() if done else conversation.abandon()
 
 
-@cache
 def threads() -> ThreadPoolExecutor:
     """Mail has its own threads: slow relays must not starve the loop's default executor."""
+    return _threads_of(os.getpid())  # a pool does not survive a fork
+
+
+@cache
+def _threads_of(process: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, thread_name_prefix="mail")
 
 

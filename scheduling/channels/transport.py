@@ -33,7 +33,7 @@ BODY_CAP = 64 * 1024  # bytes
 CONNECT_TIMEOUT = 5.0  # seconds for TCP and TLS to one host
 IDLE_TIMEOUT = 1.5  # seconds; below the idle timeout of common servers (gunicorn 2 s, Node and uvicorn 5 s)
 PER_HOST = 200  # connections; a robot vendor is one host for hundreds of robots
-LOOKUP_THREADS = 16  # own threads: names that hang must not starve the loop's default executor
+LOOKUP_THREADS = 32  # own threads: names that hang must not starve the loop's default executor
 HEADERS = {"User-Agent": "Aftertouch", "Accept-Encoding": "identity"}
 
 Lookup = Callable[[str, int], list[tuple[Any, ...]]]
@@ -84,6 +84,7 @@ class Flight:
 
     sent: bool = False  #: a byte of it may have been written
     reused: bool = False  #: it went out on a connection that had served before
+    queued: bool = False  #: it waits for one of the connections that a host may have
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
@@ -184,11 +185,19 @@ def _tracing() -> aiohttp.TraceConfig:
     async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
         context.trace_request_ctx.reused = True
 
+    async def queued(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        context.trace_request_ctx.queued = True
+
+    async def dequeued(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        context.trace_request_ctx.queued = False
+
     async def writing(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
         context.trace_request_ctx.sent = True  # called before the first byte is handed to the socket
 
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(reused)
+    trace.on_connection_queued_start.append(queued)
+    trace.on_connection_queued_end.append(dequeued)
     trace.on_request_headers_sent.append(writing)
     return trace
 
@@ -199,6 +208,8 @@ def _failure(flight: Flight, error: Exception) -> NotSent | NoAnswer:
         if isinstance(error, TimeoutError):
             return NoAnswer("timeout", "no answer within the time limit")
         return NoAnswer("garbled" if isinstance(error, aiohttp.ClientResponseError) else "disconnected", said)
+    if flight.queued:
+        return NotSent("busy", f"all {PER_HOST} connections to the host are in use")
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return NotSent("dns", said)
     if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError)):

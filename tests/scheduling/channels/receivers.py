@@ -26,14 +26,12 @@ class Cast:
     delivery_key = UUID("22222222-2222-4222-8222-222222222222")
 
     def message(self, **changes: Any) -> Message:
-        return Message(
-            **{
-                "task_id": self.task_id, "delivery_key": self.delivery_key, "user_id": "alice", "chat_id": "c1",
-                "node": "presale-download", "content_type": "guide", "category": "service", "subject": "使用指南",
-                "body": "您好 Alice，指南在此 👩‍👩‍👧", "locale": "zh-hans", "event": EVENT, "target": {},
-            }
-            | changes
-        )  # fmt: skip
+        usual: dict[str, Any] = {
+            "task_id": self.task_id, "delivery_key": self.delivery_key, "user_id": "alice", "chat_id": "c1",
+            "node": "presale-download", "content_type": "guide", "category": "service", "subject": "使用指南",
+            "body": "您好 Alice，指南在此 👩‍👩‍👧", "locale": "zh-hans", "event": EVENT, "target": {},
+        }  # fmt: skip
+        return Message(**usual | changes)
 
 
 @dataclass

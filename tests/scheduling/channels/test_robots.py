@@ -160,6 +160,18 @@ async def test_codes_of_the_vendors(
 
 
 @every
+async def test_what_a_vendor_says_can_be_stored(cast: Cast, robot: type[Robot]) -> None:
+    body = b'{"errcode":31,"code":31,"errmsg":"\\u0000\\ud800' + b"x" * 5000 + b'","msg":"\\ud800"}'
+
+    outcome = await sent(cast, robot, always(reply(200, body)))
+
+    assert isinstance(outcome, Transient)
+    assert len(outcome.detail) <= 1000
+    assert "\x00" not in outcome.detail
+    outcome.detail.encode()
+
+
+@every
 async def test_silence_is_unknown_and_nothing_is_sent_twice(cast: Cast, robot: type[Robot]) -> None:
     async with Receiver(lambda request, writer: never()) as receiver:
         message = cast.message(target={"url": receiver.url.removesuffix("/hook") + PATHS[robot]})

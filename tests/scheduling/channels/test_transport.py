@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -14,7 +15,14 @@ import pytest
 from scheduling.channels.destinations import PrivateHosts
 from scheduling.channels.failures import NoAnswer, NotSent, Refused
 from scheduling.channels.replies import Response
-from scheduling.channels.transport import BODY_CAP, Lookup, Transport, look_up
+from scheduling.channels.transport import (
+    BODY_CAP,
+    Lookup,
+    Transport,
+    close_shared_transport,
+    look_up,
+    shared_transport,
+)
 from tests.scheduling.channels.receivers import Receiver, Request, always, free_port, never, read_request, reply, reset
 
 LOOPBACK = PrivateHosts.parse(["127.0.0.1"])
@@ -279,7 +287,7 @@ async def test_the_connection_goes_to_the_address_that_was_judged(
 ) -> None:
     server, client = certificate
     names: list[str] = []
-    server.sni_callback = lambda connection, name, context: names.append(name)  # type: ignore[assignment]
+    server.sni_callback = lambda connection, name, context: names.append(name)
     private = PrivateHosts.parse(["touch.test"])
 
     def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
@@ -391,6 +399,54 @@ async def test_a_fresh_connection_that_breaks_is_not_tried_again() -> None:
             await post(out, receiver.url, repeatable=True)
 
         assert receiver.connections == 1
+
+
+async def test_who_waits_for_a_connection_of_a_busy_host_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("scheduling.channels.transport.PER_HOST", 1)
+    arrived = asyncio.Event()
+
+    async def hold(request: Request, writer: asyncio.StreamWriter) -> None:
+        arrived.set()
+        await never()
+
+    async with Receiver(hold) as receiver, transport() as out:
+        first = asyncio.create_task(post(out, receiver.url))
+        await arrived.wait()
+        with pytest.raises(NotSent) as failure:
+            await post(out, receiver.url, SHORT)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    assert failure.value.reason == "busy"
+
+
+async def test_a_name_that_hangs_does_not_hold_up_another() -> None:
+    release = threading.Event()
+
+    def lookup(host: str, port: int) -> list[tuple[Any, ...]]:
+        if host.startswith("slow"):
+            release.wait(10)
+        return [_found("127.0.0.1")]
+
+    private = PrivateHosts.parse(["slow.test", "fast.test"])
+    async with Receiver() as receiver, transport(private, lookup=lookup) as out:
+        slow = asyncio.create_task(post(out, f"http://slow.test:{receiver.port}/", SHORT))
+        assert (await post(out, f"http://fast.test:{receiver.port}/")).status == 200
+        with pytest.raises(NotSent) as failure:
+            await slow
+        release.set()
+
+    assert failure.value.reason == "connect_timeout"
+
+
+async def test_a_loop_shares_one_transport_until_it_is_closed() -> None:
+    first = shared_transport()
+    assert shared_transport() is first
+
+    await close_shared_transport()
+
+    assert shared_transport() is not first
 
 
 async def test_cookies_are_not_kept() -> None:

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from scheduling.channels.base import Delivered, Permanent, Transient
+from scheduling.channels.replies import LONGEST_RETRY_AFTER, Response, excerpt, judge_status, retry_after
+
+
+@given(st.text(max_size=60) | st.from_regex(r"[A-Z][a-z]{2}, \d{1,9} [A-Z][a-z]{2} \d{1,9} [0-9:]{1,12} [-+]\d{1,9}"))
+@example("Mon, 01 Jan 0001 00:00:00 +2359")
+@example("Fri, 31 Dec 9999 23:59:59 -2359")
+@example("٣")
+@example("0" * 5000 + "7")
+def test_no_retry_after_is_an_error_or_longer_than_a_day(value: str) -> None:
+    wait = retry_after(Response(503, {"retry-after": value}))
+
+    assert wait is None or timedelta(0) <= wait <= LONGEST_RETRY_AFTER
+
+
+@given(st.integers(min_value=200, max_value=999), st.booleans())
+def test_every_status_means_something(status: int, repeatable: bool) -> None:
+    outcome = judge_status(Response(status), repeatable=repeatable)
+
+    assert isinstance(outcome, Delivered) is (status < 300)
+    if repeatable:
+        assert isinstance(outcome, (Delivered, Transient, Permanent))
+
+
+def test_what_is_kept_can_be_stored() -> None:
+    assert excerpt("a\x00b\ud800c") == "ab?c"
+    assert excerpt(b"a\x00b\xed\xa0\x80") == "ab" + "\N{REPLACEMENT CHARACTER}" * 3
+    assert len(excerpt("x" * 5000)) == len(excerpt(b"x" * 5000)) == 1000
