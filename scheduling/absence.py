@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import transaction
 
+from scheduling import sql
 from scheduling.dispatcher import doorbell
 from scheduling.intake import NewEvent, record_events
 
@@ -28,9 +29,7 @@ def scan() -> int:
 
 def _scan_batch() -> int:
     with transaction.atomic():
-        with connection.cursor() as cursor:
-            cursor.execute(_AWAY, {"after": settings.AFTERTOUCH_INACTIVE_AFTER, "limit": BATCH})
-            away = cursor.fetchall()
+        away = sql.rows(_AWAY, {"after": settings.AFTERTOUCH_INACTIVE_AFTER, "limit": BATCH})
         if not away:
             return 0
         record_events(
@@ -46,8 +45,7 @@ def _scan_batch() -> int:
             ],
             announce=doorbell.ring,
         )
-        with connection.cursor() as cursor:
-            cursor.execute(_NOTE, {"ids": [row[0] for row in away]})
+        sql.count(_NOTE, {"ids": [row[0] for row in away]})
     return len(away)
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from uuid import UUID
 
 import structlog
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import InterfaceError, OperationalError, transaction
 
-from scheduling import configuration, failures, guard, history, outcomes
+from scheduling import configuration, failures, guard, history, outcomes, sql
 from scheduling.broker import publish_touches
 from scheduling.channels.base import ImmediateChannel, Message
 from scheduling.configuration import Snapshot
@@ -243,16 +243,16 @@ def _turned_down(claim: Claim, verdict: Verdict) -> Settlement:
 
 
 def _record_verdicts(verdicts: Sequence[tuple[UUID, Verdict]], at: datetime) -> None:
-    if not verdicts:
-        return
-    rows: list[tuple[Any, ...]] = [
-        (task_id, at, each.decision, each.rule, each.rule_version, each.observed[:200], each.limit[:200],
-         each.next_eligible_at)
-        for task_id, each in verdicts
-    ]  # fmt: skip
-    with connection.cursor() as cursor, cursor.copy(_COPY_VERDICTS) as copy:
-        for row in rows:
-            copy.write_row(row)
+    sql.copy(
+        _COPY_VERDICTS,
+        [
+            (
+                task_id, at, each.decision, each.rule, each.rule_version, each.observed[:200], each.limit[:200],
+                each.next_eligible_at,
+            )
+            for task_id, each in verdicts
+        ],
+    )  # fmt: skip
 
 
 _COPY_VERDICTS = """

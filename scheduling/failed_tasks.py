@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils.module_loading import import_string
 from django.utils.timezone import now
@@ -32,7 +32,7 @@ class Actor:
     """Who acts, and why: stored with what was done."""
 
     name: str
-    user: AbstractBaseUser | None = None
+    user: User | None = None
     reason: str = ""
 
 
@@ -115,7 +115,7 @@ def _move(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[str], **c
 
 def republish_touch(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) -> None:
     """A new touch for the same event and node. The slot of an unknown one moves along: it is the same delivery."""
-    old = Touch.objects.select_related("node").get(pk=row.task_id)
+    old = Touch.objects.select_related("node").get(task_id=row.task_id)
     reserved_at = None if as_new else old.reserved_at
     if reserved_at:
         touches.free_slot(old.task_id)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db import connection
 
-from scheduling import presence
+from scheduling import presence, sql
 from scheduling.configuration import Snapshot
 from scheduling.guard import Slot
 from scheduling.ledger import Claim
@@ -54,35 +52,28 @@ def objections(task_ids: Sequence[UUID]) -> dict[UUID, str]:
     """What Presence says, asked before the transaction: it lives outside the database."""
     if not settings.PRESENCE:
         return {}
-    with connection.cursor() as cursor:
-        cursor.execute(_QUESTIONS, {"ids": list(task_ids)})
-        asked = [(row[0], presence.Question(*row[1:])) for row in cursor.fetchall()]
+    asked = [(task_id, presence.Question(*rest)) for task_id, *rest in sql.rows(_QUESTIONS, {"ids": list(task_ids)})]
     answers = presence.objections([question for _, question in asked])
     return {task_id: answer for (task_id, _), answer in zip(asked, answers, strict=True)}
 
 
 def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
     """Lock the customers of these touches in the order of their ids, as every writer does."""
-    with connection.cursor() as cursor:
-        cursor.execute(_LOCK_CUSTOMERS, {"ids": list(task_ids)})
-        return {row[0]: CustomerSpec(*row) for row in cursor.fetchall()}
+    return {row[0]: CustomerSpec(*row) for row in sql.rows(_LOCK_CUSTOMERS, {"ids": list(task_ids)})}
 
 
 def lock_communities(task_ids: Sequence[UUID]) -> None:
     """Where a community cap is on: the communities too, after the customers. Unknown ones get a row to lock."""
-    with connection.cursor() as cursor:
-        cursor.execute(_INSERT_COMMUNITIES, {"ids": list(task_ids)})
-        cursor.execute(_LOCK_COMMUNITIES, {"ids": list(task_ids)})
+    sql.count(_INSERT_COMMUNITIES, {"ids": list(task_ids)})
+    sql.rows(_LOCK_COMMUNITIES, {"ids": list(task_ids)})
 
 
 def load_due(claims: Mapping[UUID, Claim]) -> tuple[list[Due], datetime]:
     """The claimed touches, and the database's time."""
-    with connection.cursor() as cursor:
-        cursor.execute(_LOAD_DUE, {"ids": list(claims)})
-        rows = cursor.fetchall()
-        cursor.execute("SELECT statement_timestamp()")
-        now = cursor.fetchone()[0]
-    return [Due(claims[row[0]], *row[1:10], EventSpec(*row[10:])) for row in rows], now
+    rows = sql.rows(_LOAD_DUE, {"ids": list(claims)})
+    ((now,),) = sql.rows("SELECT statement_timestamp()", {})
+    due = [Due(claims[row[0]], *row[1:10], EventSpec(*row[10:])) for row in rows]  # type: ignore[call-arg]
+    return due, now
 
 
 def load(due: Sequence[Due], config: Snapshot) -> History:
@@ -91,40 +82,37 @@ def load(due: Sequence[Due], config: Snapshot) -> History:
     if not due:
         return history
     customers = sorted({row.customer_id for row in due})
-    with connection.cursor() as cursor:
-        if config.window:
-            cursor.execute(_SLOTS, {"customers": customers, "window": config.window})
-            for customer_id, *slot in cursor.fetchall():
-                history.slots.setdefault(customer_id, []).append(Slot(*slot))
-        if config.counts_communities:
-            chats = sorted({row.event.chat_id for row in due if row.event.chat_id})
-            cursor.execute(_COMMUNITY_SLOTS, {"chats": chats, "window": config.window})
-            for chat_id, *slot in cursor.fetchall():
-                history.community_slots.setdefault(chat_id, []).append(Slot(*slot))
-        lowest = max(row.priority for row in due)
-        if lowest > 0 and settings.AFTERTOUCH_SLOT_HOLD and any(rule.kind == "cap" for rule in config.rules):
-            _load_important(cursor, history, customers, lowest, config)
+    chats = sorted({row.event.chat_id for row in due if row.event.chat_id})
+    _load_slots(history, customers, chats if config.counts_communities else [], config)
+    lowest = max(row.priority for row in due)
+    if lowest > 0 and settings.AFTERTOUCH_SLOT_HOLD and any(rule.kind == "cap" for rule in config.rules):
+        _load_important(history, customers, lowest, config)
     return history
 
 
 def of_customer(customer_id: int, chat_id: str, config: Snapshot) -> History:
     """The same for one customer, without a touch at hand."""
     history = History()
-    with connection.cursor() as cursor:
-        cursor.execute(_SLOTS, {"customers": [customer_id], "window": config.window})
-        history.slots[customer_id] = [Slot(*slot) for _, *slot in cursor.fetchall()]
-        cursor.execute(_COMMUNITY_SLOTS, {"chats": [chat_id], "window": config.window})
-        history.community_slots[chat_id] = [Slot(*slot) for _, *slot in cursor.fetchall()]
+    _load_slots(history, [customer_id], [chat_id] if chat_id else [], config)
     return history
 
 
-def _load_important(cursor: Any, history: History, customers: list[int], lowest: int, config: Snapshot) -> None:
+def _load_slots(history: History, customers: list[int], chats: list[str], config: Snapshot) -> None:
+    if config.window:
+        for customer_id, *slot in sql.rows(_SLOTS, {"customers": customers, "window": config.window}):
+            history.slots.setdefault(customer_id, []).append(Slot(*slot))
+    if chats:
+        for chat_id, *slot in sql.rows(_COMMUNITY_SLOTS, {"chats": chats, "window": config.window}):
+            history.community_slots.setdefault(chat_id, []).append(Slot(*slot))
+
+
+def _load_important(history: History, customers: list[int], lowest: int, config: Snapshot) -> None:
     counting = [node.id for node in config.nodes.values() if node.enabled and node.guard_cap != "ignore"]
-    cursor.execute(
+    waiting = sql.rows(
         _IMPORTANT,
         {"customers": customers, "lowest": lowest, "hold": settings.AFTERTOUCH_SLOT_HOLD, "nodes": counting},
     )
-    for customer_id, priority, due_at in cursor.fetchall():
+    for customer_id, priority, due_at in waiting:
         history.important.setdefault(customer_id, []).append((priority, due_at))
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db import connection, transaction
+from django.db import transaction
 from psycopg.types.json import Jsonb
 
-from scheduling import configuration, matrix
+from scheduling import configuration, matrix, sql
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger import HINT_LEASE, Hint
@@ -88,14 +88,12 @@ class _Batch:
 
     def lock_customers(self) -> None:
         user_ids = sorted({event.user_id for event in self.new_events})
-        with connection.cursor() as cursor:
-            cursor.execute(_INSERT_CUSTOMERS, {"user_ids": user_ids})
-            cursor.execute(_LOCK_CUSTOMERS, {"user_ids": user_ids})
-            for row in cursor.fetchall():
-                self.customers[row[1]] = CustomerSpec(
-                    id=row[0], user_id=row[1], level=row[2], last_active_at=row[3], conversation_at=row[4]
-                )
-                self.now: datetime = row[5]
+        sql.count(_INSERT_CUSTOMERS, {"user_ids": user_ids})
+        for row in sql.rows(_LOCK_CUSTOMERS, {"user_ids": user_ids}):
+            self.customers[row[1]] = CustomerSpec(
+                id=row[0], user_id=row[1], level=row[2], last_active_at=row[3], conversation_at=row[4]
+            )
+            self.now: datetime = row[5]
 
     def insert_events(self) -> None:
         self._register_types()
@@ -113,22 +111,21 @@ class _Batch:
                 )
             )
         ordered = sorted(self.events, key=lambda event: (event.source, event.event_id, event.id))
-        with connection.cursor() as cursor:
-            cursor.execute(
-                _INSERT_EVENTS,
-                {
-                    "ids": [event.id for event in ordered],
-                    "sources": [event.source for event in ordered],
-                    "event_ids": [event.event_id for event in ordered],
-                    "types": [event.type for event in ordered],
-                    "times": [event.occurred_at for event in ordered],
-                    "customers": [self.customers[event.user_id].id for event in ordered],
-                    "user_ids": [event.user_id for event in ordered],
-                    "chat_ids": [event.chat_id for event in ordered],
-                    "data": [Jsonb(event.data) for event in ordered],
-                },
-            )
-            self.accepted = {row[0] for row in cursor.fetchall()}
+        inserted = sql.rows(
+            _INSERT_EVENTS,
+            {
+                "ids": [event.id for event in ordered],
+                "sources": [event.source for event in ordered],
+                "event_ids": [event.event_id for event in ordered],
+                "types": [event.type for event in ordered],
+                "times": [event.occurred_at for event in ordered],
+                "customers": [self.customers[event.user_id].id for event in ordered],
+                "user_ids": [event.user_id for event in ordered],
+                "chat_ids": [event.chat_id for event in ordered],
+                "data": [Jsonb(event.data) for event in ordered],
+            },
+        )
+        self.accepted = {row[0] for row in inserted}
 
     def _register_types(self) -> None:
         unseen = sorted({event.type for event in self.new_events} - self.config.activity_types.keys())
@@ -188,18 +185,16 @@ class _Batch:
         revocable = [row for row in self.rows if row[1].node.cancel_on]
         if not revocable:
             return
-        happened: dict[tuple[int, str], datetime] = {}
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT customer_id, type, max(occurred_at) FROM scheduling_event"
-                " WHERE customer_id = ANY(%(customers)s) AND type = ANY(%(types)s) GROUP BY 1, 2",
+        happened: dict[tuple[int, str], datetime] = {
+            (customer_id, kind): latest
+            for customer_id, kind, latest in sql.rows(
+                _HAPPENED,
                 {
                     "customers": sorted({self.customers[event.user_id].id for event, _, _ in revocable}),
                     "types": sorted({kind for _, each, _ in revocable for kind in each.node.cancel_on}),
                 },
             )
-            for customer_id, kind, latest in cursor.fetchall():
-                happened[customer_id, kind] = latest
+        }
         for event, each, task_id in revocable:
             for kind in sorted(each.node.cancel_on - {event.type}):
                 latest = happened.get((self.customers[event.user_id].id, kind))
@@ -207,25 +202,42 @@ class _Batch:
                     self.called_off.setdefault(task_id, f"event:{kind}")
 
     def insert_touches(self) -> None:
-        if not self.rows:
-            return
         soon = self.now + settings.AFTERTOUCH_HORIZON
-        with connection.cursor() as cursor, cursor.copy(_COPY_TOUCHES) as copy:
-            for event, planned, task_id in self.rows:
-                node, due_at = planned.node, planned.due_at
-                reason = self.called_off.get(task_id, "")
-                handed_over = due_at <= soon and not reason
-                state = "cancelled" if reason else "queued" if handed_over else "scheduled"
-                if handed_over:
-                    self.hints.append(Hint(task_id, due_at, node.priority, node.id))
-                row = (
-                    task_id, task_id, state, node.priority, due_at, due_at, "", 0, 0,
-                    max(due_at, self.now) + HINT_LEASE if handed_over else None, int(handed_over),
-                    self.now if handed_over else None, self.now if reason else None, reason, self.now, event.id,
-                    node.id, node.version, self.customers[event.user_id].id, event.chat_id, planned.expires_at, "",
-                    node.guard_cap != "ignore",
-                )  # fmt: skip
-                copy.write_row(row)
+        sql.copy(_COPY_TOUCHES, [self._touch(*row, soon=soon) for row in self.rows])
+
+    def _touch(
+        self, event: EventSpec, planned: matrix.PlannedTouch, task_id: UUID, *, soon: datetime
+    ) -> tuple[Any, ...]:
+        node, due_at = planned.node, planned.due_at
+        reason = self.called_off.get(task_id, "")
+        handed_over = due_at <= soon and not reason
+        if handed_over:
+            self.hints.append(Hint(task_id, due_at, node.priority, node.id))
+        return (
+            task_id,
+            task_id,
+            "cancelled" if reason else "queued" if handed_over else "scheduled",
+            node.priority,
+            due_at,
+            due_at,
+            "",
+            0,
+            0,
+            max(due_at, self.now) + HINT_LEASE if handed_over else None,
+            int(handed_over),
+            self.now if handed_over else None,
+            self.now if reason else None,
+            reason,
+            self.now,
+            event.id,
+            node.id,
+            node.version,
+            self.customers[event.user_id].id,
+            event.chat_id,
+            planned.expires_at,
+            "",
+            node.guard_cap != "ignore",
+        )
 
     def call_off(self) -> None:
         """`cancel_on`: what waits because of an earlier event is obsolete now."""
@@ -249,27 +261,24 @@ class _Batch:
         if not self.accepted:
             return
         changed = [self.customers[user_id] for user_id in {event.user_id for event in self._news()}]
-        with connection.cursor() as cursor:
-            cursor.execute(
-                _NOTE_CUSTOMERS,
-                {
-                    "ids": [customer.id for customer in changed],
-                    "active": [customer.last_active_at for customer in changed],
-                    "talking": [customer.conversation_at for customer in changed],
-                    "unhappy": [customer.user_id in unhappy for customer in changed],
-                    "grain": ACTIVITY_GRAIN,
-                },
-            )
-            for event in complaints:
-                cursor.execute(
-                    _INSERT_COMPLAINT,
-                    {
-                        "event": event.id,
-                        "customer": self.customers[event.user_id].id,
-                        "at": event.occurred_at,
-                        "task_id": _task_id(event.data),
-                    },
-                )
+        sql.count(
+            _NOTE_CUSTOMERS,
+            {
+                "ids": [customer.id for customer in changed],
+                "active": [customer.last_active_at for customer in changed],
+                "talking": [customer.conversation_at for customer in changed],
+                "unhappy": [customer.user_id in unhappy for customer in changed],
+                "grain": ACTIVITY_GRAIN,
+            },
+        )
+        for event in complaints:
+            parameters = {
+                "event": event.id,
+                "customer": self.customers[event.user_id].id,
+                "at": event.occurred_at,
+                "task_id": _task_id(event.data),
+            }
+            sql.count(_INSERT_COMPLAINT, parameters)
 
     def receipts(self) -> list[Receipt]:
         by_event: dict[UUID, list[UUID]] = {key: list(value) for key, value in self.kept.items()}
@@ -288,18 +297,14 @@ class _Batch:
         duplicates = [event for event in self.events if event.id not in self.accepted]
         if not duplicates:
             return {}
-        with connection.cursor() as cursor:
-            cursor.execute(
-                _EARLIER,
-                {
-                    "sources": [event.source for event in duplicates],
-                    "event_ids": [event.event_id for event in duplicates],
-                },
-            )
-            return {
-                (source, event_id): Receipt(key, True, tuple(task_ids))
-                for source, event_id, key, task_ids in cursor.fetchall()
-            }
+        parameters = {
+            "sources": [event.source for event in duplicates],
+            "event_ids": [event.event_id for event in duplicates],
+        }
+        return {
+            (source, event_id): Receipt(key, True, tuple(task_ids))
+            for source, event_id, key, task_ids in sql.rows(_EARLIER, parameters)
+        }
 
     def _news(self) -> Iterable[EventSpec]:
         return (event for event in self.events if event.id in self.accepted)
@@ -308,10 +313,9 @@ class _Batch:
 def _waiting(customers: set[int], nodes: set[int]) -> dict[tuple[int, int], list[tuple[UUID, datetime, bool]]]:
     """Touches that wait, by customer and node: their id, when their event happened, False for "it is stored"."""
     found: dict[tuple[int, int], list[tuple[UUID, datetime, bool]]] = {}
-    with connection.cursor() as cursor:
-        cursor.execute(_WAITING, {"customers": sorted(customers), "nodes": sorted(nodes)})
-        for customer_id, node_id, task_id, happened_at in cursor.fetchall():
-            found.setdefault((customer_id, node_id), []).append((task_id, happened_at, False))
+    parameters = {"customers": sorted(customers), "nodes": sorted(nodes)}
+    for customer_id, node_id, task_id, happened_at in sql.rows(_WAITING, parameters):
+        found.setdefault((customer_id, node_id), []).append((task_id, happened_at, False))
     return found
 
 
@@ -353,6 +357,11 @@ _COPY_TOUCHES = """
 COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, lease_until,
     hints, queued_at, settled_at, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at,
     content_type, counts_toward_cap) FROM STDIN
+"""
+
+_HAPPENED = """
+SELECT customer_id, type, max(occurred_at) FROM scheduling_event
+WHERE customer_id = ANY(%(customers)s) AND type = ANY(%(types)s) GROUP BY 1, 2
 """
 
 _WAITING = """

@@ -10,14 +10,13 @@ claim does not stand any more. `attempt` is no fence: a hold or a retry by a per
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from django.db import connection
-
+from scheduling import sql
 from scheduling.models import LedgerRow
 
 HINT_LEASE = timedelta(seconds=10)  #: how long past due a published hint is trusted; doubles with each hint
@@ -68,7 +67,7 @@ class Ledger:
     def hand_over(self, *, horizon: timedelta, limit: int = 1000) -> list[Hint]:
         """Take up to `limit` rows that fall due within `horizon` for publishing. Safe to run anywhere, any number of
         times at once: a row is handed over by one of them."""
-        return self._hints(
+        return _hints(
             f"""
             WITH due AS MATERIALIZED (
                 SELECT task_id FROM {self.table}
@@ -92,7 +91,7 @@ class Ledger:
         over after that is waiting its turn behind it, so its lease is prolonged instead of adding to the backlog.
         """
         priorities = list(trusted_since)
-        return self._count(
+        return sql.count(
             f"""
             WITH lapsed AS MATERIALIZED (
                 SELECT task_id FROM {self.table}
@@ -122,7 +121,7 @@ class Ledger:
         """Take those of `task_ids` that are due, waiting and in nobody's hands. The others are not touched."""
         return [
             Claim(*row)
-            for row in self._rows(
+            for row in sql.rows(
                 f"""
                 WITH mine AS MATERIALIZED (
                     SELECT task_id FROM {self.table}
@@ -143,7 +142,7 @@ class Ledger:
 
     def early(self, task_ids: Sequence[UUID]) -> list[Hint]:
         """Those of `task_ids` that are handed over but not yet due: their hint came too soon and is owed again."""
-        return self._hints(
+        return _hints(
             f"""
             SELECT task_id, due_at, priority, {self.route} FROM {self.table}
             WHERE task_id = ANY(%(ids)s) AND state = 'queued' AND due_at > statement_timestamp()
@@ -154,7 +153,7 @@ class Ledger:
     def renew(self, claim: Claim, *, lease: timedelta) -> bool:
         """Prolong a claim. False: it does not stand any more, stop."""
         return (
-            self._count(
+            sql.count(
                 f"""
             UPDATE {self.table} SET lease_until = statement_timestamp() + %(lease)s
             WHERE task_id = %(id)s AND state = 'running' AND lease_no = %(lease_no)s
@@ -169,7 +168,7 @@ class Ledger:
         stand any more, or have less than `margin` left."""
         return {
             row[0]
-            for row in self._rows(
+            for row in sql.rows(
                 f"""
                 UPDATE {self.table} AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
                 FROM unnest(%(ids)s::uuid[], %(lease_nos)s::int[]) AS v(task_id, lease_no)
@@ -193,7 +192,7 @@ class Ledger:
             return set()
         return {
             row[0]
-            for row in self._rows(
+            for row in sql.rows(
                 f"""
                 UPDATE {self.table} AS row
                 SET state = v.state, reason = v.reason, parked = v.parked, lease_until = NULL, hints = 0,
@@ -222,7 +221,7 @@ class Ledger:
         Inside a transaction only: settle them before it ends."""
         return [
             (Claim(task_id, lease_no), sent)
-            for task_id, lease_no, sent in self._rows(
+            for task_id, lease_no, sent in sql.rows(
                 f"""
                 SELECT task_id, lease_no, sending_at IS NOT NULL FROM {self.table}
                 WHERE state IN ('queued', 'running') AND state = 'running' AND lease_until < statement_timestamp()
@@ -239,7 +238,7 @@ class Ledger:
         """Call off what has not begun. What a worker already has goes on; its id is not in the answer."""
         return {
             row[0]
-            for row in self._rows(
+            for row in sql.rows(
                 f"""
                 WITH waiting AS MATERIALIZED (
                     SELECT task_id FROM {self.table}
@@ -258,7 +257,7 @@ class Ledger:
 
     def move(self, task_ids: Sequence[UUID], due: Sequence[datetime]) -> int:
         """Give waiting rows another time. A hint that is already out finds them early, or not at all."""
-        return self._count(
+        return sql.count(
             f"""
             WITH waiting AS MATERIALIZED (
                 SELECT row.task_id, v.due_at
@@ -277,7 +276,7 @@ class Ledger:
 
     def unpark(self, scope: str, *, spread: timedelta, limit: int = 5000) -> int:
         """Let up to `limit` rows that `scope` had parked run again, what is overdue spread evenly over `spread`."""
-        return self._count(
+        return sql.count(
             f"""
             WITH parked AS MATERIALIZED (
                 SELECT task_id FROM {self.table} WHERE parked = %(scope)s AND parked <> ''
@@ -291,8 +290,8 @@ class Ledger:
         )
 
     def parked_scopes(self) -> list[str]:
-        """Which pauses keep rows parked, found by skipping through the index: there may be a million rows, not scopes."""
-        rows = self._rows(
+        """Which pauses keep rows parked, found by skipping through the index: rows may be a million, scopes are few."""
+        rows = sql.rows(
             f"""
             WITH RECURSIVE scopes(scope) AS (
                 (SELECT parked FROM {self.table} WHERE parked <> '' ORDER BY parked LIMIT 1)
@@ -306,17 +305,6 @@ class Ledger:
         )
         return [row[0] for row in rows]
 
-    # --- plumbing -----------------------------------------------------------------------------------------------
 
-    def _hints(self, sql: str, parameters: dict[str, Any]) -> list[Hint]:
-        return [Hint(*row) for row in self._rows(sql, parameters)]
-
-    def _rows(self, sql: str, parameters: dict[str, Any]) -> Iterable[tuple[Any, ...]]:
-        with connection.cursor() as cursor:
-            cursor.execute(sql, parameters)
-            return cursor.fetchall()
-
-    def _count(self, sql: str, parameters: dict[str, Any]) -> int:
-        with connection.cursor() as cursor:
-            cursor.execute(sql, parameters)
-            return int(cursor.rowcount)
+def _hints(statement: str, parameters: dict[str, Any]) -> list[Hint]:
+    return [Hint(*row) for row in sql.rows(statement, parameters)]

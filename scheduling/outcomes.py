@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from django.db import connection
-
+from scheduling import sql
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.ledger import Settlement
 from scheduling.models import DisabledTarget
@@ -51,19 +51,24 @@ def _again(parcel: Parcel, result: Transient | Unknown) -> Settlement:
 
 def record_attempts(results: Sequence[Result]) -> None:
     """One row for each call of a channel. What was held back was not called."""
-    called = [(parcel, result) for parcel, result in results if not isinstance(result, Held)]
-    if not called:
-        return
-    with connection.cursor() as cursor, cursor.copy(_COPY_ATTEMPTS) as copy:
-        for parcel, result in called:
-            message = parcel.message
-            row = (
-                message.task_id, parcel.attempt, parcel.claim.lease_no, parcel.instant(parcel.sent_at),
-                parcel.instant(parcel.ended_at), _OUTCOMES[type(result)], getattr(result, "reason", ""),
-                _printable(getattr(result, "detail", "") or getattr(result, "reply", "")),
-                getattr(result, "status", None), message.subject[:200], _printable(message.body),
-            )  # fmt: skip
-            copy.write_row(row)
+    sql.copy(_COPY_ATTEMPTS, [_attempt(*each) for each in results if not isinstance(each[1], Held)])
+
+
+def _attempt(parcel: Parcel, outcome: Outcome | Held) -> tuple[Any, ...]:
+    message = parcel.message
+    return (
+        message.task_id,
+        parcel.attempt,
+        parcel.claim.lease_no,
+        parcel.instant(parcel.sent_at),
+        parcel.instant(parcel.ended_at),
+        _OUTCOMES[type(outcome)],
+        getattr(outcome, "reason", ""),
+        _printable(getattr(outcome, "detail", "") or getattr(outcome, "reply", "")),
+        getattr(outcome, "status", None),
+        message.subject[:200],
+        _printable(message.body),
+    )
 
 
 def disable_targets(results: Sequence[Result]) -> None:

@@ -86,6 +86,7 @@ def check_text(source: str, *, field: str) -> None:
     assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx in ("store", "param")}
     inner = set()
     for attribute in tree.find_all((nodes.Getattr, nodes.Getitem)):
+        assert isinstance(attribute, nodes.Getattr | nodes.Getitem)
         if isinstance(attribute.node, nodes.Name):
             inner.add(id(attribute.node))
             _check_path(attribute.node.name, _attribute(attribute), assigned, field)

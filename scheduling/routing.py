@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 from scheduling.channels.base import Channel
 from scheduling.channels.registry import channel_kinds
@@ -73,4 +73,5 @@ def community_targets(chat_ids: Iterable[str]) -> dict[str, Mapping[str, Any]]:
     wanted = sorted({chat_id for chat_id in chat_ids if chat_id})
     if not wanted:
         return {}
-    return dict(Community.objects.filter(chat_id__in=wanted, retired_at=None).values_list("chat_id", "targets"))
+    rows = Community.objects.filter(chat_id__in=wanted, retired_at=None).values_list("chat_id", "targets")
+    return {chat_id: cast(Mapping[str, Any], targets) for chat_id, targets in rows}

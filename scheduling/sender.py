@@ -16,10 +16,11 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from typing import Any
 
 import structlog
 from django.db import close_old_connections
@@ -230,9 +231,9 @@ class Sender:
         else:
             self._report(parcel, result)
 
-    def _spawn(self, coroutine: object) -> None:
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         assert self._loop is not None
-        task = self._loop.create_task(coroutine)  # type: ignore[arg-type]
+        task = self._loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.contrib.auth.models import AbstractBaseUser
+from django.contrib.auth.models import User
 from django.db import transaction
 from django.utils.timezone import now
 
@@ -42,7 +42,7 @@ def cancel_touch(task_id: UUID, *, actor: str) -> None:
     raise Conflict(f"The touch is {state} already.")
 
 
-def pause(scope: str, *, reason: str = "", user: AbstractBaseUser | None = None) -> Pause:
+def pause(scope: str, *, reason: str = "", user: User | None = None) -> Pause:
     """Park everything of this scope as it falls due: "all", "channel:<key>" or "node:<key>"."""
     _check_scope(scope)
     row, _ = Pause.objects.get_or_create(scope=scope, defaults={"reason": reason[:200], "paused_by": user})
@@ -59,12 +59,12 @@ def resume(scope: str) -> None:
 
 def _check_scope(scope: str) -> None:
     kind, _, key = scope.partition(":")
-    known = {"channel": ChannelConfig.objects, "node": Node.objects}
+    known: dict[str, type[ChannelConfig] | type[Node]] = {"channel": ChannelConfig, "node": Node}
     if scope == "all":
         return
     if kind not in known:
         raise InvalidInput.of("scope", "“all”, “channel:<key>” or “node:<key>”")
-    if not known[kind].filter(key=key).exists():
+    if not known[kind]._default_manager.filter(key=key).exists():
         raise InvalidInput.of("scope", f"there is no {kind} “{key}”")
 
 

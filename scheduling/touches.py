@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from scheduling import sql
 from scheduling.ledger import Claim, Ledger
 from scheduling.models import Touch
 
@@ -26,7 +27,7 @@ class TouchLedger(Ledger):
     def reserve(self, reservations: Sequence[Reservation]) -> None:
         """Take the slots, by the database's clock. A slot kept from an earlier attempt stays where it was. Only
         inside the transaction that holds the claims and the customers' locks, so that nothing can have moved."""
-        self._count(
+        sql.count(
             f"""
             UPDATE {self.table} AS row
             SET reserved_at = COALESCE(row.reserved_at, statement_timestamp()), content_type = v.content_type,
@@ -51,7 +52,7 @@ class TouchLedger(Ledger):
 
     def free_slot(self, task_id: UUID) -> None:
         """A person found out that an unknown one was not delivered, or publishes it again under the same key."""
-        self._count(f"UPDATE {self.table} SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
+        sql.count(f"UPDATE {self.table} SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
 
 
 touches = TouchLedger(Touch, route="node_id", frees="reserved_at")

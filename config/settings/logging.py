@@ -8,7 +8,7 @@ import structlog
 
 from config.environment import environment
 
-_shared = [
+_shared: list[structlog.typing.Processor] = [
     structlog.contextvars.merge_contextvars,
     structlog.stdlib.add_logger_name,
     structlog.stdlib.add_log_level,

@@ -19,7 +19,7 @@ def _cipher() -> MultiFernet:
     return MultiFernet([Fernet(base64.urlsafe_b64encode(hashlib.sha256(key.encode()).digest())) for key in secrets])
 
 
-class EncryptedJSONField(models.TextField):
+class EncryptedJSONField(models.TextField):  # type: ignore[type-arg]
     """A JSON value, encrypted with the first key of `AFTERTOUCH_SECRETS_KEYS` and read with any of them."""
 
     def get_prep_value(self, value: Any) -> str:

@@ -17,7 +17,8 @@ class Versioned(models.Model):
         abstract = True
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        if self.pk and (before := type(self)._default_manager.filter(pk=self.pk).values().first()):
+        before: dict[str, Any] | None = type(self)._default_manager.filter(pk=self.pk).values().first()  # type: ignore[assignment]
+        if before:
             after = {field.attname: getattr(self, field.attname) for field in self._meta.concrete_fields}
             if any(before[name] != value for name, value in after.items() if name != "version"):
                 self.version = before["version"] + 1
