@@ -45,7 +45,8 @@ def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
 @worker_process_shutdown.connect
 def finish_sending(**_: Any) -> None:
     """A child that leaves first settles what it has sent; the rest comes back by its leases."""
-    from scheduling.sender import BATCH_DEADLINE, sender
+    from scheduling.delivery import sender
+    from scheduling.sender import BATCH_DEADLINE
 
     if sender.cache_info().currsize:
         sender().drain(BATCH_DEADLINE.total_seconds())

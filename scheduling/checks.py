@@ -1,1 +1,76 @@
+"""What must hold between settings and constants, checked at each start."""
+
 from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from celery import current_app
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, register
+from django.utils.module_loading import import_string
+
+from scheduling.ledger import HINT_LEASE
+from scheduling.sender import BATCH_DEADLINE, LEASE
+from scheduling.validation import MAX_TIMEOUT
+
+
+@register
+def leases_outlast_what_they_cover(**_: Any) -> list[CheckMessage]:
+    """A lease that nobody renews must outlast the batch and the longest call that may begin at its end (I7)."""
+    if BATCH_DEADLINE + MAX_TIMEOUT + timedelta(seconds=3) <= LEASE:
+        return []
+    return [
+        Error(
+            f"The lease of a touch ({LEASE}) is shorter than a batch ({BATCH_DEADLINE}) and a call ({MAX_TIMEOUT}).",
+            hint="Raise scheduling.sender.LEASE.",
+            id="aftertouch.E001",
+        )
+    ]
+
+
+@register
+def the_broker_keeps_hints_long_enough(**_: Any) -> list[CheckMessage]:
+    """On Redis an unacknowledged message is delivered again after `visibility_timeout`; ours wait for their eta."""
+    seconds = settings.CELERY_BROKER_TRANSPORT_OPTIONS.get("visibility_timeout")
+    needed = settings.AFTERTOUCH_HORIZON + HINT_LEASE + BATCH_DEADLINE
+    if seconds is None or timedelta(seconds=seconds) > 2 * needed:
+        return []
+    return [
+        Error(
+            f"visibility_timeout ({seconds} s) is too short for AFTERTOUCH_HORIZON ({settings.AFTERTOUCH_HORIZON}).",
+            hint="Lower AFTERTOUCH_HORIZON.",
+            id="aftertouch.E002",
+        )
+    ]
+
+
+@register
+def registries_name_what_exists(**_: Any) -> list[CheckMessage]:
+    registries = {
+        "CHANNELS": settings.CHANNELS.values(),
+        "REPUBLISHERS": settings.REPUBLISHERS.values(),
+        "PRESENCE": settings.PRESENCE,
+    }
+    return [
+        Error(f"{name} names {path}, which cannot be imported.", id="aftertouch.E003")
+        for name, paths in registries.items()
+        for path in paths
+        if not _importable(path)
+    ]
+
+
+def _importable(path: str) -> bool:
+    try:
+        import_string(path)
+    except ImportError:
+        return False
+    return True
+
+
+@register
+def tasks_are_published_to_our_broker(**_: Any) -> list[CheckMessage]:
+    """Without its application Celery publishes to amqp://localhost without a word."""
+    if current_app.main == "aftertouch":
+        return []
+    return [Error("config.celery is not imported, so tasks would go to another broker.", id="aftertouch.E004")]

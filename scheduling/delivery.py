@@ -12,21 +12,24 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any
 from uuid import UUID
 
 import structlog
+from django.conf import settings
 from django.db import InterfaceError, OperationalError, transaction
 
 from scheduling import configuration, failures, guard, history, outcomes, sql
 from scheduling.broker import publish_touches
 from scheduling.channels.base import ImmediateChannel, Message
+from scheduling.channels.quota import QuotaGate
 from scheduling.configuration import Snapshot
 from scheduling.guard import Candidate, Slot, Surroundings, Verdict
 from scheduling.ledger import Claim, Settlement
 from scheduling.rendering import CannotRender, render
 from scheduling.routing import NoTarget, channel_of, community_targets, target_for
-from scheduling.sender import LEASE, Parcel, Result, sender
+from scheduling.sender import LEASE, Parcel, Result, Sender
 from scheduling.specs import CustomerSpec, template_for
 from scheduling.touches import Reservation, touches
 
@@ -85,6 +88,12 @@ def conclude(results: Sequence[Result]) -> None:
         outcomes.disable_targets(results)
     if len(stood) < len(results):
         log.warning("stale_results_dropped", count=len(results) - len(stood))
+
+
+@cache
+def sender() -> Sender:
+    """This process's sender, made by the first batch: threads do not outlive a fork."""
+    return Sender(conclude, QuotaGate.connect(settings.REDIS_URL))
 
 
 @dataclass(slots=True)

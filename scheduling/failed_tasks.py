@@ -115,7 +115,7 @@ def _move(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[str], **c
 
 def republish_touch(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) -> None:
     """A new touch for the same event and node. The slot of an unknown one moves along: it is the same delivery."""
-    old = Touch.objects.select_related("node").get(task_id=row.task_id)
+    old = Touch.objects.select_related("node").get(pk=str(row.task_id))
     reserved_at = None if as_new else old.reserved_at
     if reserved_at:
         touches.free_slot(old.task_id)

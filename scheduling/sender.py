@@ -19,7 +19,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cache
 from typing import Any
 
 import structlog
@@ -275,13 +274,3 @@ class Sender:
                     return
                 time.sleep(pause)
                 pause = min(pause * 2, 5)
-
-
-@cache
-def sender() -> Sender:
-    """This process's sender."""
-    from django.conf import settings
-
-    from scheduling.delivery import conclude
-
-    return Sender(conclude, QuotaGate.connect(settings.REDIS_URL))
