@@ -87,7 +87,8 @@ class Conversation:
         self._lock = Lock()
         self._stage = Stage.GREETING
         self._abandoned = False
-        self._smtp: smtplib.SMTP | None = None
+        self._line: socket.socket | None = None
+        self._smtp = smtplib.SMTP(local_hostname="localhost")
 
     def run(self) -> Outcome:
         """The whole exchange. Never raises for what the network or the relay does."""
@@ -111,37 +112,42 @@ class Conversation:
         """End it now. The answer is final: from here on the thread cannot begin to send the message."""
         with self._lock:
             self._abandoned = True
-            smtp = self._smtp
-        if smtp is not None and smtp.sock is not None:
-            with suppress(OSError):
-                smtp.sock.shutdown(socket.SHUT_RDWR)
+            if self._line is not None:
+                with suppress(OSError):
+                    self._line.shutdown(socket.SHUT_RDWR)
         return self._broken("timeout")
 
     def _connect(self) -> None:
-        context = ssl.create_default_context()
-        left = self._time_left()
-        name = DNS_NAME.get_fqdn()  # remembered: looking up our own name can take seconds
-        smtp = (
-            smtplib.SMTP_SSL(local_hostname=name, timeout=left, context=context)
-            if self._relay.tls
-            else smtplib.SMTP(local_hostname=name, timeout=left)
-        )
-        smtp._host = self._relay.host  # type: ignore[attr-defined]  # what connect() leaves unset; SNI needs it
-        with self._lock:
-            self._smtp = smtp
-        code, said = smtp.connect(self._relay.host, self._relay.port)
+        relay, context = self._relay, ssl.create_default_context()
+        wire: socket.socket = self._dial()
+        if relay.tls:
+            wire = context.wrap_socket(wire, server_hostname=relay.host)
+        smtp = self._smtp
+        smtp.local_hostname = DNS_NAME.get_fqdn()  # remembered, and asked for in this thread: it can take seconds
+        smtp.sock = wire
+        smtp._host = relay.host  # type: ignore[attr-defined]  # what only its own connect() sets; STARTTLS checks it
+        code, said = smtp.getreply()
         if code != 220:
             raise smtplib.SMTPConnectError(code, said)
         smtp.ehlo_or_helo_if_needed()
-        if self._relay.starttls:
+        if relay.starttls:
             smtp.starttls(context=context)
             smtp.ehlo()
-        if self._relay.user:
-            smtp.login(self._relay.user, self._relay.password)
+        if relay.user:
+            smtp.login(relay.user, relay.password)
+
+    def _dial(self) -> socket.socket:
+        """Connect, and keep a second handle: TLS takes the first one over, and `abandon` must still reach the line."""
+        wire = socket.create_connection((self._relay.host, self._relay.port), self._time_left())
+        with self._lock:
+            if not self._abandoned:
+                self._line = wire.dup()
+                return wire
+        wire.close()
+        raise Abandoned
 
     def _send(self) -> Outcome:
         smtp = self._smtp
-        assert smtp is not None
         for code, said in (smtp.mail(self._sender), smtp.rcpt(self._recipient)):
             if code not in (250, 251):
                 return self._refused(code, said)
@@ -185,10 +191,13 @@ class Conversation:
 
     def _hang_up(self) -> None:
         """Without waiting for the reply to QUIT: a dripping relay would hold the thread for it."""
-        if self._smtp is not None:
-            with suppress(OSError, smtplib.SMTPException):
-                self._smtp.putcmd("QUIT")
-            self._smtp.close()
+        with suppress(OSError, smtplib.SMTPException):
+            self._smtp.putcmd("QUIT")
+        self._smtp.close()
+        with self._lock:
+            if self._line is not None:
+                self._line.close()
+                self._line = None
 
 
 async def converse(relay: Relay, sender: str, recipient: str, content: bytes, seconds: float) -> Outcome:
