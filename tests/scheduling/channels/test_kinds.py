@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from scheduling.channels.base import Channel, Delivered
+from scheduling.channels.base import Channel, Delivered, ImmediateChannel
 from scheduling.channels.dingtalk import DingTalk
 from scheduling.channels.email import Email
 from scheduling.channels.feishu import Feishu
@@ -56,6 +56,7 @@ async def test_the_log_channel_keeps_bodies_out_of_all_but_debug_lines(cast: Cas
         outcome = await Log({}, timedelta(seconds=1)).send(cast.message(), soon)
 
     assert isinstance(outcome, Delivered)
+    assert isinstance(Log({}, timedelta(seconds=1)), ImmediateChannel)
     info, debug = lines
     assert (info["action"], info["log_level"], info["user_id"]) == ("touch_logged", "info", "alice")
     assert "body" not in info
