@@ -39,9 +39,6 @@ class Log:
         return self.send_now(message)
 
     def send_now(self, message: Message) -> Outcome:
-        return self.send_now(message)
-
-    def send_now(self, message: Message) -> Outcome:
         """Nobody is called, so there is nothing to wait for (see `ImmediateChannel`)."""
         log = logger.bind(action="touch_logged", task_id=str(message.task_id), delivery_key=str(message.delivery_key))
         log.info(
