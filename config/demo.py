@@ -1,0 +1,251 @@
+"""The demo: a real stack on free ports, real events through the real API, a real receiver; then what became of them.
+
+Exits with 0 only if everything that is promised happened. Delays are divided by `AFTERTOUCH_TIME_SCALE`; guard
+windows, leases and retries are not.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+from standardwebhooks import Webhook, WebhookVerificationError
+
+from config.environment import ROOT
+from config.stack.running import RunningStack, running_stack
+
+TIME_SCALE = 43_200  # half a day a second: 7 days take 14 s, 24 hours 2 s
+SECRET = "whsec_" + "ZGVtby1vbmx5LXNlY3JldC1vZi10aGlydHktdHdvLWI="
+PATIENCE = 90.0
+LATE = timedelta(seconds=2)
+
+
+class Receiver:
+    """An HTTP server that takes webhooks, checks their signatures and remembers them by idempotency key."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, dict[str, Any]] = {}
+        self.forged = 0
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                raw = self.rfile.read(int(self.headers["Content-Length"]))
+                self.send_response(receiver.take(dict(self.headers.items()), raw))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None:
+                """The table below says it better."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.address = f"127.0.0.1:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def take(self, headers: dict[str, str], raw: bytes) -> int:
+        try:
+            Webhook(SECRET).verify(raw, {name.lower(): value for name, value in headers.items()})
+        except (WebhookVerificationError, ValueError):
+            self.forged += 1
+            return 401
+        self.bodies[headers.get("webhook-id") or headers["Webhook-Id"]] = json.loads(raw)
+        return 204
+
+
+@dataclass
+class Customer:
+    """A person in the demo, and what is expected of the touches that they cause."""
+
+    demo: Demo
+    user_id: str
+    touches: list[str] = field(default_factory=list)
+
+    def does(self, event_type: str, *, at: datetime | None = None) -> str | None:
+        """Send the event. Returns the first touch that it planned."""
+        event = {
+            "specversion": "1.0",
+            "id": f"{self.user_id}-{next(self.demo.numbers)}",
+            "source": "/demo-shop",
+            "type": event_type,
+            "subject": self.user_id,
+            "time": (at or datetime.now(UTC)).isoformat(),
+            "data": {"chat_id": f"chat-of-{self.user_id}"},
+        }
+        receipt = self.demo.call("POST", "/api/v1/events", event)
+        self.touches += receipt["touches"]
+        return receipt["touches"][0] if receipt["touches"] else None
+
+
+class Demo:
+    def __init__(self, stack: RunningStack, receiver: Receiver) -> None:
+        self.stack = stack
+        self.receiver = receiver
+        self.numbers = count(1)
+        self.problems: list[str] = []
+        self.key = stack.manage(
+            "create_api_key", "demo", "--scope", "events", "--scope", "touches", "--scope", "customers"
+        ).split()[-1]
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        request = urllib.request.Request(  # noqa: S310  (our own server)
+            self.stack.base_url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
+            return json.load(answer)
+
+    def expect(self, who: str, what: str, task_id: str | None, state: str, rule: str = "") -> None:
+        """Wait for the touch to end, say how it ended, and remember if it should have ended otherwise."""
+        if task_id is None:
+            self.problems.append(f"{who}: {what} planned no touch")
+            return
+        touch = self._ended(task_id)
+        verdict = touch["verdicts"][-1] if touch["verdicts"] else {}
+        why = _why(verdict) if touch["state"] != "delivered" else self._lateness(touch)
+        say(f"  {who:<6} {touch['event']['type']:<22} {touch['node']:<20} {touch['state']:<11} {why}")
+        if touch["state"] != state or (rule and verdict.get("rule") != rule):
+            self.problems.append(f"{who}: {what} should be {state} {rule}, is {touch['state']} ({touch.get('reason')})")
+
+    def _ended(self, task_id: str) -> dict[str, Any]:
+        waiting_until = time.monotonic() + PATIENCE
+        while True:
+            touch: dict[str, Any] = self.call("GET", f"/api/v1/touches/{task_id}")
+            if touch["state"] not in ("scheduled", "queued", "running") or time.monotonic() > waiting_until:
+                return touch
+            time.sleep(0.1)
+
+    def _lateness(self, touch: dict[str, Any]) -> str:
+        due_at = datetime.fromisoformat(touch["due_at"])
+        late = datetime.fromisoformat(touch["attempts"][-1]["started_at"]) - due_at
+        if not timedelta(0) <= late <= LATE:
+            self.problems.append(f"{touch['node']} was sent {late.total_seconds():+.3f} s from its time")
+        if touch["delivery_key"] not in self.receiver.bodies:
+            self.problems.append(f"{touch['node']} never reached the receiver")
+        return f"{late.total_seconds() * 1000:.0f} ms after its time"
+
+
+def main() -> None:
+    receiver = Receiver()
+    say("Starting a stack of its own (PostgreSQL, Valkey, web, worker, beat) …")
+    env = {
+        "AFTERTOUCH_TIME_SCALE": str(TIME_SCALE),
+        "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address,
+        "DJANGO_SETTINGS_MODULE": "config.settings.local",
+    }
+    with running_stack(env, programs=["web", "core", "beat"]) as stack:
+        configure(stack, receiver)
+        demo = Demo(stack, receiver)
+        say(f"It answers at {stack.base_url}. One second is {timedelta(seconds=TIME_SCALE)} of node delay.\n")
+        for scene in SCENES:
+            scene(demo)
+        finish(demo)
+
+
+def configure(stack: RunningStack, receiver: Receiver) -> None:
+    """The shipped matrix, with its content going to the receiver."""
+    shipped = yaml.safe_load((ROOT / "scheduling" / "shipped.yaml").read_text(encoding="utf-8"))
+    shipped["channels"].append(
+        {"key": "hook", "kind": "webhook", "url": f"http://{receiver.address}/", "secret": SECRET, "idempotent": True}
+    )
+    for node in shipped["nodes"]:
+        node["channel"] = "hook"
+    path = Path(stack.state_dir) / "demo.yaml"
+    path.write_text(yaml.safe_dump(shipped, allow_unicode=True), encoding="utf-8")
+    stack.manage("apply_config", str(path))
+
+
+def four_rows(demo: Demo) -> None:
+    say("The four rows of the matrix, and a fourth push within 24 hours:")
+    ann, eve = Customer(demo, "ann"), Customer(demo, "eve")
+    guide = ann.does("material.downloaded")
+    parcel = ann.does("order.paid")
+    survey = ann.does("service.completed")
+    demo.expect("ann", "the guide", guide, "delivered")
+    demo.expect("ann", "the parcel", parcel, "delivered")
+    eve.does("signup.succeeded", at=datetime.now(UTC) - timedelta(days=31))
+    scan_for_absence(demo)
+    demo.expect("eve", "the offer after 30 days away", first_touch_of(demo, "eve"), "delivered")
+    demo.expect("ann", "the survey", survey, "delivered")
+    demo.expect("ann", "a fourth push", ann.does("customer.inactive"), "suppressed", "cap")
+
+
+def same_content(demo: Demo) -> None:
+    say("\nThe same content again within 72 hours:")
+    cat = Customer(demo, "cat")
+    demo.expect("cat", "the guide", cat.does("material.downloaded"), "delivered")
+    demo.expect("cat", "the guide again", cat.does("material.downloaded"), "suppressed", "dedupe")
+
+
+def new_conversation(demo: Demo) -> None:
+    say("\nA conversation that began while the touch waited:")
+    dan = Customer(demo, "dan")
+    survey = dan.does("service.completed")
+    dan.does("conversation.started", at=datetime.now(UTC) + timedelta(seconds=1))
+    demo.expect("dan", "the survey", survey, "suppressed", "conversation")
+
+
+SCENES: tuple[Callable[[Demo], None], ...] = (four_rows, same_content, new_conversation)
+
+
+def scan_for_absence(demo: Demo) -> None:
+    """What beat does every minute, now."""
+    subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "config", "call", "scheduling.scan_inactive", "--queue", "ticks"],
+        cwd=ROOT,
+        env=demo.stack.environment,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def first_touch_of(demo: Demo, user_id: str) -> str | None:
+    waiting_until = time.monotonic() + 30
+    while time.monotonic() < waiting_until:
+        items = demo.call("GET", f"/api/v1/touches?user={user_id}")["items"]
+        if items:
+            return str(items[0]["task_id"])
+        time.sleep(0.1)
+    return None
+
+
+def finish(demo: Demo) -> None:
+    say(f"\n{len(demo.receiver.bodies)} messages reached the receiver, {demo.receiver.forged} with a wrong signature.")
+    if demo.receiver.forged:
+        demo.problems.append("a signature did not verify")
+    if demo.problems:
+        sys.exit("NOT as promised:\n" + "\n".join(f"  {problem}" for problem in demo.problems))
+    say("All of it happened as promised.")
+
+
+def _why(verdict: dict[str, Any]) -> str:
+    parts = [verdict.get("rule", "")]
+    if verdict.get("observed"):
+        parts.append(
+            f"{verdict['observed']} against {verdict['limit']}" if verdict.get("limit") else verdict["observed"]
+        )
+    if verdict.get("next_eligible_at"):
+        parts.append(f"next at {verdict['next_eligible_at']}")
+    return ", ".join(part for part in parts if part)
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
