@@ -1,0 +1,66 @@
+"""`python -m benchmarks [names…] [--quick]`: run the scenarios and print the table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import psycopg
+import redis
+
+from benchmarks.bench import Bench, open_bench
+from benchmarks.figures import machine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", help="scenarios to run; all of them if none is named")
+    parser.add_argument("--quick", action="store_true", help="one repetition of a small size: does it run at all?")
+    parser.add_argument("--repeat", type=int, default=0, help="repetitions of each measurement (3)")
+    parser.add_argument("--seed", type=int, default=0, help="of the generated data (from the clock)")
+    parser.add_argument("--state-dir", type=Path, help="keep servers' data and logs here instead of a temporary folder")
+    arguments = parser.parse_args()
+    seed = arguments.seed or int(time.time()) % 1_000_000
+    repeat = arguments.repeat or (1 if arguments.quick else 3)
+    with open_bench(seed=seed, repeat=repeat, quick=arguments.quick, state_dir=arguments.state_dir) as bench:
+        from benchmarks.scenarios import SCENARIOS
+
+        unknown = set(arguments.names) - SCENARIOS.keys()
+        if unknown:
+            parser.error(f"no scenario {', '.join(sorted(unknown))}; there are {', '.join(SCENARIOS)}")
+        print(about := machine(seed, _servers(bench)), flush=True)
+        broken = _run(bench, arguments.names or list(SCENARIOS))
+        print(f"\n{about}, {repeat} repetitions\n\n{bench.figures.table()}")
+    for name in broken:
+        print(f"\n{name} did not end; see above.", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _run(bench: Bench, names: list[str]) -> list[str]:
+    """One that breaks does not cost the others' figures."""
+    from benchmarks.scenarios import SCENARIOS
+
+    broken = []
+    for name in names:
+        print(f"\n{name}", flush=True)
+        try:
+            SCENARIOS[name](bench)
+        except Exception:
+            traceback.print_exc()
+            broken.append(name)
+    return broken
+
+
+def _servers(bench: Bench) -> list[str]:
+    with psycopg.connect(bench.endpoints.database_url) as connection:
+        postgres = connection.info.server_version // 10_000
+    with redis.Redis.from_url(bench.endpoints.redis_url, decode_responses=True) as client:
+        info = client.info("server")
+    return [f"PostgreSQL {postgres}", f"Valkey {info.get('valkey_version', info['redis_version'])}"]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""The place everything is measured in: servers and programs of its own, as in production, on free ports."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import psutil
+from cryptography.fernet import Fernet
+
+from benchmarks.figures import Figures
+from config.embedded import servers
+from config.embedded.endpoints import Endpoints
+from config.embedded.ports import free_port
+from config.environment import ROOT
+
+WORKER = (
+    "celery", "-A", "config", "worker", "-Q", "ticks,touch.high,touch.normal,touch.low", "-c", "2",
+    "-n", "core@%h", "--without-gossip", "--without-mingle",
+)  # fmt: skip
+BEAT = ("celery", "-A", "config", "beat")
+STOP_WITHIN = 40.0
+
+
+@dataclass
+class Bench:
+    """What a scenario gets: addresses, sizes, a place for its figures, and a way to start programs."""
+
+    state_dir: Path
+    endpoints: Endpoints
+    environment: dict[str, str]
+    figures: Figures
+    random: Random
+    repeat: int
+    quick: bool
+    _logs: int = field(default=0)
+
+    def size(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+    def redis_url(self, database: int) -> str:
+        """A peer gets a database of its own on the same server."""
+        return self.endpoints.redis_url.rsplit("/", 1)[0] + f"/{database}"
+
+    def start(self, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Run `python -m words…` with the bench's environment."""
+        self._logs += 1
+        with (self.state_dir / "logs" / f"{self._logs:02}-{words[0].replace('.', '-')}.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", *words],
+                cwd=ROOT, env={**self.environment, **(env or {})}, stdin=subprocess.DEVNULL,
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    @contextmanager
+    def running(self, *words: str, env: dict[str, str] | None = None) -> Iterator[psutil.Process]:
+        program = self.start(*words, env=env)
+        try:
+            yield psutil.Process(program.pid)
+        finally:
+            stop(program)
+
+    @contextmanager
+    def core(self, *extra: str) -> Iterator[psutil.Process]:
+        """One core node and a beat, ready to take work. Yields the worker."""
+        with self.running(*WORKER, *extra) as worker, self.running(*BEAT):
+            wait_until(lambda: len(worker.children()) >= 2, 60, "the worker")
+            yield worker
+
+
+Scenario = Callable[[Bench], None]
+
+
+def stop(program: subprocess.Popen[bytes]) -> None:
+    program.terminate()
+    try:
+        program.wait(STOP_WITHIN)
+    except subprocess.TimeoutExpired:
+        program.kill()
+        program.wait()
+
+
+def wait_until(happened: Callable[[], bool], seconds: float, what: str, pause: float = 0.1) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what} took longer than {seconds:g} s")
+        time.sleep(pause)
+
+
+@contextmanager
+def open_bench(
+    *, seed: int, repeat: int, quick: bool, state_dir: Path | None = None, keep: bool = False
+) -> Iterator[Bench]:
+    """Start the servers, migrate, and set Django up in this process as well. Ends with everything stopped."""
+    folder = (state_dir or Path(tempfile.mkdtemp(prefix="aftertouch-bench-"))).resolve()
+    endpoints = servers.start(folder)
+    try:
+        (folder / "logs").mkdir(exist_ok=True)
+        environment = _environment(folder, endpoints)
+        os.environ.update(environment)
+        _migrate(environment)
+        yield Bench(folder, endpoints, environment, Figures(), Random(seed), repeat, quick)
+    finally:
+        servers.stop(folder)
+        if state_dir is None and not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _environment(folder: Path, endpoints: Endpoints) -> dict[str, str]:
+    """The settings of production, because a debugging Django keeps every query in memory."""
+    port = free_port()
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith(("AFTERTOUCH_", "DJANGO_"))},
+        "DJANGO_SETTINGS_MODULE": "config.settings.production",
+        "DJANGO_SECRET_KEY": "for-the-benchmark-only-never-seen-by-anybody",
+        "DJANGO_ALLOWED_HOSTS": "127.0.0.1",
+        "DATABASE_URL": endpoints.database_url,
+        "REDIS_URL": endpoints.redis_url,
+        "CELERY_BROKER_URL": endpoints.redis_url,
+        "AFTERTOUCH_STATE_DIR": str(folder),
+        "AFTERTOUCH_PORT": str(port),
+        "AFTERTOUCH_BASE_URL": f"http://127.0.0.1:{port}",
+        "AFTERTOUCH_SECRETS_KEYS": Fernet.generate_key().decode(),
+        "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1",
+        "AFTERTOUCH_API_RATE_PER_MINUTE": "100000000",
+    }
+
+
+def _migrate(environment: dict[str, str]) -> None:
+    subprocess.run(
+        [sys.executable, str(ROOT / "manage.py"), "migrate", "--verbosity", "0"],
+        cwd=ROOT, env=environment, check=True,
+    )  # fmt: skip
+    import django
+
+    django.setup()
+
+
+def family(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """These and everything below them."""
+    found = {each.pid: each for process in processes for each in (process, *process.children(recursive=True))}
+    return list(found.values())
+
+
+def resident(processes: Sequence[psutil.Process]) -> float:
+    """Resident memory in MB. Pages that a fork shares with its parent are counted in both."""
+    return sum(each.memory_info().rss for each in family(processes)) / 1e6

@@ -1,0 +1,41 @@
+"""How late it was: what the database wrote down, or what a peer's handler pushed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from django.db import connection
+
+from benchmarks.figures import percentile
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Lateness of each call in seconds, and how many calls a second there were from the first due time to the end."""
+
+    lateness: list[float]
+    per_second: float
+
+    @property
+    def early(self) -> int:
+        return sum(each < 0 for each in self.lateness)
+
+    def milliseconds(self, percent: float) -> float:
+        return percentile(self.lateness, percent) * 1000
+
+
+def of_touches() -> Reading:
+    """When the channel had it, and, for the rate, when the last outcome was settled."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT extract(epoch FROM a.started_at - t.planned_at)::float8"
+            " FROM scheduling_attempt AS a JOIN scheduling_touch AS t ON t.task_id = a.touch_id WHERE a.number = 1"
+        )
+        lateness = [row[0] for row in cursor.fetchall()]
+        cursor.execute(
+            "SELECT count(*), extract(epoch FROM max(v.at) - min(t.planned_at))::float8,"
+            " extract(epoch FROM max(t.settled_at) - min(t.planned_at))::float8"
+            " FROM scheduling_verdict AS v JOIN scheduling_touch AS t ON t.task_id = v.touch_id"
+        )
+        judged, verdicts, settled = cursor.fetchone()
+    return Reading(lateness, judged / max(verdicts, settled))

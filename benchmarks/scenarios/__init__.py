@@ -1,0 +1,20 @@
+"""The scenarios by name, in the order in which they run."""
+
+from __future__ import annotations
+
+from benchmarks.bench import Scenario
+from benchmarks.scenarios.burst import burst
+from benchmarks.scenarios.idle import idle
+from benchmarks.scenarios.intake import intake
+from benchmarks.scenarios.lateness import lateness
+from benchmarks.scenarios.waiting import waiting
+from benchmarks.scenarios.webhook import webhook
+
+SCENARIOS: dict[str, Scenario] = {
+    "lateness": lateness,
+    "burst": burst,
+    "webhook": webhook,
+    "intake": intake,
+    "idle": idle,
+    "waiting": waiting,
+}

@@ -1,0 +1,37 @@
+"""Calls that are all due at the same instant: how many a second are through?"""
+
+from __future__ import annotations
+
+from benchmarks import contest
+from benchmarks.bench import Bench
+
+GOAL = 20_000.0
+TIMES_THE_ARTICLE = 6.0
+TIMES_PLAIN_CELERY = 10.0
+TOUCHES_EACH = 4  #: with a cap of three
+
+
+def burst(bench: Bench) -> None:
+    count = bench.size(20_000, 4_000)
+    offsets = [0.0] * count
+    add = bench.figures.add
+    for _ in range(bench.repeat):
+        ours = contest.ours(bench, offsets, customers=count)
+        article = contest.by_article(bench, offsets)
+        plain = contest.by_plain_celery(bench, offsets)
+        note = f"{count:,} due at the same instant"
+        add("burst", "ours", ours.per_second, "/s", goal=GOAL, at_least=True, note=note)
+        add("burst", "ours: lateness p50", ours.milliseconds(50), "ms")
+        add("burst", "ours: lateness p99", ours.milliseconds(99), "ms")
+        add("burst", "ours: early", ours.early, "calls", goal=0)
+        add("burst", "the article's", article.per_second, "/s")
+        add("burst", "plain Celery", plain.per_second, "/s")
+        times = ours.per_second / article.per_second
+        add("burst", "ours / the article's", times, "×", goal=TIMES_THE_ARTICLE, at_least=True)
+        times = ours.per_second / plain.per_second
+        add("burst", "ours / plain Celery", times, "×", goal=TIMES_PLAIN_CELERY, at_least=True)
+        capped = contest.ours(bench, offsets, customers=count // TOUCHES_EACH, nodes=TOUCHES_EACH)
+        note = f"{TOUCHES_EACH} for each customer, of which the cap lets 3 through"
+        add("burst", "ours, capped", capped.per_second, "/s", note=note)
+        sent = len(capped.lateness) / (count // TOUCHES_EACH)
+        add("burst", "ours, capped: sent to each", sent, "touches", goal=3, at_least=True)

@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+from benchmarks.bench import Bench
+
+
+def intake(bench: Bench) -> None:
+    raise NotImplementedError

@@ -1,0 +1,27 @@
+"""Calls that fall due evenly over ten seconds: how late is each, and is any early?"""
+
+from __future__ import annotations
+
+from benchmarks import contest
+from benchmarks.bench import Bench
+from benchmarks.readings import Reading
+
+GOAL_P99 = 30.0
+
+
+def lateness(bench: Bench) -> None:
+    count, seconds = bench.size(10_000, 2_000), bench.size(10, 2)
+    offsets = [number * seconds / count for number in range(count)]
+    for _ in range(bench.repeat):
+        note = f"{count / seconds:,.0f} a second for {seconds} s"
+        _add(bench, "ours", contest.ours(bench, offsets, customers=count), GOAL_P99, note)
+        _add(bench, "the article's", contest.by_article(bench, offsets))
+        _add(bench, "plain Celery", contest.by_plain_celery(bench, offsets))
+
+
+def _add(bench: Bench, who: str, reading: Reading, goal: float | None = None, note: str = "") -> None:
+    add = bench.figures.add
+    add("lateness", f"{who}: p50", reading.milliseconds(50), "ms")
+    add("lateness", f"{who}: p99", reading.milliseconds(99), "ms", goal=goal, note=note)
+    add("lateness", f"{who}: max", reading.milliseconds(100), "ms")
+    add("lateness", f"{who}: early", reading.early, "calls", goal=0 if goal else None)

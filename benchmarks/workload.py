@@ -1,0 +1,120 @@
+"""The rows that are measured: a small matrix, customers, and touches as if they had been planned earlier."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db import connection
+
+from scheduling.ids import new_id
+from scheduling.models import ChannelConfig, HarassmentRule, Node, Stage, Template, TemplateText
+
+BODY = "您好 {{ user.name }}，{{ event.data.item }} 的使用指南已经准备好了。"
+FILLED = (
+    "scheduling_complaint", "scheduling_failedtask", "scheduling_attempt", "scheduling_verdict", "scheduling_touch",
+    "scheduling_event", "scheduling_customer",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One touch: for which customer, at which node, when."""
+
+    customer: int
+    node: Node
+    due_at: datetime
+
+
+def matrix(*, nodes: int = 1, channel: str = "log", config: dict[str, str] | None = None) -> list[Node]:
+    """The article's limits, and `nodes` nodes with a content type each. Replaces what was there."""
+    clear()
+    for model in (Node, Template, ChannelConfig, Stage, HarassmentRule):
+        model.objects.all().delete()
+    HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(hours=24))
+    HarassmentRule.objects.create(kind="dedupe", window=timedelta(hours=72))
+    HarassmentRule.objects.create(kind="conversation")
+    stage = Stage.objects.create(key="presale")
+    way = ChannelConfig.objects.create(key=channel, kind=channel, config=config or {}, idempotent=True)
+    return [_node(stage, way, f"guide-{number}") for number in range(nodes)]
+
+
+def _node(stage: Stage, channel: ChannelConfig, key: str) -> Node:
+    template = Template.objects.create(key=key, content_type=key, category="service")
+    TemplateText.objects.create(template=template, body=BODY)
+    return Node.objects.create(
+        key=key, stage=stage, trigger=f"bench.{key}", delay=timedelta(minutes=15), template=template, channel=channel
+    )
+
+
+def clear() -> None:
+    """No touch, no event, no customer."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"TRUNCATE {', '.join(FILLED)} RESTART IDENTITY CASCADE")
+
+
+def customers(count: int) -> None:
+    """Customers 1 to `count`, with these as their ids."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO scheduling_customer"
+            " (id, user_id, name, level, locale, timezone, addresses, opted_out, created_at)"
+            " SELECT n, 'user-' || n, 'Customer ' || n, 'normal', 'zh-hans', '', '{}', false, now()"
+            " FROM generate_series(1, %s) AS n",
+            [count],
+        )
+
+
+def plan(plans: Sequence[Plan]) -> None:
+    """Store an event and a scheduled touch for each, as the front door would have done a while ago."""
+    happened_at = datetime.now(UTC) - timedelta(minutes=15)
+    events = [(new_id(), new_id(), each) for each in plans]
+    with connection.cursor() as cursor:
+        with cursor.copy(_COPY_EVENTS) as copy:
+            for event_id, _, each in events:
+                copy.write_row((
+                    event_id, "bench", str(event_id), each.node.trigger, happened_at, happened_at, each.customer,
+                    f"user-{each.customer}", "", json.dumps({"item": "Aftertouch", "order": each.customer}),
+                ))  # fmt: skip
+        with cursor.copy(_COPY_TOUCHES) as copy:
+            for event_id, task_id, each in events:
+                copy.write_row((
+                    task_id, task_id, "scheduled", each.node.priority, each.due_at, each.due_at, "", 0, 0, 0, "",
+                    happened_at, event_id, each.node.pk, each.node.version, each.customer, "",
+                    each.due_at + each.node.expires_after, "", True,
+                ))  # fmt: skip
+        for table in FILLED[-3:]:
+            cursor.execute(f"VACUUM ANALYZE {table}")
+
+
+def unfinished() -> int:
+    """Touches of which nothing has been decided yet; what a guard holds counts as decided."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM scheduling_touch WHERE state IN ('queued', 'running')"
+            " OR (state = 'scheduled' AND lease_no = 0 AND due_at < now() + interval '1 hour')"
+        )
+        return int(cursor.fetchone()[0])
+
+
+def await_finished(seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while (left := unfinished()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    if left:
+        raise TimeoutError(f"{left} touches are still on their way after {seconds:g} s")
+
+
+_COPY_EVENTS = """
+COPY scheduling_event (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data)
+FROM STDIN
+"""
+
+_COPY_TOUCHES = """
+COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, hints, reason,
+    created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at, content_type, counts_toward_cap)
+FROM STDIN
+"""
