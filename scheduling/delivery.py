@@ -206,6 +206,7 @@ class _Batch:
             body=body,
             locale=locale,
             event={"source": event.source, "id": event.event_id, "type": event.type, "time": event.occurred_at},
+            repeatable=spec.idempotent,
             target=target,
         )
         return Parcel(row.claim, message, channel, spec, row.attempt + 1, self.now, row.expires_at, self.clock)

@@ -24,7 +24,7 @@ from typing import Any
 import structlog
 from django.db import close_old_connections
 
-from scheduling.channels.base import Channel, Message, Outcome, Unknown
+from scheduling.channels.base import Channel, Message, Outcome, Transient, Unknown
 from scheduling.channels.breaker import Breaker
 from scheduling.channels.quota import QuotaGate
 from scheduling.ledger import Claim
@@ -218,6 +218,9 @@ class Sender:
             outcome = Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
         parcel.ended_at = time.monotonic()
         self._breaker.record(parcel.target, outcome, parcel.ended_at)
+        if parcel.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
+            # The vendor throttles this robot: the others of its touches need not find out one by one.
+            await asyncio.to_thread(self._quotas.mute, parcel.target, outcome.retry_after)
         self._leave(parcel, outcome)
 
     def _leave(self, parcel: Parcel, result: Outcome | Held | None) -> None:

@@ -26,7 +26,7 @@ SECRET_BYTES = (24, 64)  # Standard Webhooks, "Signature scheme"
 
 
 class Webhook:
-    """Config: `url`, `secret` (a `whsec_…`; several in a list or separated by spaces while rotating), `idempotent`.
+    """Config: `url`, `secret` (a `whsec_…`; several in a list or separated by spaces while rotating).
 
     A community's target `{"url", "secret"}` overrides the channel's; without a secret of its own it is signed with the
     channel's. Without any secret the request is unsigned but carries its id and timestamp.
@@ -40,12 +40,9 @@ class Webhook:
     default_idempotent: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
-        fields.only(config, {"url", "secret", "idempotent"})
+        fields.only(config, {"url", "secret"})
         self._url = fields.url(config)
         self._secrets = read_secrets(config)
-        self._repeatable = config.get("idempotent", self.default_idempotent)
-        if not isinstance(self._repeatable, bool):
-            raise ValueError("idempotent: must be true or false")
         self._timeout = fields.positive(timeout)
         self._transport = transport
 
@@ -75,10 +72,10 @@ class Webhook:
         transport = self._transport or shared_transport()
         url = str(message.target.get("url") or self._url)
         try:
-            response = await transport.post(url, body, headers, timeout=left, repeatable=self._repeatable)
+            response = await transport.post(url, body, headers, timeout=left, repeatable=message.repeatable)
         except Failure as failure:
             return failure.outcome()
-        return judge_status(response, repeatable=self._repeatable)
+        return judge_status(response, repeatable=message.repeatable)
 
 
 def payload(message: Message, now: datetime) -> bytes:
