@@ -205,23 +205,26 @@ def _dedupe(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | 
 def _cap(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
     if touch.has_slot or touch.node.guard_cap != "apply":
         return None
-    for rule in around.rules:
-        if rule.kind == "cap" and rule.scope == "user":
-            taken = _counting(around.slots, rule, touch, now)
-            if len(taken) >= rule.limit:
-                return _full(rule, "cap", taken, rule.limit, str(len(taken)), now, touch.node.over_cap)
-    return None
+    return _fullest("cap", "user", around.slots, touch, around, now)
 
 
 def _community_cap(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
     if touch.has_slot or touch.node.guard_cap != "apply" or not touch.chat_id:
         return None
+    return _fullest("community_cap", "community", around.community_slots, touch, around, now)
+
+
+def _fullest(
+    name: str, scope: str, slots: Sequence[Slot], touch: Candidate, around: Surroundings, now: datetime
+) -> Verdict | None:
+    """Of several caps that are full, the one that keeps the touch longest: a deferred touch is woken once."""
+    verdicts = []
     for rule in around.rules:
-        if rule.kind == "cap" and rule.scope == "community":
-            taken = _counting(around.community_slots, rule, touch, now)
+        if rule.kind == "cap" and rule.scope == scope:
+            taken = _counting(slots, rule, touch, now)
             if len(taken) >= rule.limit:
-                return _full(rule, "community_cap", taken, rule.limit, str(len(taken)), now, touch.node.over_cap)
-    return None
+                verdicts.append(_full(rule, name, taken, rule.limit, str(len(taken)), now, touch.node.over_cap))
+    return max(verdicts, key=lambda each: (each.decision == SUPPRESS, each.next_eligible_at), default=None)
 
 
 def _counting(slots: Sequence[Slot], rule: RuleSpec, touch: Candidate, now: datetime) -> list[Slot]:
