@@ -8,24 +8,12 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
 
 from channels.routing import ProtocolTypeRouter
 from django.core.asgi import get_asgi_application
-from django.core.handlers.asgi import ASGIHandler
-from django.core.handlers.exception import convert_exception_to_response
 
 import config.celery  # noqa: F401  (before anything publishes)
 
-browser = get_asgi_application()
+browser = get_asgi_application()  # before anything that needs the models
 
-
-class ApiHandler(ASGIHandler):
-    """Django without middleware: an API key needs no session and no CSRF token, and each sync middleware would cost
-    an event a hop to a thread."""
-
-    def load_middleware(self, is_async: bool = False) -> None:
-        self._view_middleware: list[object] = []
-        self._template_response_middleware: list[object] = []
-        self._exception_middleware: list[object] = []
-        self._middleware_chain = convert_exception_to_response(self._get_response_async)
-
+from scheduling.api.handler import ApiHandler  # noqa: E402
 
 api = ApiHandler()
 

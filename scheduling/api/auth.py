@@ -1,0 +1,118 @@
+"""The door: an API key, its scope and its rate."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+from ninja.security.http import HttpAuthBase
+
+from scheduling.api.keys import Principal, key_ring
+from scheduling.api.problems import Problem
+from scheduling.api.rates import Budget, rates
+from scheduling.api.threads import in_database_thread
+from scheduling.failed_tasks import Actor
+
+CHALLENGE = 'Bearer realm="aftertouch"'
+EVENTS_A_REQUEST = 10  #: a key may send this many times its requests in events, by sending batches
+SMALLEST_EVENT_LIMIT = 5_000
+
+
+class ApiKeyAuth(HttpAuthBase):
+    """`Authorization: Bearer <key>` with a key that has `scope` and has requests left this minute.
+
+    On an event loop it answers with an awaitable, in a thread at once; neither costs a query or a round trip where
+    the key and a slice of its budget are at hand. `request.auth` is then the `Principal`.
+    """
+
+    openapi_scheme = "bearer"
+    is_async: bool
+
+    def __init__(self, scope: str) -> None:
+        super().__init__()
+        self.scope = scope
+        self.is_async = True
+
+    def __call__(self, request: HttpRequest) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._admit(request)
+        return self._admit_on_loop(request)
+
+    def _admit(self, request: HttpRequest) -> Principal:
+        key = _key(request)
+        known, principal = key_ring.recall(key)
+        principal = self._check(principal if known else key_ring.look_up(key))
+        budget, limit = _requests_of(principal)
+        wait = budget.take(1)
+        _refuse_if(budget.lease_and_take(1, limit) if wait is None else wait, limit, "requests")
+        return principal
+
+    async def _admit_on_loop(self, request: HttpRequest) -> Principal:
+        key = _key(request)
+        known, principal = key_ring.recall(key)
+        principal = self._check(principal if known else await in_database_thread(key_ring.look_up, key))
+        budget, limit = _requests_of(principal)
+        await _take(budget, 1, limit, "requests")
+        return principal
+
+    def _check(self, principal: Principal | None) -> Principal:
+        if principal is None:
+            raise Problem(
+                401,
+                "The API key is unknown, revoked or expired.",
+                headers={"WWW-Authenticate": f'{CHALLENGE}, error="invalid_token"'},
+            )
+        if self.scope not in principal.scopes:
+            raise Problem(
+                403,
+                f"The API key lacks the scope “{self.scope}”.",
+                headers={"WWW-Authenticate": f'{CHALLENGE}, error="insufficient_scope", scope="{self.scope}"'},
+            )
+        return principal
+
+
+def principal_of(request: HttpRequest) -> Principal:
+    """Whose key the request came with, after it was let in."""
+    principal: Principal = request.auth  # type: ignore[attr-defined]
+    return principal
+
+
+def actor_of(request: HttpRequest, reason: str = "") -> Actor:
+    return Actor(name=f"api:{principal_of(request).name}", reason=reason)
+
+
+async def charge_events(principal: Principal, count: int) -> None:
+    """Count the events of a batch, which is one request. Raises a `Problem` where the minute has no room for them."""
+    limit = max(SMALLEST_EVENT_LIMIT, _rate(principal) * EVENTS_A_REQUEST)
+    await _take(rates().budget(principal.id, "events"), count, limit, "events")
+
+
+def _key(request: HttpRequest) -> str:
+    scheme, _, key = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise Problem(401, "Send an API key: “Authorization: Bearer <key>”.", headers={"WWW-Authenticate": CHALLENGE})
+    return str(key.strip())
+
+
+def _requests_of(principal: Principal) -> tuple[Budget, int]:
+    return rates().budget(principal.id, "requests"), _rate(principal)
+
+
+def _rate(principal: Principal) -> int:
+    return principal.rate_per_minute or int(settings.AFTERTOUCH_API_RATE_PER_MINUTE)
+
+
+async def _take(budget: Budget, count: int, limit: int, what: str) -> None:
+    wait = budget.take(count)
+    if wait is None:
+        wait = await in_database_thread(budget.lease_and_take, count, limit)
+    _refuse_if(wait, limit, what)
+
+
+def _refuse_if(wait: float, limit: int, what: str) -> None:
+    if wait:
+        raise Problem(429, f"This key may send {limit} {what} a minute.", retry_after=wait)

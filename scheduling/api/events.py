@@ -1,0 +1,84 @@
+"""`POST /events`: the front door of the house."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from ninja import Router
+
+from scheduling.api.auth import ApiKeyAuth, charge_events, principal_of
+from scheduling.api.bindings import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, read_events
+from scheduling.api.group_commit import DatabaseUnavailable, Overloaded, submit
+from scheduling.api.problems import RETRY_AFTER, Problem, unavailable
+from scheduling.api.schemas import EventIn, EventsOut, ProblemOut
+from scheduling.intake import NewEvent, Receipt
+
+ANSWER_WITHIN = 10  #: seconds
+
+router = Router(tags=["events"])
+
+_EVENT = EventIn.model_json_schema()
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            STRUCTURED: {"schema": _EVENT},
+            PLAIN: {"schema": _EVENT},
+            BATCH: {"schema": {"type": "array", "items": _EVENT, "minItems": 1, "maxItems": BATCH_LIMIT}},
+        },
+    }
+}
+
+
+@router.post(
+    "/events",
+    auth=ApiKeyAuth("events"),
+    response={202: EventsOut, (400, 401, 403, 408, 413, 415, 422, 429, 503): ProblemOut},
+    openapi_extra=_BODY,
+)
+async def post_events(request: HttpRequest) -> HttpResponse:
+    """Record one CloudEvent (structured or binary) or a batch of up to 500, and plan their touches.
+
+    Answered after the commit. Idempotent on source and id: an event that came before is counted as a duplicate and
+    answered with the touches it has. A batch is stored whole or not at all.
+    """
+    events = read_events(request, datetime.now(UTC))
+    await charge_events(principal_of(request), len(events))
+    receipts = await _store(events)
+    return HttpResponse(_answer(events, receipts), content_type=PLAIN, status=202)
+
+
+async def _store(events: Sequence[NewEvent]) -> list[Receipt]:
+    try:
+        return await asyncio.wait_for(submit(events), ANSWER_WITHIN)
+    except (DatabaseUnavailable, Overloaded) as error:
+        raise Problem(503, str(error), retry_after=RETRY_AFTER) from error
+    except TimeoutError as error:
+        raise unavailable("The database is slow, the events may or may not be stored. Send them again.") from error
+
+
+def _answer(events: Sequence[NewEvent], receipts: Sequence[Receipt]) -> str:
+    rows: list[dict[str, Any]] = [
+        {
+            "source": event.source,
+            "id": event.event_id,
+            "duplicate": receipt.duplicate,
+            "touches": [str(task_id) for task_id in receipt.task_ids],
+        }
+        for event, receipt in zip(events, receipts, strict=True)
+    ]
+    duplicates = sum(receipt.duplicate for receipt in receipts)
+    return json.dumps(
+        {
+            "accepted": len(rows) - duplicates,
+            "duplicates": duplicates,
+            "touches": [task_id for row in rows for task_id in row["touches"]],
+            "events": rows,
+        },
+        ensure_ascii=False,
+    )

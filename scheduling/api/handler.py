@@ -1,0 +1,107 @@
+"""How the API is served: without the browser's middleware, in few threads, and never more body than it may have."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction
+from django.conf import settings
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest, get_script_prefix
+from django.core.handlers.exception import convert_exception_to_response
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import set_script_prefix
+
+from scheduling.api.problems import MEDIA_TYPE, Problem, problem_response
+from scheduling.api.threads import in_database_thread
+
+BODY_TIMEOUT = 30  #: seconds in which a body has to be there
+DETAILS = {
+    404: "There is no such thing.",
+    405: "This method is not allowed here.",
+    500: "Something went wrong here. It has been logged.",
+}
+
+
+class ClientGone(Exception):
+    """Nobody is there to answer."""
+
+
+class ApiHandler(ASGIHandler):
+    """Django for machines. An API key needs no session and no CSRF token, so there is no middleware; there are no
+    request signals, whose receivers would cost each event three hops to a thread; synchronous views run in the API's
+    own threads; whatever goes wrong is answered with a problem."""
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        self._view_middleware: list[object] = []
+        self._template_response_middleware: list[object] = []
+        self._exception_middleware: list[object] = []
+        self._middleware_chain = convert_exception_to_response(self._get_response_async)  # type: ignore[attr-defined]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        try:
+            response = await self._respond(scope, receive)
+        except ClientGone:
+            return
+        except Problem as problem:
+            # The rest of the body is not read, so the connection cannot be used again.
+            response = problem.response()
+            response["Connection"] = "close"
+        response["X-Content-Type-Options"] = "nosniff"
+        if "Cache-Control" not in response:
+            response["Cache-Control"] = "no-store"
+        await self.send_response(response, send)
+
+    async def _respond(self, scope: Any, receive: Any) -> HttpResponseBase:
+        body = await _read_body(scope, receive)
+        set_script_prefix(get_script_prefix(scope))
+        try:
+            request = ASGIRequest(scope, BytesIO(body))
+        except UnicodeDecodeError:
+            return problem_response(400, "The address cannot be read.")
+        response = await self.get_response_async(request)
+        if response.status_code >= 400 and not str(response.get("Content-Type", "")).startswith(MEDIA_TYPE):
+            return _as_problem(response)
+        return response
+
+    def make_view_atomic(self, view: Callable[..., Any]) -> Callable[..., Any]:
+        """Django asks here how to call a view."""
+        if iscoroutinefunction(view):
+            return view
+
+        async def run(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            return await in_database_thread(view, request, *args, **kwargs)
+
+        return run
+
+
+def _as_problem(response: HttpResponseBase) -> HttpResponse:
+    kept = {name: value for name, value in response.items() if name in ("Allow", "Retry-After")}
+    status = response.status_code
+    return problem_response(status, DETAILS.get(status, "The request cannot be answered."), headers=kept)
+
+
+async def _read_body(scope: Any, receive: Any) -> bytes:
+    """The whole body, or a `Problem` as soon as it is certain to be too long, announced or not."""
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    too_long = Problem(413, f"The body is longer than {limit} bytes.")
+    for name, value in scope["headers"]:
+        if name == b"content-length" and int(value) > limit:
+            raise too_long
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                if len(body) > limit:
+                    raise too_long
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError as error:
+        raise Problem(408, f"The body was not complete after {BODY_TIMEOUT} seconds.") from error

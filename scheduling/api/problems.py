@@ -1,0 +1,116 @@
+"""Errors as problem details (RFC 9457), whoever raises them: `application/problem+json` with the wrong fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from django.db import InterfaceError, OperationalError
+from django.http import Http404, HttpRequest, HttpResponse
+from ninja import NinjaAPI
+from ninja.errors import AuthenticationError, HttpError, ValidationError
+
+from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
+
+log = structlog.get_logger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+ERRORS_SHOWN = 100  #: more would only make the answer as big as the request
+RETRY_AFTER = 2  #: seconds; what a client is told to wait where the database is away or the queue is full
+
+
+class Problem(AftertouchError):
+    """The request cannot be answered."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *errors: FieldError,
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.errors: Sequence[FieldError] = errors
+        self.headers = dict(headers or {})
+        if retry_after is not None:
+            self.headers["Retry-After"] = str(max(1, round(retry_after + 0.5)))
+
+    def response(self) -> HttpResponse:
+        return problem_response(self.status, str(self), self.errors, self.headers)
+
+
+def problem_response(
+    status: int, detail: str, errors: Sequence[FieldError] = (), headers: Mapping[str, str] | None = None
+) -> HttpResponse:
+    title = HTTPStatus(status).phrase
+    body = {
+        "type": f"urn:aftertouch:problem:{title.lower().replace(' ', '-')}",
+        "title": title,
+        "status": status,
+        "detail": detail,
+        "errors": [{"field": each.field, "message": each.message} for each in errors[:ERRORS_SHOWN]],
+    }
+    # ASCII, so that a lone surrogate in the request can be named in the answer.
+    return HttpResponse(json.dumps(body), content_type=MEDIA_TYPE, status=status, headers=dict(headers or {}))
+
+
+def unavailable(detail: str = "The database cannot be reached. Nothing is lost by sending it again.") -> Problem:
+    return Problem(503, detail, retry_after=RETRY_AFTER)
+
+
+def answer_with_problems(api: NinjaAPI) -> None:
+    """Let `api` answer every exception with a problem."""
+    api.add_exception_handler(Exception, _answer)
+    for known in (AftertouchError, ValidationError, AuthenticationError, HttpError, Http404):
+        api.add_exception_handler(known, _answer)
+
+
+def _answer(request: HttpRequest, error: Exception | type[Exception]) -> HttpResponse:
+    problem = _problem_of(error) if isinstance(error, Exception) else None
+    if problem is None:
+        log.exception("request_failed", path=request.path, exc_info=error)
+        problem = Problem(500, "Something went wrong here. It has been logged.")
+    return problem.response()
+
+
+def _problem_of(error: Exception) -> Problem | None:
+    match error:
+        case Problem():
+            return error
+        case InvalidInput():
+            return Problem(422, "The input does not fit.", *error.errors)
+        case NotFound():
+            return Problem(404, str(error))
+        case Conflict():
+            return Problem(409, str(error))
+        case ValidationError():
+            return _of_validation(error)
+        case AuthenticationError():
+            return Problem(401, "An API key is required.", headers={"WWW-Authenticate": 'Bearer realm="aftertouch"'})
+        case HttpError():
+            return Problem(error.status_code, str(error))
+        case Http404():
+            return Problem(404, "There is no such thing.")
+        case OperationalError() | InterfaceError():
+            log.warning("database_unavailable", error=str(error))
+            return unavailable()
+    return None
+
+
+def _of_validation(error: ValidationError) -> Problem:
+    """Ninja's errors, their fields as the caller knows them: without the name of the view's argument."""
+    return Problem(422, "The input does not fit.", *(_field_error(each) for each in error.errors))
+
+
+def _field_error(raw: Mapping[str, Any]) -> FieldError:
+    location = [str(part) for part in raw.get("loc", ())]
+    if location[:1] == ["body"]:
+        location = location[2:]
+    elif location[:1] in (["query"], ["path"], ["header"]):
+        location = location[1:]
+    return FieldError(".".join(location), str(raw.get("msg", "")))

@@ -1,0 +1,130 @@
+"""JSON that PostgreSQL can hold and every reader understands alike, or an error that names the place.
+
+Python's parser lets pass what breaks later: NaN, U+0000, lone surrogates, a member named twice, numbers without end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from scheduling.errors import FieldError, InvalidInput
+
+DEPTH_LIMIT = 32
+SMALLEST, LARGEST = -(2**63), 2**64 - 1  #: whole numbers that other languages can hold
+ERRORS_SHOWN = 100
+PATH_SHOWN = 200
+
+UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+
+
+class NotJson(Exception):
+    """The body is not JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Odd:
+    """Stands in the tree where something was written that JSON does not have, or that cannot be kept."""
+
+    message: str
+
+
+class _Document:
+    """One parse, and whether it met anything odd."""
+
+    def __init__(self) -> None:
+        self.is_odd = False
+
+    def members(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            self.is_odd = True
+            seen: set[str] = set()
+            for name, _ in pairs:
+                if name in seen:
+                    found[name] = _Odd("is given twice")
+                seen.add(name)
+        return found
+
+    def integer(self, text: str) -> int | _Odd:
+        if len(text) <= 20 and SMALLEST <= (value := int(text)) <= LARGEST:
+            return value
+        return self._odd("is a number beyond 64 bits; send it as a string")
+
+    def real(self, text: str) -> float | _Odd:
+        value = float(text)
+        return value if math.isfinite(value) else self._odd("is a number too large; send it as a string")
+
+    def constant(self, text: str) -> _Odd:
+        return self._odd(f"{text} is not a JSON number")
+
+    def _odd(self, message: str) -> _Odd:
+        self.is_odd = True
+        return _Odd(message)
+
+
+def decode(body: bytes) -> Any:
+    """The value of a JSON text. Raises `NotJson`, or `InvalidInput` that names each place that cannot be stored."""
+    document = _Document()
+    decoder = json.JSONDecoder(
+        object_pairs_hook=document.members,
+        parse_int=document.integer,
+        parse_float=document.real,
+        parse_constant=document.constant,
+    )
+    try:
+        value = decoder.decode(body.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise NotJson(f"The body is not UTF-8: byte {error.start} cannot be read.") from error
+    except RecursionError as error:
+        raise NotJson(f"The body is nested deeper than {DEPTH_LIMIT} levels.") from error
+    except json.JSONDecodeError as error:
+        raise NotJson(f"The body is not JSON: {error}.") from error
+    if document.is_odd or b"\\u" in body or body.count(b"{") + body.count(b"[") > DEPTH_LIMIT:
+        _refuse(_oddities(value))
+    return value
+
+
+def _refuse(found: Iterator[FieldError]) -> None:
+    errors = [error for error, _ in zip(found, range(ERRORS_SHOWN), strict=False)]
+    if errors:
+        raise InvalidInput(*errors)
+
+
+def _oddities(value: Any) -> Iterator[FieldError]:
+    """Everything that cannot be kept, in the order of the document. No recursion: depth is what is being judged."""
+    waiting: list[tuple[Any, str, int]] = [(value, "", 0)]
+    while waiting:
+        node, path, depth = waiting.pop()
+        if isinstance(node, _Odd):
+            yield FieldError(path, node.message)
+        elif isinstance(node, str):
+            if odd := unstorable(node):
+                yield FieldError(path, odd)
+        elif isinstance(node, dict | list):
+            if depth >= DEPTH_LIMIT:
+                yield FieldError(path, f"is nested deeper than {DEPTH_LIMIT} levels")
+                continue
+            if isinstance(node, dict):
+                for name in node:
+                    if odd := unstorable(name):
+                        yield FieldError(_member(path, name), f"its name {odd}")
+                waiting.extend((child, _member(path, name), depth + 1) for name, child in reversed(node.items()))
+            else:
+                waiting.extend((node[at], f"{path}[{at}]", depth + 1) for at in range(len(node) - 1, -1, -1))
+
+
+def unstorable(text: str) -> str:
+    """What PostgreSQL would refuse about this text, or ""."""
+    found = UNSTORABLE.search(text)
+    if not found:
+        return ""
+    return "contains U+0000" if found[0] == "\0" else "contains half a surrogate pair"
+
+
+def _member(path: str, name: str) -> str:
+    return (f"{path}.{name}" if path else name)[:PATH_SHOWN]
