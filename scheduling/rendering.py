@@ -84,6 +84,8 @@ def check_text(source: str, *, field: str) -> None:
     except TemplateError as error:
         raise InvalidInput.of(field, str(error)) from None
     assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx in ("store", "param")}
+    if tree.find(nodes.For):
+        assigned.add("loop")
     inner = set()
     for attribute in tree.find_all((nodes.Getattr, nodes.Getitem)):
         assert isinstance(attribute, nodes.Getattr | nodes.Getitem)
