@@ -1,0 +1,131 @@
+"""What is said: nothing half-empty, nothing that a text could reach into, and no typo that only shows at night."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduling.errors import InvalidInput
+from scheduling.rendering import CannotRender, check_text, render
+from scheduling.specs import TextSpec
+from tests.scheduling.core.cast import ann, event, template
+
+
+def said(body: str, customer: Any = None, **data: Any) -> str:
+    return render(template(body=body), customer or ann(), event(data=data))[1]
+
+
+def test_a_text_speaks_of_the_customer_the_event_and_the_chat() -> None:
+    body = (
+        "{{ user.name }} {{ user.id }} {{ event.type }} {{ event.data.order.no }} {{ event.data['sku'] }} {{ chat.id }}"
+    )
+    assert said(body, order={"no": 7}, sku="茶") == "Ann ann material.downloaded 7 茶 c1"
+
+
+def test_who_has_no_name_is_called_by_their_id() -> None:
+    assert said("{{ user.name }}", ann(name="")) == "ann"
+
+
+def test_the_subject_is_a_text_as_well() -> None:
+    spec = template(texts=(TextSpec("en", "For {{ user.name }}", "hi"),))
+    assert render(spec, ann(), event()) == ("For Ann", "hi", "en")
+
+
+@pytest.mark.parametrize(
+    "body", ["{{ event.data.order }}", "{{ event.data.a.b }}", "{{ event.data['x'] }}", "{{ nobody }}"]
+)
+def test_missing_data_fails_instead_of_leaving_a_gap(body: str) -> None:
+    with pytest.raises(CannotRender):
+        said(body, a={})
+
+
+def test_a_default_is_the_way_to_live_without_it() -> None:
+    assert said("{{ event.data.coupon | default('none') }}") == "none"
+
+
+@pytest.mark.parametrize("body", ["{{ 1 // 0 }}", "{{ event.data.a + 1 }}", "{{ event.data.a | int + event.data.b }}"])
+def test_a_text_that_cannot_be_worked_out_fails_too(body: str) -> None:
+    with pytest.raises(CannotRender):
+        said(body, a="text", b=[])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{{ user.__class__ }}",
+        "{{ user['__class__'] }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ event.data.items.__func__ }}",
+        "{{ event.data|attr('__class__') }}",
+        "{{ event.data.update(x=1) }}",
+        "{{ event.data.list.append(1) }}",
+        "{{ '{0.__class__}'.format(user) }}",
+        "{{ range(10) | list }}",
+        "{{ cycler('a') }}",
+        "{{ lipsum() }}",
+    ],
+)
+def test_a_text_cannot_reach_out_of_its_sandbox(body: str) -> None:
+    data = {"list": [1]}
+    with pytest.raises(CannotRender):
+        said(body, **data)
+    assert data == {"list": [1]}
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("{{ usr.name }}", "usr"),
+        ("{{ user.nmae }}", "user.nmae"),
+        ("{{ user['nmae'] }}", "user.nmae"),
+        ("{{ event.payload }}", "event.payload"),
+        ("{% if order %}x{% endif %}", "order"),
+        ("{% for each in things %}{{ each }}{% endfor %}", "things"),
+        ("{{ user.name | shout }}", "shout"),
+        ("{{ user.name is loud }}", "loud"),
+        ("{{ user.name ", "line 1"),
+        ("{% include 'x' %}{{ usr }}", "usr"),
+    ],
+)
+def test_what_no_touch_will_ever_have_is_refused_when_it_is_saved(body: str, named: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        check_text(body, field="texts.zh-hans.body")
+    (error,) = refused.value.errors
+    assert error.field == "texts.zh-hans.body"
+    assert named in error.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "您好 {{ user.name }}，{{ event.data.order.no }}",
+        "{% for each in event.data.lines %}{{ each.sku }} {{ loop.index }}{% endfor %}",
+        "{% set total = event.data.total %}{{ total }}",
+        "{{ event.time.strftime('%H:%M') }} {{ event.data.x | default('') | upper }}",
+    ],
+)
+def test_what_can_be_said_is_accepted(body: str) -> None:
+    check_text(body, field="body")
+
+
+@pytest.mark.parametrize(
+    ("locale", "heard"),
+    [
+        ("en", "en"),
+        ("EN", "en"),
+        ("zh-Hans", "zh-hans"),
+        ("zh-hant", "zh-hans"),
+        ("zh", "zh-hans"),
+        ("fr", "de"),
+        ("", "de"),
+    ],
+)
+def test_the_customer_hears_their_language_else_its_other_region_else_the_first(locale: str, heard: str) -> None:
+    texts = tuple(TextSpec(each, "", each) for each in ("de", "en", "zh-hans"))
+    assert render(template(texts=texts), ann(locale=locale), event()) == ("", heard, heard)
+
+
+def test_a_template_without_any_text_says_nothing() -> None:
+    with pytest.raises(CannotRender, match="no text"):
+        render(template(texts=()), ann(), event())
