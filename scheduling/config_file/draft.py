@@ -1,0 +1,54 @@
+"""One configuration file being read: its sections, the rows they meet, and everything that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from scheduling.config_file.fields import Field, Problem
+from scheduling.config_file.section import Section
+
+
+class Draft:
+    def __init__(self, document: Mapping[str, Any], sections: Mapping[str, Section]) -> None:
+        self.document = document
+        self.sections = sections
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        self.event_types: set[str] | None = None  #: those that are known, once somebody asked
+        self._rows: dict[str, list[Any]] = {}
+        self._keys: dict[str, set[str]] = {}
+
+    def problem(self, path: str, message: str) -> None:
+        self.problems.append(Problem(path, message))
+
+    def broken(self, path: str) -> bool:
+        """Whether something is wrong at `path` or below it."""
+        return any(each.path == path or each.path.startswith((f"{path}.", f"{path}[")) for each in self.problems)
+
+    def note(self, text: str) -> None:
+        """Something that is allowed and may still be a mistake."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def rows(self, name: str) -> list[Any]:
+        """The stored rows of a section, read once."""
+        if name not in self._rows:
+            self._rows[name] = self.sections[name].stored()
+        return self._rows[name]
+
+    def keys(self, name: str) -> set[str]:
+        """The keys that will stand in a section once the file is applied."""
+        if name not in self._keys:
+            if name in self.document:
+                self._keys[name] = self.sections[name].claimed(self.document[name])
+            else:
+                self._keys[name] = {row.key for row in self.rows(name) if row.retired_at is None}
+        return self._keys[name]
+
+    def check_references(self, fields: tuple[Field, ...], values: Mapping[str, Any], path: str) -> None:
+        for field in fields:
+            key = values.get(field.name)
+            if field.refers and key is not None and key not in self.keys(field.refers):
+                noun = self.sections[field.refers].noun
+                self.problem(f"{path}.{field.path}", f"there is no {noun} “{key}”")

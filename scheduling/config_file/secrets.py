@@ -1,0 +1,42 @@
+"""Secrets in a file: `"(kept)"` stands for what is stored, and nothing that is printed shows one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from scheduling.channels.base import Channel
+from scheduling.channels.registry import channel_kinds
+from scheduling.config_file.section import HIDDEN, KEPT, Difference
+
+
+def secret_fields(kind: type[Channel] | None, settings: Mapping[str, Any]) -> Collection[str]:
+    """Everything is a secret where the kind is not there to say."""
+    return settings.keys() if kind is None else kind.secret_fields
+
+
+def kind_named(name: str) -> type[Channel] | None:
+    return channel_kinds().get(name)
+
+
+def masked(settings: Mapping[str, Any], secret: Collection[str]) -> dict[str, Any]:
+    """In a stable order, with the marker in the place of secrets."""
+    return {name: KEPT if name in secret and value else value for name, value in sorted(settings.items())}
+
+
+def restored(
+    given: Mapping[str, Any], stored: Mapping[str, Any], secret: Collection[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """`given` with the markers replaced by what is stored, and the names for which nothing is."""
+    marked = [name for name in given if given[name] == KEPT and name in secret]
+    missing = [name for name in marked if not stored.get(name)]
+    return {**given, **{name: stored[name] for name in marked if name not in missing}}, missing
+
+
+def setting_differences(
+    prefix: str, before: Mapping[str, Any], after: Mapping[str, Any], secret: Collection[str]
+) -> Iterator[Difference]:
+    for name in sorted(before.keys() | after.keys()):
+        if before.get(name) != after.get(name) or (name in before) != (name in after):
+            shown = [HIDDEN if name in secret and value else value for value in (before.get(name), after.get(name))]
+            yield Difference(f"{prefix}{name}", *shown)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from scheduling.config_file import document, impact, plan, report
+from scheduling.config_file.section import Stamp
+from scheduling.errors import AftertouchError
+
+
+class Command(BaseCommand):
+    help = "Make the configuration what a YAML file says: all of it, or nothing."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("file", help="the configuration; - reads standard input")
+        parser.add_argument("--dry-run", action="store_true", help="print the difference and its impact, write nothing")
+        parser.add_argument(
+            "--move-waiting",
+            action="store_true",
+            help="after an edited delay, move the touches that wait already; what becomes overdue is spread",
+        )
+
+    def handle(self, *, file: str, dry_run: bool, move_waiting: bool, **options: Any) -> None:
+        given = self._load(file)
+        try:
+            planned = plan.plan(given)
+            for line in report.lines(planned, impact.impacts(planned)):
+                self.stdout.write(line)
+            if dry_run:
+                self.stdout.write("dry run: nothing was stored")
+                return
+            if planned.changes:
+                plan.store(given, planned, Stamp(f"apply_config {Path(file).name}"))
+                self.stdout.write("applied")
+        except plan.InvalidConfiguration as error:
+            raise CommandError(f"{error}\nnothing was stored") from error
+        except AftertouchError as error:
+            raise CommandError(str(error)) from error
+        if move_waiting:
+            self.stdout.write(report.moved(impact.follow(planned)))
+
+    def _load(self, file: str) -> dict[str, Any]:
+        enough = document.MAX_SIZE + 1  # to know that it is too large
+        try:
+            if file == "-":
+                return document.load(sys.stdin.buffer.read(enough))
+            with Path(file).open("rb") as stream:
+                return document.load(stream.read(enough))
+        except OSError as error:
+            raise CommandError(f"{file}: {error.strerror}") from error
+        except document.InvalidDocument as error:
+            raise CommandError(f"{file}: {error}\nnothing was stored") from error

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group, Permission
+from django.core.management.base import BaseCommand
+from django.db import connection, transaction
+
+from scheduling.config_file import document, plan
+from scheduling.config_file.section import Stamp
+from scheduling.models import EventType, Node
+
+SHIPPED = Path(__file__).resolve().parent.parent.parent / "shipped.yaml"
+DEMO_USER = "demo"
+LOCK = 4_163_071  #: of the advisory lock: two starts at once take turns
+
+#: Type, name, and whether the customer does it.
+EVENT_TYPES = (
+    ("consultation.ended", "咨询结束", True),
+    ("material.downloaded", "资料下载", True),
+    ("signup.succeeded", "注册成功", True),
+    ("order.paid", "订单支付", True),
+    ("service.completed", "服务完成", True),
+    ("conversation.started", "会话开始", True),
+    ("complaint.received", "收到投诉", True),
+    ("customer.inactive", "客户沉寂", False),
+    ("session.silent", "会话静默", False),
+)
+
+APPS = ("scheduling", "rpa_tasks", "chat_sessions")
+OPERATOR = ("act_on_failedtask", "add_pause", "change_pause", "delete_pause", "change_touch")
+EDITED = (
+    "stage", "template", "templatetext", "node", "channelconfig", "community", "delayrule", "harassmentrule",
+    "eventtype", "customer",
+)  # fmt: skip
+
+
+class Command(BaseCommand):
+    help = "What a new house needs: event types, the shipped matrix, groups, and in a demo a login. Safe at each start."
+
+    @transaction.atomic
+    def handle(self, **options: Any) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
+        self.describe_event_types()
+        self.ship_matrix()
+        self.grant_permissions()
+        if getattr(settings, "AFTERTOUCH_DEMO", False):
+            self.stdout.write(f"Demo login: {DEMO_USER} / {demo_login()}")
+
+    def describe_event_types(self) -> None:
+        """A type that was seen before anybody described it is there already, without a name."""
+        for key, name, is_activity in EVENT_TYPES:
+            EventType.objects.get_or_create(key=key, defaults={"name": name, "is_activity": is_activity})
+            EventType.objects.filter(key=key, name="").update(name=name, is_activity=is_activity)
+
+    def ship_matrix(self) -> None:
+        if Node.objects.exists():
+            return
+        added = plan.store_additions(document.load(SHIPPED.read_bytes()), Stamp("shipped"))
+        self.stdout.write(f"Shipped matrix: {len(added.of('nodes'))} nodes")
+
+    def grant_permissions(self) -> None:
+        """Only ever adds: a group of your own is the place for fewer."""
+        ours = Permission.objects.filter(content_type__app_label__in=APPS)
+        viewer = list(ours.filter(codename__startswith="view_"))
+        operator = viewer + named(OPERATOR)
+        editor = operator + named([f"{verb}_{model}" for verb in ("add", "change", "delete") for model in EDITED])
+        for name, permissions in (("viewer", viewer), ("operator", operator), ("editor", editor)):
+            group, _ = Group.objects.get_or_create(name=name)
+            group.permissions.add(*permissions)
+
+
+def named(codenames: Any) -> list[Permission]:
+    found = {each.codename: each for each in Permission.objects.filter(content_type__app_label="scheduling")}
+    return [found[codename] for codename in codenames]
+
+
+def demo_login() -> str:
+    """The demo user's password, made up once and kept in the state directory for its owner to read."""
+    file = Path(settings.AFTERTOUCH_STATE_DIR) / "demo-password"
+    user = get_user_model().objects.filter(username=DEMO_USER).first()
+    password = file.read_text().strip() if file.exists() else ""
+    if user is not None and password:
+        return password if user.check_password(password) else "(the password was changed)"
+    if not password:
+        password = secrets.token_urlsafe(12)
+        _write_private(file, password)
+    if user is None:
+        get_user_model().objects.create_superuser(DEMO_USER, password=password)
+    else:
+        user.set_password(password)
+        user.save()
+    return password
+
+
+def _write_private(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    fresh = file.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as stream:
+        stream.write(f"{text}\n")
+    fresh.replace(file)

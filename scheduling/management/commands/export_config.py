@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from scheduling.config_file import document
+from scheduling.config_file.export import export
+
+
+class Command(BaseCommand):
+    help = "Write the configuration as a YAML file that apply_config reads and that would change nothing."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("file", nargs="?", default="-", help="where to; standard output where absent or -")
+        parser.add_argument(
+            "--with-secrets", action="store_true", help='write secrets too, instead of "(kept)", which keeps the stored'
+        )
+
+    def handle(self, *, file: str, with_secrets: bool, **options: Any) -> None:
+        text = document.dump(export(with_secrets=with_secrets))
+        if file == "-":
+            self.stdout.write(text, ending="")
+            return
+        try:
+            _replace(Path(file), text, private=with_secrets)
+        except OSError as error:
+            raise CommandError(f"{file}: {error.strerror}") from error
+
+
+def _replace(file: Path, text: str, *, private: bool) -> None:
+    """The whole file or, if anything fails, the one that was there."""
+    handle, name = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
+            stream.write(text)
+        if not private:  # a new file is only its owner's to read
+            Path(name).chmod(0o644)
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
