@@ -50,7 +50,9 @@ check: setup ## format, lint, types, import contracts, deployment settings, miss
 	DJANGO_SETTINGS_MODULE=config.settings.test $(PY) -W ignore::RuntimeWarning manage.py makemigrations --check --dry-run
 
 stop: ## end what runs from this folder, however it was started
-	@if $(PY) -c 'import psutil, supervisor' 2>/dev/null; then exec $(PY) -m config.stack stop; fi
+	@if $(PY) -c 'import psutil, supervisor' 2>/dev/null; then \
+		$(PY) -m config.stack stop && AFTERTOUCH_STATE_DIR=.state/test $(PY) -m config.embedded stop; \
+	fi
 
 clean: stop ## remove the virtual environment, the caches and .state with its data
 	rm -rf $(VENV) .state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage

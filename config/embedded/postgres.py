@@ -126,6 +126,9 @@ class Postgres(Server):
                 connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(NAME)))
             connection.execute("SELECT 1")
 
+    def is_refusal(self, error: Exception) -> bool:
+        return "password authentication failed" in str(error)
+
     def stop(self) -> None:
         process = self.process()
         # Fast shutdown, then immediate (the log is replayed at the next start), then none at all.

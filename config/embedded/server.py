@@ -9,12 +9,13 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from config.embedded.account import Account
-from config.embedded.errors import EmbeddedServerError
+from config.embedded.errors import EmbeddedServerError, PasswordRefusedError
 from config.embedded.ports import free_port
 from config.embedded.processes import command_line, is_alive, running, start_apart
 
 RETRY_FOR = 15.0  # a killed server's children, lock file and shared memory are gone long before
 ANSWER_WITHIN = 120.0  # crash recovery replays the log before the first answer
+REFUSED_FOR = 2.0  # a stranger on the port answers so too, until ours has found the port taken and is gone
 LOG_LIMIT = 10 * 1024 * 1024
 
 
@@ -48,6 +49,10 @@ class Server(ABC):
         """Ask the server something with our password; raises where the answer is wrong or missing."""
 
     @abstractmethod
+    def is_refusal(self, error: Exception) -> bool:
+        """Whether the answer was that our password is wrong."""
+
+    @abstractmethod
     def stop(self) -> None: ...
 
     def process(self) -> psutil.Process | None:
@@ -70,8 +75,11 @@ class Server(ABC):
         """Its address, once it answers. Where it runs already, only the proof that it does."""
         while (process := self.process()) is not None:
             port = self.port_of(process)
-            if port is not None and self.answers(port, process):
-                return self.url(port)
+            try:
+                if port is not None and self.answers(port, process):
+                    return self.url(port)
+            except PasswordRefusedError:
+                self.stop()
         self.make_folder()
         return self.url(self.start_stubbornly())
 
@@ -97,17 +105,21 @@ class Server(ABC):
 
     def answers(self, port: int, process: psutil.Process) -> bool:
         """Wait for the first right answer. False where the process died before it."""
-        deadline = time.monotonic() + ANSWER_WITHIN
+        asked_at = time.monotonic()
         while True:
             try:
                 self.prove(port)
             except Exception as error:
                 if not is_alive(process):
                     return False
-                if time.monotonic() >= deadline:
-                    raise EmbeddedServerError(
-                        f"{self.label} runs (pid {process.pid}, port {port}) but does not answer: {error}"
+                waited, where = time.monotonic() - asked_at, f"{self.label} (pid {process.pid}, port {port})"
+                if waited >= REFUSED_FOR and self.is_refusal(error):
+                    raise PasswordRefusedError(
+                        f"{where} refuses the password in {self.state_dir / 'secrets'}; "
+                        "bring that file back, or remove the state folder and lose its data"
                     ) from error
+                if waited >= ANSWER_WITHIN:
+                    raise EmbeddedServerError(f"{where} runs but does not answer: {error}") from error
                 time.sleep(0.05)
             else:
                 return True

@@ -80,6 +80,9 @@ class Valkey(Server):
         with redis.Redis.from_url(self.url(port), socket_timeout=2, socket_connect_timeout=2) as client:
             client.ping()
 
+    def is_refusal(self, error: Exception) -> bool:
+        return isinstance(error, redis.AuthenticationError)
+
     def stop(self) -> None:
         process = self.process()
         if process is not None and not end(process, (signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)):

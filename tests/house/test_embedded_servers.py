@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -118,6 +119,24 @@ def test_a_lock_file_that_names_a_stranger_is_no_obstacle(state_dir: Path) -> No
     lock = state_dir / "postgres" / "data" / "postmaster.pid"
     lock.write_text(lock.read_text().replace(lock.read_text().split()[0], str(os.getpid()), 1))
     assert notes(servers.start(state_dir)) == (["kept"], ["kept"])
+
+
+@pytest.mark.faults
+def test_servers_of_a_removed_folder_give_way_to_those_of_the_new_one(state_dir: Path) -> None:
+    before = servers.start(state_dir)
+    shutil.rmtree(state_dir)
+    after = servers.start(state_dir)
+    assert after != before
+    write(after, "new")
+    assert notes(after) == (["new"], ["new"])
+
+
+def test_a_lost_password_is_named(state_dir: Path) -> None:
+    servers.start(state_dir)
+    servers.stop(state_dir)
+    (state_dir / "secrets" / "postgres").write_text("another")
+    with pytest.raises(EmbeddedServerError, match="refuses the password"):
+        servers.start(state_dir)
 
 
 def test_two_starters_at_once_agree(state_dir: Path) -> None:
