@@ -57,6 +57,6 @@ if CELERY_BROKER_URL.startswith(("redis", "sentinel", "valkey")):
         "body_encoding": "utf-8",
     }
     if CELERY_BROKER_URL.startswith("sentinel"):
-        CELERY_BROKER_TRANSPORT_OPTIONS["master_name"] = "aftertouch"
+        CELERY_BROKER_TRANSPORT_OPTIONS["master_name"] = _env.aftertouch_sentinel_master
 else:
     CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}

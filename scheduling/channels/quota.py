@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import redis
-from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
-from redis.retry import Retry
 
 from scheduling.channels.base import Quota
+from scheduling.redis_server import connect
 
 SCRIPT = Path(__file__).with_name("quota.lua").read_text(encoding="utf-8")
 SCRIPT_SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
@@ -45,12 +44,8 @@ class QuotaGate:
 
     @classmethod
     def connect(cls, url: str, margin: timedelta = MARGIN) -> Self:
-        """A gate with its own connections. A broken one is replaced once; a silent one is not waited for twice."""
-        retry = Retry(NoBackoff(), 1, supported_errors=(redis.exceptions.ConnectionError,))
-        client = redis.Redis.from_url(
-            url, socket_timeout=SOCKET_TIMEOUT, socket_connect_timeout=SOCKET_TIMEOUT, retry=retry
-        )
-        return cls(client, margin)
+        """A gate with its own connections."""
+        return cls(connect(url, timeout=SOCKET_TIMEOUT), margin)
 
     def acquire(self, quotas: Sequence[Quota], wanted: Mapping[str, int]) -> dict[str, Grant]:
         """Slots for each target key, in one round trip. Ask immediately before sending: a slot counts from now.

@@ -1,0 +1,44 @@
+"""Connections to Redis or Valkey, directly or by Sentinel."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import redis
+from django.conf import settings
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from redis.sentinel import Sentinel
+
+
+def connect(url: str, *, timeout: float = 1.0) -> redis.Redis:
+    """A client for `redis://…`, or for the primary behind `sentinel://host:26379/0;sentinel://host2:26379/0`.
+
+    `timeout` in seconds holds for connecting and for each answer. A broken connection is replaced once; a silent one
+    is not waited for twice.
+    """
+    options: dict[str, Any] = {
+        "socket_timeout": timeout,
+        "socket_connect_timeout": timeout,
+        "retry": Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+    }
+    if not url.startswith("sentinel"):
+        return redis.Redis.from_url(url, **options)
+    primary = sentinels(url, timeout).master_for
+    return primary(settings.AFTERTOUCH_SENTINEL_MASTER, redis.Redis, **options)  # type: ignore[no-untyped-call,no-any-return]
+
+
+def sentinels(url: str, timeout: float = 1.0) -> Sentinel:
+    parts = [urlsplit(part) for part in url.split(";")]
+    first = parts[0]
+    credentials: dict[str, Any] = {"db": int(first.path.lstrip("/") or 0)}
+    if first.username:
+        credentials["username"] = unquote(first.username)
+    if first.password:
+        credentials["password"] = unquote(first.password)
+    return Sentinel(  # type: ignore[no-untyped-call]
+        [(part.hostname or "127.0.0.1", part.port or 26379) for part in parts],
+        sentinel_kwargs={"socket_timeout": timeout, "socket_connect_timeout": timeout},
+        **credentials,
+    )
