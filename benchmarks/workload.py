@@ -18,6 +18,10 @@ FILLED = (
     "scheduling_complaint", "scheduling_failedtask", "scheduling_attempt", "scheduling_verdict", "scheduling_touch",
     "scheduling_event", "scheduling_customer",
 )  # fmt: skip
+EDITED = (
+    "scheduling_node", "scheduling_template", "scheduling_channelconfig", "scheduling_stage",
+    "scheduling_harassmentrule",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,9 +35,7 @@ class Plan:
 
 def matrix(*, nodes: int = 1, channel: str = "log", config: dict[str, str] | None = None) -> list[Node]:
     """The article's limits, and `nodes` nodes with a content type each. Replaces what was there."""
-    clear()
-    for model in (Node, Template, ChannelConfig, Stage, HarassmentRule):
-        model.objects.all().delete()
+    _empty((*FILLED, *EDITED))
     HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(hours=24))
     HarassmentRule.objects.create(kind="dedupe", window=timedelta(hours=72))
     HarassmentRule.objects.create(kind="conversation")
@@ -52,8 +54,12 @@ def _node(stage: Stage, channel: ChannelConfig, key: str) -> Node:
 
 def clear() -> None:
     """No touch, no event, no customer."""
+    _empty(FILLED)
+
+
+def _empty(tables: Sequence[str]) -> None:
     with connection.cursor() as cursor:
-        cursor.execute(f"TRUNCATE {', '.join(FILLED)} RESTART IDENTITY CASCADE")
+        cursor.execute(f"TRUNCATE {', '.join(tables)} RESTART IDENTITY CASCADE")
 
 
 def customers(count: int) -> None:
