@@ -3,9 +3,14 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import path
 
+from scheduling import views
 from scheduling.api.application import api
 
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/v1/", api.urls),
+    path("health/live", views.live, name="live"),
+    path("health/ready", views.ready, name="ready"),
+    path("metrics", views.metrics, name="metrics"),
+    path("u/<str:token>", views.unsubscribe, name="unsubscribe"),
 ]

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.conf import settings
+from django.http import HttpRequest
 from django.utils.module_loading import import_string
 from ninja import NinjaAPI
+from ninja.parser import Parser
 
-from scheduling.api import events
+from scheduling.api import customers, events, failed_tasks, pauses, touches
 from scheduling.api.problems import answer_with_problems
+from scheduling.api.strict_json import decode
+
+
+class StrictParser(Parser):
+    """What events are held to holds for every body."""
+
+    def parse_body(self, request: HttpRequest) -> Any:
+        return decode(request.body)
+
 
 api = NinjaAPI(
     title="Aftertouch",
     version="1",
     urls_namespace="api",
+    parser=StrictParser(),
     description="Delayed outreach. Errors are problem details; lists take `limit` and `cursor`.",
 )
 answer_with_problems(api)
-for router in (events.router,):
+for router in (events.router, touches.router, customers.router, failed_tasks.router, pauses.router):
     api.add_router("", router)
 for path in getattr(settings, "API_ROUTERS", ()):
     api.add_router("", import_string(path))

@@ -11,6 +11,7 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
+from scheduling.api import metrics
 from scheduling.api.auth import ApiKeyAuth, charge_events, principal_of
 from scheduling.api.bindings import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, read_events
 from scheduling.api.group_commit import DatabaseUnavailable, Overloaded, submit
@@ -23,23 +24,17 @@ ANSWER_WITHIN = 10  #: seconds
 router = Router(tags=["events"])
 
 _EVENT = EventIn.model_json_schema()
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            STRUCTURED: {"schema": _EVENT},
-            PLAIN: {"schema": _EVENT},
-            BATCH: {"schema": {"type": "array", "items": _EVENT, "minItems": 1, "maxItems": BATCH_LIMIT}},
-        },
-    }
-}
+_ONE: dict[str, Any] = {STRUCTURED: {"schema": _EVENT}, PLAIN: {"schema": _EVENT}}
+_MANY = {BATCH: {"schema": {"type": "array", "items": _EVENT, "minItems": 1, "maxItems": BATCH_LIMIT}}}
+EVENT_BODY = {"requestBody": {"required": True, "content": _ONE}}
+EVENTS_BODY = {"requestBody": {"required": True, "content": _ONE | _MANY}}
 
 
 @router.post(
     "/events",
     auth=ApiKeyAuth("events"),
     response={202: EventsOut, (400, 401, 403, 408, 413, 415, 422, 429, 503): ProblemOut},
-    openapi_extra=_BODY,
+    openapi_extra=EVENTS_BODY,
 )
 async def post_events(request: HttpRequest) -> HttpResponse:
     """Record one CloudEvent (structured or binary) or a batch of up to 500, and plan their touches.
@@ -73,6 +68,8 @@ def _answer(events: Sequence[NewEvent], receipts: Sequence[Receipt]) -> str:
         for event, receipt in zip(events, receipts, strict=True)
     ]
     duplicates = sum(receipt.duplicate for receipt in receipts)
+    metrics.events_ingested.labels("accepted").inc(len(rows) - duplicates)
+    metrics.events_ingested.labels("duplicate").inc(duplicates)
     return json.dumps(
         {
             "accepted": len(rows) - duplicates,

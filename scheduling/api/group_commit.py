@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import structlog
 from django.db import InterfaceError, OperationalError, connection, reset_queries
 
+from scheduling.api import metrics
 from scheduling.dispatcher import doorbell
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.intake import NewEvent, Receipt, record_events
@@ -148,6 +149,7 @@ class GroupCommit:
         except (OperationalError, InterfaceError):
             connection.close()
             receipts = self._record(events)
+        metrics.commits.observe(len(events))
         outcomes, start = [], 0
         for submission in group:
             outcomes.append(receipts[start : start + len(submission.events)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
@@ -15,6 +16,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
+from scheduling.api import metrics
 from scheduling.api.problems import MEDIA_TYPE, Problem, problem_response
 from scheduling.api.threads import in_database_thread
 
@@ -42,8 +44,9 @@ class ApiHandler(ASGIHandler):
         self._middleware_chain = convert_exception_to_response(self._get_response_async)  # type: ignore[attr-defined]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        started_at, route = time.monotonic(), "unread"
         try:
-            response = await self._respond(scope, receive)
+            response, route = await self._respond(scope, receive)
         except ClientGone:
             return
         except Problem as problem:
@@ -53,19 +56,22 @@ class ApiHandler(ASGIHandler):
         response["X-Content-Type-Options"] = "nosniff"
         if "Cache-Control" not in response:
             response["Cache-Control"] = "no-store"
+        metrics.requests.labels(route, response.status_code).observe(time.monotonic() - started_at)
         await self.send_response(response, send)
 
-    async def _respond(self, scope: Any, receive: Any) -> HttpResponseBase:
+    async def _respond(self, scope: Any, receive: Any) -> tuple[HttpResponseBase, str]:
+        """The answer, and the route that it comes from."""
         body = await _read_body(scope, receive)
         set_script_prefix(get_script_prefix(scope))
         try:
             request = ASGIRequest(scope, BytesIO(body))
         except UnicodeDecodeError:
-            return problem_response(400, "The address cannot be read.")
+            return problem_response(400, "The address cannot be read."), "unread"
         response = await self.get_response_async(request)
+        route = request.resolver_match.route if request.resolver_match else "unknown"
         if response.status_code >= 400 and not str(response.get("Content-Type", "")).startswith(MEDIA_TYPE):
-            return _as_problem(response)
-        return response
+            return _as_problem(response), route
+        return response, route
 
     def make_view_atomic(self, view: Callable[..., Any]) -> Callable[..., Any]:
         """Django asks here how to call a view."""

@@ -13,6 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
+from scheduling.api.strict_json import NotJson
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
 
 log = structlog.get_logger(__name__)
@@ -78,7 +79,7 @@ def _answer(request: HttpRequest, error: Exception | type[Exception]) -> HttpRes
     return problem.response()
 
 
-def _problem_of(error: Exception) -> Problem | None:
+def _problem_of(error: BaseException) -> Problem | None:
     match error:
         case Problem():
             return error
@@ -86,12 +87,16 @@ def _problem_of(error: Exception) -> Problem | None:
             return Problem(422, "The input does not fit.", *error.errors)
         case NotFound():
             return Problem(404, str(error))
+        case NotJson():
+            return Problem(400, str(error))
         case Conflict():
             return Problem(409, str(error))
         case ValidationError():
             return _of_validation(error)
         case AuthenticationError():
             return Problem(401, "An API key is required.", headers={"WWW-Authenticate": 'Bearer realm="aftertouch"'})
+        case HttpError() if error.__cause__ is not None and (cause := _problem_of(error.__cause__)):
+            return cause  # ninja wraps what the parser raised
         case HttpError():
             return Problem(error.status_code, str(error))
         case Http404():

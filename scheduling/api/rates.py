@@ -13,12 +13,11 @@ import threading
 import time
 from pathlib import Path
 
-import redis
 import structlog
 from django.conf import settings
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
+
+from scheduling.redis_server import connect
 
 log = structlog.get_logger(__name__)
 
@@ -78,10 +77,7 @@ class Rates:
     """The budgets of this process."""
 
     def __init__(self, url: str) -> None:
-        self._redis = redis.Redis.from_url(
-            url, socket_timeout=SOCKET_TIMEOUT, socket_connect_timeout=SOCKET_TIMEOUT, retry=Retry(NoBackoff(), 0)
-        )
-        self._script = self._redis.register_script(SCRIPT)
+        self._script = connect(url, timeout=SOCKET_TIMEOUT).register_script(SCRIPT)
         self._budgets: dict[str, Budget] = {}
         self._blind_until = 0.0
 

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
-from ninja import Schema
-from pydantic import ConfigDict
+from ninja import Field, Schema
+from pydantic import AfterValidator, ConfigDict
+
+from scheduling.api.strict_json import unstorable
+
+
+def _storable(text: str) -> str:
+    if odd := unstorable(text):
+        raise ValueError(odd)
+    return text
+
+
+Text = Annotated[str, Field(max_length=255), AfterValidator(_storable)]
+Reason = Annotated[str, Field(max_length=500), AfterValidator(_storable)]
 
 
 class Request(Schema):
@@ -52,3 +64,146 @@ class EventIn(Schema):
     time: datetime | None = None
     datacontenttype: str | None = None
     data: dict[str, Any] | None = None
+
+
+class EventRefOut(Schema):
+    source: str
+    id: str
+    type: str
+
+
+class VerdictOut(Schema):
+    at: datetime
+    decision: str
+    rule: str
+    rule_version: int | None
+    observed: str
+    limit: str
+    next_eligible_at: datetime | None
+
+
+class AttemptOut(Schema):
+    number: int
+    started_at: datetime
+    ended_at: datetime | None
+    outcome: str
+    reason: str
+    detail: str
+    status: int | None
+    subject: str
+    body: str
+
+
+class TouchOut(Schema):
+    task_id: UUID
+    delivery_key: UUID
+    retry_of: UUID | None
+    retried_as: UUID | None
+    event: EventRefOut
+    node: str
+    user_id: str
+    chat_id: str
+    state: str
+    reason: str
+    parked: str
+    priority: int
+    due_at: datetime
+    planned_at: datetime
+    expires_at: datetime
+    created_at: datetime
+    settled_at: datetime | None
+    attempt: int
+    content_type: str
+    verdicts: list[VerdictOut]
+    attempts: list[AttemptOut]
+
+
+class TouchesOut(Schema):
+    items: list[TouchOut]
+    next: str | None
+
+
+class ForeseenVerdictOut(Schema):
+    decision: str
+    rule: str
+    rule_version: int | None
+    observed: str
+    limit: str
+    next_eligible_at: datetime | None
+
+
+class ForeseenOut(Schema):
+    node: str
+    channel: str
+    template: str
+    template_version: int
+    content_type: str
+    due_at: datetime
+    expires_at: datetime
+    verdict: ForeseenVerdictOut
+    subject: str
+    body: str
+    problem: str
+
+
+class PreviewOut(Schema):
+    items: list[ForeseenOut]
+
+
+class PauseIn(Request):
+    scope: Text
+    reason: Annotated[str, Field(max_length=200), AfterValidator(_storable)] = ""
+
+
+class PauseOut(Schema):
+    scope: str
+    reason: str
+    paused_at: datetime
+
+
+class ResumeIn(Request):
+    scope: Text
+    reason: Reason = ""
+
+
+class ResumeOut(Schema):
+    scope: str
+    resumed: bool
+
+
+class FailedTaskOut(Schema):
+    id: UUID
+    origin: str
+    task_id: UUID | None
+    delivery_key: UUID | None
+    failure: str
+    reason: str
+    detail: str
+    channel: str
+    fingerprint: str
+    state: str
+    failed_at: datetime
+    payload: Any
+    attempts: Any
+    acted_at: datetime | None
+    actor: str
+    action_reason: str
+    retried_as: UUID | None
+
+
+class FailedTasksOut(Schema):
+    items: list[FailedTaskOut]
+    next: str | None
+
+
+class ActionIn(Request):
+    reason: Reason = ""
+
+
+class RetryIn(ActionIn):
+    as_new: bool = False
+    confirm: bool = False
+
+
+class ResolveIn(ActionIn):
+    delivered: bool

@@ -1,0 +1,99 @@
+"""Who the customers are: what the business knows and Aftertouch needs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from functools import cache
+from typing import Annotated, Any
+from zoneinfo import available_timezones
+
+from django.core.exceptions import ValidationError
+from django.core.validators import validate_email
+from django.http import HttpRequest
+from ninja import Field, Path, Router, Schema
+from pydantic import AfterValidator
+
+from scheduling import services
+from scheduling.api.auth import ApiKeyAuth
+from scheduling.api.cloudevents import FORBIDDEN
+from scheduling.api.schemas import ProblemOut, Request
+from scheduling.errors import InvalidInput, NotFound
+from scheduling.models import Customer
+
+router = Router(tags=["customers"], auth=ApiKeyAuth("customers"))
+PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
+SAME = (
+    "user_id", "level", "name", "locale", "timezone", "opted_out", "opted_out_at", "addresses", "last_active_at",
+)  # fmt: skip
+ADDRESSES = 20
+
+
+@cache
+def _timezones() -> frozenset[str]:
+    return frozenset(available_timezones())
+
+
+def _clean(text: str) -> str:
+    if found := FORBIDDEN.search(text):
+        raise ValueError(f"contains U+{ord(found[0]):04X}")
+    return text
+
+
+def _timezone(name: str) -> str:
+    if name and name not in _timezones():
+        raise ValueError("must be a name of the IANA time zone database, such as Asia/Shanghai")
+    return name
+
+
+UserId = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(_clean)]
+AddressKind = Annotated[str, Field(pattern=r"^[a-z0-9_.-]{1,64}$"), AfterValidator(_clean)]
+Address = Annotated[str, Field(min_length=1, max_length=500), AfterValidator(_clean)]
+
+
+class CustomerIn(Request):
+    level: Annotated[str, Field(max_length=40), AfterValidator(_clean)] = ""
+    name: Annotated[str, Field(max_length=200), AfterValidator(_clean)] = ""
+    locale: Annotated[str, Field(max_length=20), AfterValidator(_clean)] = ""
+    timezone: Annotated[str, Field(max_length=60), AfterValidator(_timezone)] = ""
+    opted_out: bool = False
+    addresses: Annotated[dict[AddressKind, Address], Field(max_length=ADDRESSES)] = {}
+
+
+class CustomerOut(Schema):
+    user_id: str
+    level: str
+    name: str
+    locale: str
+    timezone: str
+    opted_out: bool
+    opted_out_at: datetime | None
+    addresses: dict[str, Any]
+    last_active_at: datetime | None
+
+
+@router.put("/customers/{path:user_id}", response={200: CustomerOut, PROBLEMS: ProblemOut})
+def put_customer(request: HttpRequest, user_id: Path[UserId], customer: CustomerIn) -> dict[str, Any]:
+    """Create a customer or change what is named; what is not named stays as it is."""
+    changes = customer.model_dump(exclude_unset=True)
+    if "email" in changes.get("addresses", {}):
+        _check_email(changes["addresses"]["email"])
+    return _told(services.put_customer(user_id, changes))
+
+
+@router.get("/customers/{path:user_id}", response={200: CustomerOut, PROBLEMS: ProblemOut})
+def get_customer(request: HttpRequest, user_id: Path[UserId]) -> dict[str, Any]:
+    row = Customer.objects.filter(user_id=user_id).first()
+    if row is None:
+        raise NotFound(f"There is no customer {user_id}.")
+    return _told(row)
+
+
+def _check_email(address: str) -> None:
+    try:
+        validate_email(address)
+    except ValidationError as error:
+        raise InvalidInput.of("addresses.email", "is not an e-mail address") from error
+
+
+def _told(row: Customer) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in SAME}

@@ -1,0 +1,85 @@
+"""Work that needs a person, and what the person decides."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Query, Router
+
+from scheduling import failed_tasks, selectors
+from scheduling.api.auth import ApiKeyAuth, actor_of
+from scheduling.api.paging import Page, page_of
+from scheduling.api.schemas import ActionIn, FailedTaskOut, FailedTasksOut, ProblemOut, ResolveIn, RetryIn, Text
+from scheduling.errors import InvalidInput
+from scheduling.models import FailedTask
+
+router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
+PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
+SAME = (
+    "id", "origin", "task_id", "failure", "reason", "detail", "channel", "fingerprint", "state", "failed_at",
+    "payload", "attempts", "acted_at", "action_reason", "retried_as",
+)  # fmt: skip
+
+
+class FailedTaskFilters(Page):
+    state: FailedTask.State | None = None
+    reason: Text = ""
+    fingerprint: Text = ""
+    origin: FailedTask.Origin | None = None
+    channel: Text = ""
+
+
+@router.get("/failed-tasks", response={200: FailedTasksOut, PROBLEMS: ProblemOut})
+def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -> dict[str, Any]:
+    """Failed tasks, newest first."""
+    rows = selectors.failed_tasks_page(
+        state=filters.state or "",
+        reason=filters.reason,
+        fingerprint=filters.fingerprint,
+        origin=filters.origin or "",
+        channel=filters.channel,
+        before=filters.before(),
+        limit=filters.limit + 1,
+    )
+    return page_of([_told(row) for row in rows], [row.id for row in rows], filters.limit)
+
+
+@router.post("/failed-tasks/{failed_id}/retry", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
+def retry(request: HttpRequest, failed_id: UUID, wish: RetryIn) -> dict[str, Any]:
+    """Publish it again with the same delivery key, as `retried_as`. `as_new` sends it even to a receiver that has it
+    already, and so asks for `confirm: true`."""
+    if wish.as_new and not wish.confirm:
+        raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
+    failed_tasks.retry(failed_id, actor_of(request, wish.reason), as_new=wish.as_new)
+    return _find(failed_id)
+
+
+@router.post("/failed-tasks/{failed_id}/resolve", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
+def resolve(request: HttpRequest, failed_id: UUID, wish: ResolveIn) -> dict[str, Any]:
+    """Settle an unknown outcome: was it delivered?"""
+    failed_tasks.resolve(failed_id, actor_of(request, wish.reason), delivered=wish.delivered)
+    return _find(failed_id)
+
+
+@router.post("/failed-tasks/{failed_id}/ignore", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
+def ignore(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, Any]:
+    """Nothing is to be done about it. It can still be published again."""
+    failed_tasks.ignore(failed_id, actor_of(request, wish.reason))
+    return _find(failed_id)
+
+
+@router.post("/failed-tasks/{failed_id}/archive", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
+def archive(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, Any]:
+    """It is over."""
+    failed_tasks.archive(failed_id, actor_of(request, wish.reason))
+    return _find(failed_id)
+
+
+def _find(failed_id: UUID) -> dict[str, Any]:
+    return _told(FailedTask.objects.get(pk=failed_id))
+
+
+def _told(row: FailedTask) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in SAME} | {"delivery_key": row.root_id, "actor": row.actor_name}

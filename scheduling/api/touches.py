@@ -1,0 +1,115 @@
+"""What was planned, what became of it and why; calling it off; and what an event would do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Query, Router
+
+from scheduling import selectors, services
+from scheduling.api.auth import ApiKeyAuth, actor_of
+from scheduling.api.bindings import read_events
+from scheduling.api.events import EVENT_BODY
+from scheduling.api.paging import Page, page_of
+from scheduling.api.schemas import PreviewOut, ProblemOut, Text, TouchesOut, TouchOut
+from scheduling.errors import InvalidInput, NotFound
+from scheduling.models import Touch, TouchState
+from scheduling.preview import Foreseen, foresee
+
+router = Router(tags=["touches"], auth=ApiKeyAuth("touches"))
+PROBLEMS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
+VERDICT = ("decision", "rule", "rule_version", "observed", "limit", "next_eligible_at")
+ATTEMPT = ("number", "started_at", "ended_at", "outcome", "reason", "detail", "status", "subject", "body")
+SAME = (
+    "task_id", "retry_of", "chat_id", "state", "reason", "parked", "priority", "due_at", "planned_at", "expires_at",
+    "created_at", "settled_at", "attempt", "content_type",
+)  # fmt: skip
+
+
+class TouchFilters(Page):
+    user: Text = ""
+    event: Text = ""
+    source: Text = ""
+    node: Text = ""
+    state: TouchState | None = None
+
+
+@router.get("/touches", response={200: TouchesOut, PROBLEMS: ProblemOut})
+def list_touches(request: HttpRequest, filters: Query[TouchFilters]) -> dict[str, Any]:
+    """Touches, newest first. `event` is an event's id, which `source` narrows down to one."""
+    rows = selectors.touches_page(
+        user=filters.user,
+        event=filters.event,
+        source=filters.source,
+        node=filters.node,
+        state=filters.state or "",
+        before=filters.before(),
+        limit=filters.limit + 1,
+    )
+    return page_of(_told(rows), [row.task_id for row in rows], filters.limit)
+
+
+@router.get("/touches/{task_id}", response={200: TouchOut, PROBLEMS: ProblemOut})
+def get_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
+    """One touch with every verdict and every attempt."""
+    return _find(task_id)
+
+
+@router.post("/touches/{task_id}/cancel", response={200: TouchOut, PROBLEMS: ProblemOut})
+def cancel_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
+    """Call off a touch that has not begun. 409 where it runs already or has ended."""
+    services.cancel_touch(task_id, actor=actor_of(request).name)
+    return _find(task_id)
+
+
+@router.post("/preview", response={200: PreviewOut, PROBLEMS: ProblemOut}, openapi_extra=EVENT_BODY)
+def preview(request: HttpRequest) -> dict[str, Any]:
+    """What this event would send, when, or why not. Nothing is stored."""
+    events = read_events(request, datetime.now(UTC))
+    if len(events) != 1:
+        raise InvalidInput.of("", "one event at a time")
+    return {"items": [_foreseen(each) for each in foresee(events[0])]}
+
+
+def _find(task_id: UUID) -> dict[str, Any]:
+    row = selectors.touch(task_id)
+    if row is None:
+        raise NotFound(f"There is no touch {task_id}.")
+    return _told([row])[0]
+
+
+def _told(rows: Sequence[Touch]) -> list[dict[str, Any]]:
+    again = selectors.retried_as([row.task_id for row in rows])
+    return [
+        {name: getattr(row, name) for name in SAME}
+        | {
+            "delivery_key": row.root_id,
+            "retried_as": again.get(row.task_id),
+            "event": {"source": row.event.source, "id": row.event.event_id, "type": row.event.type},
+            "node": row.node.key,
+            "user_id": row.customer.user_id,
+            "verdicts": [{name: getattr(each, name) for name in ("at", *VERDICT)} for each in row.verdicts.all()],
+            "attempts": [{name: getattr(each, name) for name in ATTEMPT} for each in row.attempts.all()],
+        }
+        for row in rows
+    ]
+
+
+def _foreseen(each: Foreseen) -> dict[str, Any]:
+    return {
+        "node": each.node.key,
+        "channel": each.node.channel.key,
+        "template": each.template.key,
+        "template_version": each.template.version,
+        "content_type": each.template.content_type,
+        "due_at": each.due_at,
+        "expires_at": each.expires_at,
+        "verdict": {name: getattr(each.verdict, name) for name in VERDICT},
+        "subject": each.subject,
+        "body": each.body,
+        "problem": each.problem,
+    }
