@@ -29,7 +29,7 @@ $(READY): requirements/test.txt
 run: setup ## servers, web, worker, beat and Flower, until Ctrl-C
 	@exec $(PY) -m config.stack run
 
-demo: setup ## a tour that proves itself: real events, one RPA job, one silent chat
+demo: setup ## a tour that proves itself: real events, a real receiver, what was delivered and why not
 	@exec $(PY) -m config.demo
 
 test: setup ## all tests, each fault once (ARGS="-k name" picks)
