@@ -6,6 +6,7 @@ are inserted before any of them is locked, so an insert that waits for another o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -62,9 +63,9 @@ def record_events(
         batch = _Batch(new_events)
         batch.lock_customers()
         batch.insert_events()
+        batch.call_off()
         batch.plan()
         batch.insert_touches()
-        batch.call_off()
         batch.note_customers()
         if announce and batch.hints:
             hints = batch.hints
@@ -145,8 +146,8 @@ class _Batch:
             )
             self.rows.extend((event, each, new_id()) for each in planned)
             self._note(event, customer)
+        self._call_off_obsolete_ones()
         self._settle_repeats()
-        self._call_off_late_ones()
 
     def _note(self, event: EventSpec, customer: CustomerSpec) -> None:
         active_at, talking_at = customer.last_active_at, customer.conversation_at
@@ -158,7 +159,7 @@ class _Batch:
 
     def _settle_repeats(self) -> None:
         """`on_repeat`: keep leaves the touch that waits and plans nothing, restart calls it off and plans anew."""
-        repeating = [row for row in self.rows if row[1].node.on_repeat != "each"]
+        repeating = [row for row in self.rows if row[1].node.on_repeat != "each" and row[2] not in self.called_off]
         if not repeating:
             return
         waiting = _waiting(
@@ -180,8 +181,9 @@ class _Batch:
                 waiting[key] = [(task_id, event.occurred_at, True)]
         self.rows = [row for row in self.rows if row[2] not in dropped]
 
-    def _call_off_late_ones(self) -> None:
-        """An event that came late may be obsolete by one that came before it but happened after it."""
+    def _call_off_obsolete_ones(self) -> None:
+        """Obsolete before it begins: by an event that came before it but happened after it, or comes next in its batch.
+        Before repeats are settled, so that what is called off does not stand in the way of what follows it."""
         revocable = [row for row in self.rows if row[1].node.cancel_on]
         if not revocable:
             return
@@ -195,11 +197,25 @@ class _Batch:
                 },
             )
         }
+        following = self._following()
         for event, each, task_id in revocable:
             for kind in sorted(each.node.cancel_on - {event.type}):
                 latest = happened.get((self.customers[event.user_id].id, kind))
                 if latest and latest > event.occurred_at:
                     self.called_off.setdefault(task_id, f"event:{kind}")
+            for other in following[event.id]:
+                if other.type in each.node.cancel_on and other.occurred_at >= event.occurred_at:
+                    self.called_off.setdefault(task_id, f"event:{other.type}")
+
+    def _following(self) -> dict[UUID, list[EventSpec]]:
+        """For each event, those after it in the batch that are about the same customer and may call something off."""
+        following: dict[UUID, list[EventSpec]] = {}
+        rest: dict[str, list[EventSpec]] = defaultdict(list)
+        for event in reversed(list(self._news())):
+            following[event.id] = list(rest[event.user_id])
+            if event.type in self.config.cancelling:
+                rest[event.user_id].append(event)
+        return following
 
     def insert_touches(self) -> None:
         soon = self.now + settings.AFTERTOUCH_HORIZON
@@ -240,7 +256,7 @@ class _Batch:
         )
 
     def call_off(self) -> None:
-        """`cancel_on`: what waits because of an earlier event is obsolete now."""
+        """`cancel_on`: what is stored and waits because of an earlier event is obsolete now."""
         for event in self._news():
             nodes = self.config.cancelling.get(event.type, ())
             if nodes:
@@ -251,8 +267,7 @@ class _Batch:
                     for task_id, happened_at, _ in rows
                     if happened_at <= event.occurred_at
                 ]
-                own = {task_id for other, _, task_id in self.rows if other.id == event.id}
-                touches.cancel([task_id for task_id in obsolete if task_id not in own], reason=f"event:{event.type}")
+                touches.cancel(obsolete, reason=f"event:{event.type}")
 
     def note_customers(self) -> None:
         """Raise activity and conversation; a complaint opts its customer out of marketing and names its touch."""
