@@ -26,6 +26,7 @@ from scheduling.specs import CustomerSpec, EventSpec
 from scheduling.touches import touches
 
 MAX_EVENT_TYPES = 2_000  #: types register themselves; a sender that makes them up is stopped here
+NO_ACTIVITY = frozenset({"customer.inactive", "session.silent"})
 ACTIVITY_GRAIN = timedelta(minutes=1)  #: `last_active_at` is not rewritten for less
 
 
@@ -134,7 +135,9 @@ class _Batch:
             return
         if len(self.config.activity_types) + len(unseen) > MAX_EVENT_TYPES:
             raise InvalidInput.of("type", f"{unseen[0]} is not known, and no more than {MAX_EVENT_TYPES} types can be")
-        EventType.objects.bulk_create([EventType(key=key) for key in unseen], ignore_conflicts=True)
+        EventType.objects.bulk_create(
+            [EventType(key=key, is_activity=_is_activity(key)) for key in unseen], ignore_conflicts=True
+        )
 
     def plan(self) -> None:
         """Plan in the order of arrival; each event sees the activity of those before it, not its own."""
@@ -151,7 +154,8 @@ class _Batch:
 
     def _note(self, event: EventSpec, customer: CustomerSpec) -> None:
         active_at, talking_at = customer.last_active_at, customer.conversation_at
-        if self.config.activity_types.get(event.type, True) and (active_at is None or event.occurred_at > active_at):
+        is_activity = self.config.activity_types.get(event.type, _is_activity(event.type))
+        if is_activity and (active_at is None or event.occurred_at > active_at):
             active_at = event.occurred_at
         if event.type == "conversation.started" and (talking_at is None or event.occurred_at > talking_at):
             talking_at = event.occurred_at
@@ -332,6 +336,12 @@ def _waiting(customers: set[int], nodes: set[int]) -> dict[tuple[int, int], list
     for customer_id, node_id, task_id, happened_at in sql.rows(_WAITING, parameters):
         found.setdefault((customer_id, node_id), []).append((task_id, happened_at, False))
     return found
+
+
+def _is_activity(event_type: str) -> bool:
+    """What an event of a type that ops have not described says: that the customer did something, unless it is one of
+    ours that says that they did nothing."""
+    return event_type not in NO_ACTIVITY
 
 
 def _task_id(data: Mapping[str, Any]) -> UUID | None:
