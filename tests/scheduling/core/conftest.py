@@ -1,0 +1,191 @@
+"""Racing threads, a puppet for a channel, a receiver that answers by the script, and time that can be moved."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, TypeVar
+from uuid import UUID
+
+import pytest
+from django.db import connection
+from pytest_django import Settings
+
+from scheduling import delivery
+from scheduling.channels.registry import channel_kinds
+from scheduling.channels.transport import close_shared_transport
+from scheduling.models import Touch
+from tests.scheduling.core.puppets import Puppet, Theatre
+from tests.scheduling.core.receivers import ScriptedReceiver
+
+Answer = TypeVar("Answer")
+PATIENCE = 20  #: seconds after which a test that waits for something gives up
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nobody_stays_behind(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The threads of the sender keep their connections; the test database could not be dropped under them."""
+    yield
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        connection.close()
+
+
+@pytest.fixture
+def race() -> Callable[..., list[Any]]:
+    """Start many at the same moment, each with a connection of its own; returns what they answered."""
+
+    def race(count: int, act: Callable[[int], Answer]) -> list[Answer]:
+        start = threading.Barrier(count)
+
+        def run(number: int) -> Answer:
+            start.wait(PATIENCE)
+            try:
+                return act(number)
+            finally:
+                connection.close()
+
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(run, range(count)))
+
+    return race
+
+
+@pytest.fixture
+def elsewhere() -> Callable[[Callable[[], Answer]], Answer]:
+    """Do something over a second connection and wait for it, like another process that is quicker."""
+
+    def elsewhere(act: Callable[[], Answer]) -> Answer:
+        def run() -> Answer:
+            try:
+                return act()
+            finally:
+                connection.close()
+
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(run).result(PATIENCE)
+
+    return elsewhere
+
+
+SHIFTED = {
+    "touch": "due_at planned_at lease_until queued_at sending_at settled_at created_at expires_at reserved_at",
+    "event": "occurred_at received_at",
+    "customer": "last_active_at conversation_at opted_out_at inactive_since created_at",
+    "verdict": "at next_eligible_at",
+    "attempt": "started_at ended_at",
+    "failedtask": "failed_at acted_at",
+    "complaint": "complained_at",
+}
+
+
+def pass_time(**span: float) -> None:
+    """Let time pass: everything that is stored happened that much earlier."""
+    with connection.cursor() as cursor:
+        for table, columns in SHIFTED.items():
+            moves = ", ".join(f"{column} = {column} - %(span)s" for column in columns.split())
+            cursor.execute(f"UPDATE scheduling_{table} SET {moves}", {"span": timedelta(**span)})
+
+
+def fall_due(*task_ids: UUID) -> None:
+    """Let waiting touches be due now; all of them where none is named."""
+    chosen = Touch.objects.filter(pk__in=task_ids) if task_ids else Touch.objects.all()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE scheduling_touch SET due_at = LEAST(due_at, statement_timestamp()) WHERE task_id = ANY(%s)"
+            " AND state IN ('scheduled', 'queued')",
+            [list(chosen.values_list("pk", flat=True))],
+        )
+
+
+def lapse(*task_ids: UUID) -> None:
+    """Let the leases of these touches run out, as if their worker had been gone for that long."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE scheduling_touch SET lease_until = statement_timestamp() - interval '1 second'"
+            " WHERE task_id = ANY(%s) AND lease_until IS NOT NULL",
+            [list(task_ids)],
+        )
+
+
+def deliver(task_ids: Iterable[UUID]) -> None:
+    """Deliver what is due of these, and wait until all of it is settled."""
+    delivery.deliver(list(task_ids))
+    assert delivery.sender().drain(PATIENCE), "the sender did not settle in time"
+
+
+def deliver_at_last(*task_ids: UUID) -> list[Touch]:
+    """Let them fall due and deliver them; returns their rows in the same order."""
+    fall_due(*task_ids)
+    deliver(task_ids)
+    return rows(task_ids)
+
+
+def rows(task_ids: Sequence[UUID]) -> list[Touch]:
+    found = Touch.objects.in_bulk(list(task_ids))
+    return [found[task_id] for task_id in task_ids]
+
+
+@pytest.fixture
+def _sending(settings: Settings) -> Iterator[None]:
+    """A sender that may call this machine, and holds nothing when the test ends."""
+    settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
+    settings.CHANNELS = settings.CHANNELS | {"puppet": "tests.scheduling.core.puppets.Puppet"}
+    channel_kinds.cache_clear()
+    _in_sending_thread(close_shared_transport)
+    yield
+    assert delivery.sender().drain(PATIENCE)
+    _in_sending_thread(close_shared_transport)
+    channel_kinds.cache_clear()
+
+
+def _in_sending_thread(act: Callable[[], Any]) -> None:
+    loop = delivery.sender()._loop
+    if loop is not None:
+        asyncio.run_coroutine_threadsafe(act(), loop).result(PATIENCE)
+
+
+@pytest.fixture
+def theatre(_sending: None) -> Iterator[Theatre]:
+    """What the puppet channel plays, and what it heard."""
+    Puppet.theatre = Theatre()
+    yield Puppet.theatre
+    Puppet.theatre.let_go.set()
+
+
+@pytest.fixture
+def receiver(_sending: None) -> Iterator[ScriptedReceiver]:
+    """A real HTTP server; it answers 200 unless told otherwise."""
+    with ScriptedReceiver() as server:
+        yield server
+        with suppress(RuntimeError):
+            server.let_go.set()
+
+
+@pytest.fixture
+def puppet(matrix: Any, theatre: Theatre) -> Callable[..., Any]:
+    """A row for a puppet channel."""
+    from scheduling.models import ChannelConfig
+
+    def puppet(key: str = "puppet", **changes: Any) -> Any:
+        usual: dict[str, Any] = {"kind": "puppet", "idempotent": True, "config": {"name": key}}
+        return ChannelConfig.objects.create(key=key, **usual | changes)
+
+    return puppet
+
+
+@pytest.fixture
+def hook(matrix: Any, receiver: ScriptedReceiver) -> Any:
+    """A webhook channel that leads to the receiver."""
+    from scheduling.models import ChannelConfig
+
+    return ChannelConfig.objects.create(
+        key="hook", kind="webhook", idempotent=True, config={"url": receiver.url}, timeout=timedelta(seconds=5)
+    )

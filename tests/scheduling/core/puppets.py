@@ -1,0 +1,65 @@
+"""A channel that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from django.db import connection
+
+from scheduling.channels.base import Delivered, Message, Outcome, Quota
+
+
+@dataclass
+class Theatre:
+    """The play of one test."""
+
+    play: Callable[[Message], Outcome | Exception] = lambda message: Delivered("heard")
+    heard: list[Message] = field(default_factory=list)
+    on_stage: threading.Event = field(default_factory=threading.Event)  #: somebody is being sent
+    let_go: threading.Event = field(default_factory=threading.Event)  #: where the play blocks, until this is set
+    blocks: bool = False
+    in_transaction: list[bool] = field(default_factory=list)  #: at each call, of the calling thread
+
+
+class Puppet:
+    kind: ClassVar[str] = "puppet"
+    needs_target: ClassVar[bool] = False
+    address_key: ClassVar[str] = ""
+    quotas: ClassVar[tuple[Quota, ...]] = ()
+    secret_fields: ClassVar[frozenset[str]] = frozenset()
+    default_idempotent: ClassVar[bool] = True
+    theatre: ClassVar[Theatre] = Theatre()
+
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        self._name = config["name"]
+
+    @classmethod
+    def validate_target(cls, target: Mapping[str, Any]) -> None:
+        pass
+
+    def target_key(self, message: Message) -> str:
+        return str(self._name)
+
+    async def send(self, message: Message, deadline: datetime) -> Outcome:
+        theatre = self.theatre
+        theatre.heard.append(message)
+        theatre.in_transaction.append(connection.in_atomic_block)
+        theatre.on_stage.set()
+        if theatre.blocks:
+            await asyncio.to_thread(theatre.let_go.wait, 20)
+        answer = theatre.play(message)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Limited(Puppet):
+    """The same, but no receiver hears more than two in an hour."""
+
+    kind: ClassVar[str] = "limited"
+    quotas: ClassVar[tuple[Quota, ...]] = (Quota(2, timedelta(hours=1)),)

@@ -1,0 +1,477 @@
+"""What becomes of an event: stored once, its touches planned once, and what it makes obsolete called off."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connection, transaction
+from django.utils.timezone import now
+
+from scheduling import intake
+from scheduling.errors import InvalidInput
+from scheduling.ids import new_id
+from scheduling.intake import NewEvent, Receipt, record_events
+from scheduling.models import Complaint, Customer, DelayRule, Event, EventType, Touch
+from scheduling.models.ledger import WAITING
+from tests.scheduling.core.conftest import deliver_at_last, pass_time, rows
+
+pytestmark = pytest.mark.django_db
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+
+def new(type: str = "material.downloaded", user: str = "ann", id: str = "", **changes: Any) -> NewEvent:
+    return NewEvent(source="shop", event_id=id or str(new_id()), type=type, user_id=user, **changes)
+
+
+def states(*receipts: Receipt) -> list[tuple[str, str]]:
+    """Whether handed over or not, it waits."""
+    found = rows([task_id for each in receipts for task_id in each.task_ids])
+    return [("waiting" if row.state in WAITING else row.state, row.reason) for row in found]
+
+
+# --- once ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_duplicate_in_the_same_batch_is_told_the_touches_of_the_first(matrix: Any) -> None:
+    matrix.node()
+
+    first, second, other = record_events([new(id="e1"), new(id="e1"), new(id="e2")])
+
+    assert (first.duplicate, second.duplicate, other.duplicate) == (False, True, False)
+    assert (second.id, second.task_ids) == (first.id, first.task_ids)
+    assert len(first.task_ids) == 1
+    assert Touch.objects.count() == Event.objects.count() == 2
+
+
+def test_of_two_with_one_id_in_a_batch_the_one_that_came_first_is_kept(matrix: Any) -> None:
+    receipts = record_events([new(f"type.{number}", id="e1") for number in range(50)])
+    assert [receipt.duplicate for receipt in receipts] == [False] + [True] * 49
+    assert Event.objects.get().type == "type.0"
+
+
+def test_a_duplicate_that_comes_later_plans_nothing_and_calls_nothing_off(matrix: Any) -> None:
+    matrix.node(cancel_on=["order.paid"])
+    paid = new("order.paid")
+    record_events([paid])
+    (first,) = record_events([new(id="e1")])
+
+    (again,) = record_events([new(id="e1", user="somebody else")])
+    record_events([paid])
+
+    assert again == Receipt(first.id, True, first.task_ids)
+    assert states(first) == [("waiting", "")]
+
+
+def test_the_same_id_from_another_source_is_another_event(matrix: Any) -> None:
+    matrix.node()
+    other = NewEvent(source="other shop", event_id="e1", type="material.downloaded", user_id="ann")
+    assert [receipt.duplicate for receipt in record_events([new(id="e1"), other])] == [False, False]
+
+
+def test_the_receipt_of_a_duplicate_does_not_name_touches_that_a_person_published_again(matrix: Any) -> None:
+    matrix.node()
+    (first,) = record_events([new(id="e1")])
+    (old,) = rows(first.task_ids)
+    fields = {name: getattr(old, name) for name in ("event_id", "node_id", "customer_id", "due_at", "planned_at")}
+    Touch.objects.create(**fields, node_version=1, expires_at=old.expires_at, retry_of=old.pk)
+
+    (again,) = record_events([new(id="e1")])
+
+    assert again.task_ids == first.task_ids
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_32_that_bring_the_same_event_at_once_one_plans_it(matrix: Any, race: Any) -> None:
+    matrix.node()
+
+    receipts: list[Receipt] = race(32, lambda number: record_events([new(id="e1", user="ann")])[0])
+
+    assert sum(not receipt.duplicate for receipt in receipts) == 1
+    assert len({(receipt.id, receipt.task_ids) for receipt in receipts}) == 1
+    assert len(receipts[0].task_ids) == Touch.objects.count() == Event.objects.count() == 1
+
+
+# --- all or nothing --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("step", ["insert_events", "plan", "insert_touches", "call_off", "note_customers"])
+def test_a_batch_that_breaks_anywhere_leaves_nothing_behind(
+    matrix: Any, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """I1: the touches come in one transaction with their events."""
+    matrix.node()
+    whole = getattr(intake._Batch, step)
+
+    def break_after(batch: Any) -> None:
+        whole(batch)
+        raise RuntimeError(step)
+
+    monkeypatch.setattr(intake._Batch, step, break_after)
+    with pytest.raises(RuntimeError):
+        record_events([new(), new(user="bob"), new("unheard.of")])
+
+    assert not any(model.objects.exists() for model in (Event, Touch, Customer, EventType))
+
+
+def test_a_type_beyond_the_limit_is_refused_with_its_whole_batch(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    matrix.node()
+    record_events([new("known")])
+    monkeypatch.setattr(intake, "MAX_EVENT_TYPES", 1)
+
+    with pytest.raises(InvalidInput, match=r"unheard\.of") as refused:
+        record_events([new("known"), new("unheard.of")])
+
+    assert refused.value.errors[0].field == "type"
+    assert Event.objects.count() == 1
+    record_events([new("known")])
+
+
+def test_an_unknown_type_registers_itself(matrix: Any) -> None:
+    record_events([new("coupon.used"), new("coupon.used"), new("coupon.lost")])
+    assert set(EventType.objects.values_list("key", flat=True)) == {"coupon.used", "coupon.lost"}
+
+
+def test_an_event_that_no_node_waits_for_is_stored_all_the_same(matrix: Any) -> None:
+    (receipt,) = record_events([new("coupon.used", data={"n": 1}, chat_id="c1")])
+    event = Event.objects.get(pk=receipt.id)
+    assert (event.user_id, event.chat_id, event.data, receipt.task_ids) == ("ann", "c1", {"n": 1}, ())
+
+
+def test_an_event_without_a_time_happened_when_it_came_by_the_clock_of_the_database(matrix: Any) -> None:
+    matrix.node(delay=HOUR)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT statement_timestamp()")
+        (before,) = cursor.fetchone()
+        record_events([new()])
+        cursor.execute("SELECT statement_timestamp()")
+        (after,) = cursor.fetchone()
+
+    event, touch = Event.objects.get(), Touch.objects.get()
+    assert before <= event.occurred_at <= after
+    assert touch.due_at == event.occurred_at + HOUR
+
+
+def test_the_delay_counts_from_when_it_happened_not_from_when_it_came(matrix: Any) -> None:
+    matrix.node(delay=HOUR)
+    happened_at = now() - 10 * MINUTE
+    (receipt,) = record_events([new(occurred_at=happened_at)])
+    assert rows(receipt.task_ids)[0].due_at == happened_at + HOUR
+
+
+def test_a_touch_knows_its_event_its_node_and_its_life(matrix: Any) -> None:
+    node = matrix.node(delay=HOUR, expires_after=DAY, priority=0)
+    (receipt,) = record_events([new(chat_id="c1")])
+    (touch,) = rows(receipt.task_ids)
+    assert (touch.event_id, touch.node_id, touch.node_version) == (receipt.id, node.pk, node.version)
+    assert (touch.chat_id, touch.priority, touch.root_id) == ("c1", 0, touch.pk)
+    assert (touch.planned_at, touch.expires_at) == (touch.due_at, touch.due_at + DAY)
+
+
+# --- hints -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_due_soon_is_announced_after_the_commit_and_the_rest_waits_in_the_table(
+    matrix: Any, elsewhere: Callable[[Callable[[], Any]], Any]
+) -> None:
+    """I1: the row is there, for everybody, before any message about it."""
+    matrix.node("soon", delay=timedelta(seconds=25))
+    matrix.node("later", delay=timedelta(seconds=35))
+    announced: list[tuple[UUID, bool, str]] = []
+
+    def announce(hints: Any) -> None:
+        seen = elsewhere(lambda: dict(Touch.objects.values_list("pk", "state")))
+        announced.extend((hint.task_id, connection.in_atomic_block, seen[hint.task_id]) for hint in hints)
+
+    (receipt,) = record_events([new()], announce=announce)
+
+    by_node = {row.node.key: row for row in rows(receipt.task_ids)}
+    assert announced == [(by_node["soon"].pk, False, "queued")]
+    assert by_node["later"].state == "scheduled"
+    assert by_node["soon"].lease_until == by_node["soon"].due_at + timedelta(seconds=10)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_is_announced_before_the_outermost_commit_or_without_one(matrix: Any) -> None:
+    matrix.node(delay=timedelta(0))
+    announced: list[Any] = []
+    with transaction.atomic():
+        record_events([new()], announce=announced.append)
+        assert announced == []
+        transaction.set_rollback(True)
+    assert announced == []
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_request_never_publishes_by_itself(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I1: a thread of its own hands the hints to the broker, and a broker that fails costs only the hint."""
+    from scheduling import dispatcher
+
+    matrix.node(delay=timedelta(0))
+    published_by: list[str] = []
+    both = threading.Event()
+
+    def publish(hints: Any, channels: Any) -> int:
+        published_by.append(threading.current_thread().name)
+        if len(published_by) == 2:
+            both.set()
+        raise OSError("the broker is away")
+
+    monkeypatch.setattr(dispatcher, "publish_touches", publish)
+    bell = dispatcher.Doorbell()
+    record_events([new()], announce=bell.ring)
+    while not published_by:
+        both.wait(0.01)
+    record_events([new()], announce=bell.ring)
+
+    assert both.wait(10), "the bell went dumb after a failure"
+    assert set(published_by) == {"doorbell"}
+
+
+# --- cancel_on -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def download(matrix: Any, happen: Any) -> Callable[..., Receipt]:
+    """A download whose touch a payment calls off."""
+    matrix.node(cancel_on=["order.paid"])
+    matrix.node("survey", trigger="material.downloaded")
+    return lambda **changes: happen(**changes)
+
+
+def guide(*receipts: Receipt) -> list[tuple[str, str]]:
+    touches = Touch.objects.filter(event_id__in=[each.id for each in receipts], node__key="guide")
+    own = [states(Receipt(row.event_id, False, (row.pk,)))[0] for row in touches]
+    return sorted(own)
+
+
+CALLED_OFF = [("cancelled", "event:order.paid")]
+
+
+def test_an_event_calls_off_what_waits_because_of_an_earlier_one(download: Any, happen: Any) -> None:
+    first = download()
+    others = download(user="bob")
+
+    happen("order.paid")
+
+    assert guide(first) == CALLED_OFF
+    assert guide(others) == [("waiting", "")]
+    survey = Touch.objects.get(event_id=first.id, node__key="survey")
+    assert survey.state in WAITING, "another node does not care"
+
+
+def test_an_event_that_came_late_does_not_call_off_what_happened_after_it(download: Any, happen: Any) -> None:
+    receipt = download(occurred_at=now())
+    happen("order.paid", occurred_at=now() - HOUR)
+    assert guide(receipt) == [("waiting", "")]
+
+
+def test_a_touch_whose_event_came_late_is_called_off_by_what_is_already_known(download: Any, happen: Any) -> None:
+    happen("order.paid", occurred_at=now() - HOUR)
+    before, after = download(occurred_at=now() - 2 * HOUR), download(occurred_at=now() - MINUTE)
+    assert guide(before) == CALLED_OFF
+    assert guide(after) == [("waiting", "")]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_within_a_batch_the_order_does_not_matter(matrix: Any, order: tuple[int, int]) -> None:
+    matrix.node(cancel_on=["order.paid"])
+    moments = [new(occurred_at=now() - HOUR), new("order.paid", occurred_at=now() - MINUTE)]
+    receipts = record_events([moments[place] for place in order])
+    assert guide(*receipts) == CALLED_OFF
+
+
+def test_what_a_worker_already_has_is_not_called_off(download: Any, happen: Any) -> None:
+    from scheduling.touches import touches
+
+    (task_id, _) = download(occurred_at=now() - DAY).task_ids
+    Touch.objects.update(due_at=now() - HOUR)
+    task_id = Touch.objects.get(node__key="guide").pk
+    touches.claim([task_id], lease=MINUTE)
+    happen("order.paid")
+    assert rows([task_id])[0].state == "running"
+
+
+def test_a_node_that_its_own_trigger_cancels_keeps_only_the_latest(matrix: Any, happen: Any) -> None:
+    matrix.node(cancel_on=["material.downloaded"])
+    first, second = happen(), happen()
+    assert [state for state, _ in states(first, second)] == ["cancelled", "waiting"]
+
+
+# --- on_repeat -------------------------------------------------------------------------------------------------------
+
+
+def told(batched: bool, *events: NewEvent) -> list[Receipt]:
+    return record_events(events) if batched else [record_events([each])[0] for each in events]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_each_repetition_counts(matrix: Any, batched: bool) -> None:
+    matrix.node(on_repeat="each")
+    assert [state for state, _ in states(*told(batched, new(), new()))] == ["waiting", "waiting"]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_the_one_that_waits_is_kept_and_named_in_the_receipt(matrix: Any, batched: bool) -> None:
+    matrix.node(on_repeat="keep")
+    first, second, other = told(batched, new(), new(), new(user="bob"))
+    assert second.task_ids == first.task_ids
+    assert not second.duplicate
+    assert other.task_ids != first.task_ids
+    assert Touch.objects.count() == 2
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_repetition_restarts_the_wait(matrix: Any, batched: bool) -> None:
+    matrix.node(on_repeat="restart", delay=HOUR)
+    first, second, third = told(batched, new(), new(), new())
+    assert states(first, second, third) == [
+        ("cancelled", "restarted:material.downloaded"),
+        ("cancelled", "restarted:material.downloaded"),
+        ("waiting", ""),
+    ]
+
+
+@pytest.mark.parametrize("how", ["keep", "restart"])
+def test_once_the_first_has_ended_a_repetition_is_a_new_beginning(matrix: Any, happen: Any, how: str) -> None:
+    matrix.node(on_repeat=how, guard_dedupe="ignore")
+    first = happen()
+    deliver_at_last(*first.task_ids)
+
+    second = happen()
+
+    assert [state for state, _ in states(first, second)] == ["delivered", "waiting"]
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_repetition_after_the_wait_was_called_off_is_a_new_beginning(matrix: Any, batched: bool) -> None:
+    matrix.node(on_repeat="keep", cancel_on=["order.paid"])
+    then = now() - HOUR
+    first, _, third = told(
+        batched,
+        new(occurred_at=then),
+        new("order.paid", occurred_at=then + MINUTE),
+        new(occurred_at=then + 2 * MINUTE),
+    )
+    assert guide(first) == CALLED_OFF
+    assert guide(third) == [("waiting", "")]
+
+
+# --- what an event says about its customer ---------------------------------------------------------------------------
+
+
+def test_a_conversation_is_noted_and_an_older_one_changes_nothing(matrix: Any, happen: Any) -> None:
+    latest = now() - MINUTE
+    happen("conversation.started", occurred_at=latest)
+    happen("conversation.started", occurred_at=latest - HOUR)
+    assert Customer.objects.get().conversation_at == latest
+
+
+def test_the_activity_before_the_event_decides_the_delay_and_not_the_event_itself(matrix: Any, happen: Any) -> None:
+    matrix.node(dynamic=True)
+    DelayRule.objects.create(pk=1, by_level={"vip": 3600, "normal": 7200})
+    Customer.objects.create(user_id="ann", level="vip")
+
+    first, second = happen(), happen()
+    waits = [row.due_at - row.event.occurred_at for row in rows([*first.task_ids, *second.task_ids])]
+
+    assert waits == [timedelta(seconds=3600), timedelta(seconds=2160)]
+
+
+def test_within_a_batch_each_event_sees_the_activity_of_those_before_it(matrix: Any) -> None:
+    matrix.node(dynamic=True)
+    DelayRule.objects.create(pk=1, by_level={"vip": 3600})
+    Customer.objects.create(user_id="ann", level="vip")
+    then = now()
+
+    receipts = record_events([new(occurred_at=then), new(occurred_at=then + MINUTE), new(user="bob")])
+
+    waits = [row.due_at - row.event.occurred_at for each in receipts for row in rows(each.task_ids)]
+    assert waits == [timedelta(seconds=3600), timedelta(seconds=2160), DAY]
+
+
+def test_activity_only_grows_and_is_not_rewritten_for_less_than_a_minute(matrix: Any, happen: Any) -> None:
+    then = now() - HOUR
+    for seconds, noted in [(0, 0), (30, 0), (61, 61), (-600, 61)]:
+        happen("x", occurred_at=then + timedelta(seconds=seconds))
+        assert Customer.objects.get().last_active_at == then + timedelta(seconds=noted)
+
+
+def test_what_the_customer_did_not_do_is_no_activity(matrix: Any, happen: Any) -> None:
+    EventType.objects.create(key="parcel.lost", is_activity=False)
+    for type in ("parcel.lost", "customer.inactive", "session.silent"):
+        happen(type)
+        assert Customer.objects.get().last_active_at is None, type
+    assert not EventType.objects.filter(is_activity=True).exists(), "ops see what is known about them"
+
+
+# --- complaints ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told_twice(matrix: Any, happen: Any) -> list[UUID]:
+    """Two touches that Ann got, two hours and one hour ago, and one that she did not get."""
+    matrix.node("first", trigger="a")
+    matrix.node("second", trigger="b")
+    matrix.node("third", trigger="c")
+    first, second, third = (happen(type).task_ids[0] for type in "abc")
+    deliver_at_last(first)
+    pass_time(hours=1)
+    deliver_at_last(second)
+    pass_time(hours=1)
+    return [first, second, third]
+
+
+def complained() -> UUID | None:
+    return Complaint.objects.order_by("-pk")[0].touch_id
+
+
+def test_a_complaint_opts_out_of_marketing(told_twice: Any, happen: Any) -> None:
+    happen("complaint.received")
+    ann = Customer.objects.get()
+    assert ann.opted_out
+    assert ann.opted_out_at is not None
+    (row,) = deliver_at_last(told_twice[2])
+    assert (row.state, row.reason) == ("suppressed", "opted_out")
+
+
+def test_a_second_complaint_leaves_the_first_opt_out_date(matrix: Any, happen: Any) -> None:
+    happen("complaint.received")
+    pass_time(hours=1)
+    first = Customer.objects.get().opted_out_at
+    happen("complaint.received")
+    assert Customer.objects.get().opted_out_at == first
+
+
+def test_a_complaint_is_about_the_latest_touch_before_it(told_twice: Any, happen: Any) -> None:
+    first, second, _ = told_twice
+    happen("complaint.received")
+    assert complained() == second
+    happen("complaint.received", occurred_at=now() - 90 * MINUTE)
+    assert complained() == first
+    happen("complaint.received", occurred_at=now() - 3 * HOUR)
+    assert complained() is None
+
+
+def test_a_complaint_that_names_a_touch_is_about_that_one(told_twice: Any, happen: Any) -> None:
+    first, second, third = told_twice
+    happen("complaint.received", data={"task_id": str(first)})
+    assert complained() == first
+    happen("complaint.received", data={"task_id": "no id at all"})
+    assert complained() == second
+    happen("complaint.received", data={"task_id": str(third)})
+    assert complained() is None, "it never got that one"
+    happen("complaint.received", user="bob", data={"task_id": str(first)})
+    assert complained() is None, "that was somebody else's"
+
+
+def test_a_complaint_that_is_told_twice_counts_once(told_twice: Any, happen: Any) -> None:
+    happen("complaint.received", event_id="c1")
+    happen("complaint.received", event_id="c1")
+    assert Complaint.objects.count() == 1
