@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from django.contrib import admin
-from django.urls import path
+from django.urls import include, path
 
 from scheduling import views
 from scheduling.api.application import api
 
 urlpatterns = [
     path("admin/", admin.site.urls),
+    path("i18n/", include("django.conf.urls.i18n")),
     path("api/v1/", api.urls),
     path("health/live", views.live, name="live"),
     path("health/ready", views.ready, name="ready"),

@@ -1,12 +1,47 @@
-"""The look of the back office."""
+"""The look of the back office. Everything it loads comes from this house."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from django.templatetags.static import static
 from django.utils.translation import gettext_lazy as _
 
-UNFOLD = {
+UNFOLD: dict[str, Any] = {
     "SITE_TITLE": "Aftertouch",
     "SITE_HEADER": "Aftertouch",
     "SITE_SUBHEADER": _("The right touch at the right moment"),
+    "SITE_SYMBOL": "touch_app",
+    "SITE_URL": None,
     "SHOW_LANGUAGES": True,
+    "SHOW_HISTORY": True,
+    "SHOW_VIEW_ON_SITE": False,
+    "SHOW_BACK_BUTTON": True,
+    "BORDER_RADIUS": "8px",
+    "STYLES": [lambda request: static("scheduling/ops.css")],
+    "COLORS": {
+        "primary": {
+            "50": "oklch(97.9% .012 200)",
+            "100": "oklch(95% .03 200)",
+            "200": "oklch(90.5% .06 200)",
+            "300": "oklch(83% .09 201)",
+            "400": "oklch(73% .11 203)",
+            "500": "oklch(63% .11 206)",
+            "600": "oklch(52.5% .095 209)",
+            "700": "oklch(45.5% .08 211)",
+            "800": "oklch(39.5% .066 214)",
+            "900": "oklch(34.5% .055 216)",
+            "950": "oklch(25% .045 220)",
+        },
+    },
+    "GLOBAL_CALLBACK": "scheduling.admin.home.every_page",
+    "DASHBOARD_CALLBACK": "scheduling.admin.home.overview",
+    "SIDEBAR": {
+        "show_search": False,
+        "show_all_applications": False,
+        "navigation": "scheduling.admin.navigation.sidebar",
+    },
 }
+
+# Unfold's login form forgets where it was asked to go when it is opened by its own address.
+LOGIN_REDIRECT_URL = "admin:index"

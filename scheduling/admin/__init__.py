@@ -1,0 +1,25 @@
+"""The back office. One module a noun; importing them registers their pages."""
+
+from __future__ import annotations
+
+from scheduling.admin import (
+    access,
+    channel,
+    community,
+    customer,
+    event,
+    failed_task,
+    node,
+    pause,
+    people,
+    rule,
+    schedule,
+    stage,
+    template,
+    touch,
+)
+
+__all__ = [
+    "access", "channel", "community", "customer", "event", "failed_task", "node", "pause", "people", "rule",
+    "schedule", "stage", "template", "touch",
+]  # fmt: skip

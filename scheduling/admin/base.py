@@ -1,0 +1,173 @@
+"""What the pages of the back office share: plain forms, checks that name the field, retirement instead of deletion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+from uuid import UUID
+
+from django import forms
+from django.contrib import admin
+from django.contrib.admin.utils import unquote
+from django.core.exceptions import PermissionDenied
+from django.core.paginator import Page
+from django.db import models
+from django.http import Http404, HttpRequest
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.translation import gettext_lazy
+from simple_history.admin import SimpleHistoryAdmin
+from unfold.admin import ModelAdmin
+from unfold.paginator import InfinitePaginator
+from unfold.widgets import UnfoldAdminTextInputWidget
+
+from scheduling.admin.fields import DurationField
+from scheduling.admin.wording import complaint
+from scheduling.errors import InvalidInput
+
+
+class OpsAdmin(ModelAdmin):  # type: ignore[misc]
+    """A page for people who don't read code."""
+
+    list_per_page = 50
+    list_filter_submit = True
+    warn_unsaved_form = True
+    show_facets = admin.ShowFacets.NEVER
+    formfield_overrides: ClassVar[Any] = {
+        models.DurationField: {"form_class": DurationField, "widget": UnfoldAdminTextInputWidget}
+    }
+    #: By the name of a field, what shows it to those who may not change it.
+    shown_as: ClassVar[Mapping[str, str]] = {}
+    #: Fields that exist only to be written.
+    write_only: ClassVar[frozenset[str]] = frozenset()
+
+    def get_fieldsets(self, request: HttpRequest, obj: models.Model | None = None) -> Any:
+        fieldsets = super().get_fieldsets(request, obj)
+        if obj is None or self.has_change_permission(request, obj):
+            return fieldsets
+        return [(name, {**options, "fields": self._for_viewers(options["fields"])}) for name, options in fieldsets]
+
+    def _for_viewers(self, fields: Any) -> list[Any]:
+        return [
+            tuple(self._for_viewers(each)) if isinstance(each, (list, tuple)) else self.shown_as.get(each, each)
+            for each in fields
+            if not (isinstance(each, str) and each in self.write_only)
+        ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        return [*super().get_readonly_fields(request, obj), *self.shown_as.values()]
+
+    def url(self, name: str, *args: Any) -> str:
+        """`changelist`, `change`, or a page of our own, of this model."""
+        return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}", args=args)
+
+    def page(self, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
+        request.current_app = self.admin_site.name  # type: ignore[attr-defined]
+        return TemplateResponse(
+            request,
+            template,
+            {**self.admin_site.each_context(request), "opts": self.opts, "title": title, **context},
+        )
+
+    def found(self, request: HttpRequest, object_id: str) -> Any:
+        """The row, or 404; 403 where it may not be seen."""
+        row = self.get_object(request, unquote(str(object_id)))
+        if row is None:
+            raise Http404
+        if not self.has_view_or_change_permission(request, row):
+            raise PermissionDenied
+        return row
+
+
+def plainly(field: str, label: Any, write: Callable[[Any], str]) -> Callable[[Any, Any], str]:
+    """A read-only display of `field`, in the form in which it would be edited."""
+
+    def shown(self: Any, row: Any) -> str:
+        value = getattr(row, field)
+        return write(value) if value is not None else ""
+
+    shown.short_description = label  # type: ignore[attr-defined]
+    return shown
+
+
+class CheckedForm(forms.ModelForm):  # type: ignore[type-arg]
+    """Asks `scheduling.validation` as configuration files do, and puts each complaint at its field."""
+
+    check: ClassVar[Callable[[Mapping[str, Any]], None]]
+    #: Where a complaint about a part of a field is shown: {"config.url": "secret_url"}.
+    change_reason = forms.CharField(
+        label=gettext_lazy("Reason for the change"),
+        help_text=gettext_lazy("Kept in the history beside your name."),
+        required=False,
+        max_length=100,
+        widget=UnfoldAdminTextInputWidget,
+    )
+
+    def values(self) -> dict[str, Any]:
+        return {name: value for name, value in self.cleaned_data.items() if name != "change_reason"}
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        try:
+            type(self).check(self.values())
+        except InvalidInput as error:
+            for each in error.errors:
+                field = self.place(each.field)
+                if field not in self.errors:
+                    part = each.field if field != each.field and field in self.fields else ""
+                    words = complaint(each.message)
+                    self.add_error(field, f"{part.partition('.')[2]}: {words}" if part else words)
+        return cleaned
+
+    def place(self, path: str) -> str | None:
+        """The form field that a complaint belongs to."""
+        field = path.partition(".")[0]
+        return field if field in self.fields else None
+
+    def save(self, commit: bool = True) -> Any:
+        self.instance._change_reason = self.cleaned_data.get("change_reason") or None
+        return super().save(commit)
+
+
+class WithHistory(SimpleHistoryAdmin):  # type: ignore[misc]
+    """Every change with its author, its reason and what differed."""
+
+    def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
+        """An old state is read, not written back: forms check what the whole row says today."""
+        return True
+
+
+class ReadOnlyAdmin(OpsAdmin):
+    """Rows that only the machinery writes."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+
+class BigTable:
+    """Millions of rows: nothing is counted, and the next page is there while this one is full."""
+
+    show_full_result_count = False
+
+    def get_paginator(self, request: HttpRequest, queryset: Any, per_page: int, *args: Any, **kwargs: Any) -> Any:
+        return Uncounted(queryset, per_page)
+
+
+class Uncounted(InfinitePaginator):  # type: ignore[misc]
+    def page(self, number: Any) -> Page[Any]:
+        number = self.validate_number(number)
+        start = (number - 1) * self.per_page
+        return Page(list(self.object_list[start : start + self.per_page]), number, self)
+
+
+def as_uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text.strip())
+    except ValueError:
+        return None

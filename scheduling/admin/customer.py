@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib import admin
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.translation import gettext_lazy as _
+from unfold.decorators import display
+
+from scheduling import services
+from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin, ReadOnlyAdmin
+from scheduling.admin.fields import SettingsField
+from scheduling.admin.wording import complaint, reason
+from scheduling.models import WAITING, Complaint, Customer, Touch
+from scheduling.validation import is_time_zone
+
+SHOWN = 30  #: touches on a customer's page
+
+
+class CustomerForm(CheckedForm):
+    check = staticmethod(lambda values: None)
+
+    addresses = SettingsField(
+        label=_("addresses"), help_text=_("One a line: “email: ann@example.com”, “inapp: u1”.")
+    )
+
+    class Meta:
+        model = Customer
+        fields: ClassVar[Any] = ("user_id", "name", "level", "locale", "timezone", "addresses", "opted_out")
+        help_texts: ClassVar[Any] = {
+            "level": _("Like vip or normal; the delay rule goes by it."),
+            "opted_out": _("No marketing content; service content still goes out."),
+        }
+
+    def clean_timezone(self) -> str:
+        zone = self.cleaned_data["timezone"]
+        if zone and not is_time_zone(zone):
+            raise forms.ValidationError(complaint(f"“{zone}” is not an IANA time zone"))
+        return str(zone)
+
+
+@admin.register(Customer)
+class CustomerAdmin(BigTable, OpsAdmin):
+    form = CustomerForm
+    list_display = ("user_id", "name", "level", "locale", "opted_out", "last_active_at")
+    list_filter = ("level", "opted_out")
+    ordering = ("-pk",)
+    search_fields = ("user_id",)
+    search_help_text = _("User id (or how it begins), or the full name")
+    readonly_fields = ("opted_out_at", "last_active_at", "conversation_at", "created_at")
+    shown_as: ClassVar[dict[str, str]] = {"addresses": "addresses_text"}
+    fieldsets = (
+        (None, {"fields": (("user_id", "name"), ("level", "locale", "timezone"), "addresses")}),
+        (_("Consent"), {"fields": (("opted_out", "opted_out_at"),)}),
+        (_("Behaviour"), {"fields": (("last_active_at", "conversation_at", "created_at"),)}),
+    )
+    change_form_outer_after_template = "ops/customer_touches.html"
+    list_filter_submit = False
+
+    def get_list_filter(self, request: HttpRequest) -> Any:
+        """Not by level: its choices would be read from the whole table."""
+        return ("opted_out",)
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Customer | None = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return [*fields, "user_id"] if obj else fields
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Customer], search_term: str
+    ) -> tuple[QuerySet[Customer], bool]:
+        term = search_term.strip()
+        return (queryset.filter(Q(user_id__startswith=term) | Q(name=term)) if term else queryset), False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """What was sent to a customer stays readable."""
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Customer, form: Any, change: bool) -> None:
+        names = form.changed_data if change else [name for name in form.cleaned_data if name != "user_id"]
+        changes = {name: form.cleaned_data[name] for name in names if name in CustomerForm.Meta.fields}
+        obj.pk = services.put_customer(obj.user_id, changes).pk
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        touches = Touch.objects.filter(customer_id=object_id).select_related("node", "event", "template")
+        may_see = request.user.has_perm("scheduling.view_touch")
+        context = {
+            "upcoming": _listed(touches.filter(state__in=WAITING).order_by("due_at")[:SHOWN]) if may_see else [],
+            "past": _listed(touches.exclude(state__in=WAITING).order_by("-task_id")[:SHOWN]) if may_see else [],
+            "may_see_touches": may_see,
+            **(extra_context or {}),
+        }
+        return super().change_view(request, object_id, form_url, context)
+
+    @display(description=_("addresses"))  # type: ignore[untyped-decorator]
+    def addresses_text(self, row: Customer) -> str:
+        return SettingsField().write(row.addresses)
+
+
+def _listed(rows: Any) -> list[dict[str, Any]]:
+    from scheduling.admin.touch import STATE_TONES
+
+    return [{"row": row, "why": reason(row.reason), "tone": STATE_TONES[row.state]} for row in rows]
+
+
+@admin.register(Complaint)
+class ComplaintAdmin(BigTable, ReadOnlyAdmin):
+    list_display = ("complained_at", "who", "about", "node")
+    list_select_related = ("customer", "touch__node")
+    ordering = ("-pk",)
+    fields = readonly_fields = ("complained_at", "who", "about", "node")
+
+    @display(description=_("customer"))  # type: ignore[untyped-decorator]
+    def who(self, row: Complaint) -> str:
+        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
+        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
+
+    @display(description=_("touch"))  # type: ignore[untyped-decorator]
+    def about(self, row: Complaint) -> str:
+        if row.touch is None:
+            return "–"
+        link = reverse("admin:scheduling_touch_change", args=[row.touch.pk])
+        return format_html('<a class="at-link" href="{}">…{}</a>', link, str(row.touch.pk)[-8:])
+
+    @display(description=_("node"))  # type: ignore[untyped-decorator]
+    def node(self, row: Complaint) -> str:
+        return row.touch.node.key if row.touch else "–"

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db.models import Count, Max, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from django.utils.translation import gettext as _now
+from django.utils.translation import gettext_lazy as _
+from unfold.contrib.filters.admin import ChoicesDropdownFilter, RangeDateTimeFilter
+from unfold.decorators import action, display
+
+from scheduling.admin.base import ReadOnlyAdmin, as_uuid
+from scheduling.admin.failed_actions import VERBS, act_page, bulk
+from scheduling.admin.timeline import clock
+from scheduling.admin.wording import reason
+from scheduling.models import ChannelConfig, FailedTask, Touch
+
+TONES = {
+    "open": "danger", "retried": "info", "resolved_delivered": "success", "resolved_not_delivered": "warning",
+    "ignored": "default", "archived": "default",
+}  # fmt: skip
+CLASSES = {
+    "failed": _("Certainly not delivered"), "unknown": _("May have been delivered"), "unreadable": _("Unreadable"),
+}  # fmt: skip
+
+
+class OpenFilter(admin.SimpleListFilter):
+    """Open ones first: they are what waits for a person."""
+
+    title = _("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [*FailedTask.State.choices, ("all", _("All"))]
+
+    def choices(self, changelist: Any) -> Any:
+        _all, *others = super().choices(changelist)
+        if self.value() is None:
+            others[0] = {**others[0], "selected": True}
+        return others
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
+        wanted = self.value() or FailedTask.State.OPEN
+        return queryset if wanted == "all" else queryset.filter(state=wanted)
+
+
+class ClassFilter(admin.SimpleListFilter):
+    title = _("class")
+    parameter_name = "failure"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return list(CLASSES.items())
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
+        return queryset.filter(failure=self.value()) if self.value() else queryset
+
+
+class ChannelFilter(admin.SimpleListFilter):
+    title = _("channel")
+    parameter_name = "channel"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(key, key) for key in ChannelConfig.objects.values_list("key", flat=True)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
+        return queryset.filter(channel=self.value()) if self.value() else queryset
+
+
+class CauseFilter(admin.SimpleListFilter):
+    """The reasons that open ones have now."""
+
+    title = _("reason")
+    parameter_name = "reason"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        found = FailedTask.objects.filter(state="open").values_list("reason", flat=True).distinct().order_by("reason")
+        return [(code, reason(code)) for code in found[:50]]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
+        return queryset.filter(reason=self.value()) if self.value() else queryset
+
+
+@admin.register(FailedTask)
+class FailedTaskAdmin(ReadOnlyAdmin):
+    show_full_result_count = False
+    list_display = ("failed", "state_label", "class_label", "why", "channel", "node_key", "user_key", "origin")
+    list_filter = (
+        OpenFilter, ("origin", ChoicesDropdownFilter), CauseFilter, ChannelFilter, ClassFilter,
+        ("failed_at", RangeDateTimeFilter),
+    )  # fmt: skip
+    search_fields = ("task_id",)
+    search_help_text = _("Task id, delivery key or user id, in full")
+    actions = ()
+    actions_list = ("open_groups",)
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("groups/", view(self.groups_view), name="scheduling_failedtask_groups"),
+            path("<uuid:pk>/act/<str:verb>/", view(self.act_view), name="scheduling_failedtask_act"),
+            *super().get_urls(),
+        ]
+
+    def has_act_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("scheduling.act_on_failedtask"))
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[FailedTask], search_term: str
+    ) -> tuple[QuerySet[FailedTask], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        if uuid := as_uuid(term):
+            return queryset.filter(task_id=uuid) | queryset.filter(root_id=uuid), False
+        return queryset.filter(payload__user_id=term), False
+
+    def get_actions(self, request: HttpRequest) -> Any:
+        if not self.has_act_permission(request):
+            return {}
+        return {f"bulk_{name}": (bulk(name), f"bulk_{name}", verb.title) for name, verb in VERBS.items()}
+
+    def act_view(self, request: HttpRequest, pk: Any, verb: str) -> HttpResponse:
+        return act_page(self, request, self.found(request, pk), verb)
+
+    @display(description=_("failed at"), ordering="failed_at")  # type: ignore[untyped-decorator]
+    def failed(self, row: FailedTask) -> str:
+        return clock(row.failed_at)
+
+    @display(description=_("state"), label=TONES)  # type: ignore[untyped-decorator]
+    def state_label(self, row: FailedTask) -> tuple[str, str]:
+        return row.state, row.get_state_display()
+
+    @display(description=_("class"))  # type: ignore[untyped-decorator]
+    def class_label(self, row: FailedTask) -> str:
+        return str(CLASSES.get(row.failure, row.failure))
+
+    @display(description=_("reason"), ordering="reason")  # type: ignore[untyped-decorator]
+    def why(self, row: FailedTask) -> str:
+        detail = row.detail[:80] + ("…" if len(row.detail) > 80 else "")
+        return format_html('{}<br><span class="at-quiet">{}</span>', reason(row.reason), detail)
+
+    @display(description=_("node"))  # type: ignore[untyped-decorator]
+    def node_key(self, row: FailedTask) -> str:
+        return str(row.payload.get("node") or row.payload.get("task_type") or "–")
+
+    @display(description=_("customer"))  # type: ignore[untyped-decorator]
+    def user_key(self, row: FailedTask) -> str:
+        return str(row.payload.get("user_id") or row.payload.get("shop_id") or "–")
+
+    @action(description=_("Group by cause"), icon="stacks", url_path="by-cause")  # type: ignore[untyped-decorator]
+    def open_groups(self, request: HttpRequest) -> HttpResponse:
+        return redirect("admin:scheduling_failedtask_groups")
+
+    def groups_view(self, request: HttpRequest) -> HttpResponse:
+        """What failed for the same cause stands together: one fix, one click."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        state = request.GET.get("state") or FailedTask.State.OPEN
+        groups = (
+            FailedTask.objects.filter(state=state)
+            .values("fingerprint")
+            .annotate(
+                count=Count("pk"), last_at=Max("failed_at"), reason=Max("reason"), channel=Max("channel"),
+                detail=Max("detail"), failure=Max("failure"),
+            )  # fmt: skip
+            .order_by("-count")[:100]
+        )
+        listed = [
+            {
+                **group,
+                "words": reason(group["reason"]),
+                "class": CLASSES.get(group["failure"], group["failure"]),
+                "link": f"{self.url('changelist')}?{urlencode({'state': state, 'fingerprint': group['fingerprint']})}",
+            }
+            for group in groups
+        ]
+        return self.page(
+            request,
+            "ops/failed_groups.html",
+            _now("Failed tasks by cause"),
+            groups=listed,
+            states=[(value, label, value == state) for value, label in FailedTask.State.choices],
+            back=self.url("changelist"),
+        )
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        row = self.found(request, object_id)
+        may_act = self.has_act_permission(request, row)
+        verbs = [
+            {"verb": verb, "link": reverse("admin:scheduling_failedtask_act", args=[row.pk, name])}
+            for name, verb in VERBS.items()
+            if may_act and verb.fits(row)
+        ]
+        return self.page(
+            request,
+            "ops/failed_task.html",
+            _now("Failed task"),
+            original=row,
+            row=row,
+            tone=TONES[row.state],
+            words=reason(row.reason),
+            class_label=CLASSES.get(row.failure, row.failure),
+            verbs=verbs,
+            attempts=[{**each, "words": reason(str(each.get("reason", "")))} for each in row.attempts],
+            payload=json.dumps(row.payload, ensure_ascii=False, indent=2),
+            touch=Touch.objects.filter(pk=row.task_id).first() if row.task_id else None,
+            again=Touch.objects.filter(pk=row.retried_as).first() if row.retried_as else None,
+            same=FailedTask.objects.filter(fingerprint=row.fingerprint, state="open").exclude(pk=row.pk)[:101].count(),
+            same_link=f"{self.url('changelist')}?{urlencode({'fingerprint': row.fingerprint})}",
+        )

@@ -1,0 +1,104 @@
+"""Retirement instead of deletion: what was used keeps its past."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.utils.timezone import now
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from unfold.decorators import action
+
+from scheduling.admin.base import OpsAdmin
+
+
+class RetiredFilter(admin.SimpleListFilter):
+    """Retired rows are out of the way until somebody asks for them."""
+
+    title = gettext_lazy("retired")
+    parameter_name = "retired"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("yes", gettext_lazy("Retired")), ("all", gettext_lazy("All"))]
+
+    def choices(self, changelist: Any) -> Any:
+        default, *others = super().choices(changelist)
+        return [{**default, "display": _("In use")}, *others]
+
+    def queryset(self, request: HttpRequest, queryset: Any) -> Any:
+        if self.value() == "all":
+            return queryset
+        return queryset.filter(retired_at__isnull=self.value() != "yes")
+
+
+class Retirable(OpsAdmin):
+    """What was used is retired, so that its past stays readable; only what never was used can be deleted."""
+
+    actions_detail = ("retire", "bring_back")
+
+    def in_use(self, row: Any) -> bool:
+        """Whether the past knows it: then it cannot be deleted."""
+        raise NotImplementedError
+
+    def keeps_from_retiring(self, row: Any) -> str:
+        """Why it cannot be retired now, or ""."""
+        return ""
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_delete_permission(request, obj) and (obj is None or not self.in_use(obj))
+
+    def get_actions(self, request: HttpRequest) -> Any:
+        return {name: each for name, each in super().get_actions(request).items() if name != "delete_selected"}
+
+    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
+        row = self.get_object(request, unquote(str(object_id)))
+        hidden = "bring_back" if row is None or row.retired_at is None else "retire"
+        return [
+            each
+            for each in super().get_actions_detail(request, object_id)
+            if not each.action_name.endswith(f"_{hidden}")
+        ]
+
+    @action(description=gettext_lazy("Retire"), icon="archive", permissions=["change"])  # type: ignore[untyped-decorator]
+    def retire(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.found(request, object_id)
+        problem = self.keeps_from_retiring(row)
+        if request.method != "POST":
+            return self.page(
+                request,
+                "ops/confirm.html",
+                _("Retire “%(what)s”?") % {"what": row},
+                text=_("It leaves the lists and does nothing more; its past stays readable. It can be brought back."),
+                problem=problem,
+                button=_("Retire"),
+                back=self.url("change", row.pk),
+            )
+        if problem:
+            messages.error(request, problem)
+        else:
+            row.retired_at = now()
+            row.save()
+            self.log_change(request, row, _("Retired."))
+            messages.success(request, _("“%(what)s” is retired.") % {"what": row})
+        return redirect(self.url("change", row.pk))
+
+    @action(description=gettext_lazy("Bring back"), icon="unarchive", permissions=["change"])  # type: ignore[untyped-decorator]
+    def bring_back(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.found(request, object_id)
+        if request.method != "POST":
+            return self.page(
+                request,
+                "ops/confirm.html",
+                _("Bring “%(what)s” back?") % {"what": row},
+                text=_("It will be in use again."),
+                button=_("Bring back"),
+                back=self.url("change", row.pk),
+            )
+        row.retired_at = None
+        row.save()
+        self.log_change(request, row, _("Brought back."))
+        return redirect(self.url("change", row.pk))

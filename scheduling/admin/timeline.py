@@ -1,0 +1,153 @@
+"""The life of one touch, told in order: event → plan → holds → verdict → attempts → end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.urls import reverse
+from django.utils.formats import date_format
+from django.utils.timezone import localtime
+from django.utils.translation import gettext as _
+
+from scheduling.admin.wording import reason, spoken
+from scheduling.models import Attempt, FailedTask, Touch, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One step, with its facts as label and value."""
+
+    at: datetime | None
+    icon: str
+    tone: str  #: "good", "bad", "wait", "plain"
+    title: str
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    body: str = ""
+    link: str = ""
+    link_text: str = ""
+
+
+def timeline(touch: Touch) -> list[Moment]:
+    moments = [_event(touch), _plan(touch)]
+    moments += [_verdict(each) for each in touch.verdicts.all()]
+    moments += [_attempt(each) for each in touch.attempts.all()]
+    # A verdict and the attempt that follows it may share an instant: verdicts were added first and stay first.
+    ordered = moments[:2] + sorted(moments[2:], key=lambda moment: moment.at.timestamp() if moment.at else 0)
+    return [*ordered, _end(touch), *_aftermath(touch)]
+
+
+def clock(at: datetime | None) -> str:
+    return date_format(localtime(at), "Y-m-d H:i:s") if at else "–"
+
+
+def instant(text: str) -> str:
+    """A verdict's figure: an instant is told by the wall clock, anything else as it is."""
+    try:
+        return clock(datetime.fromisoformat(text)) if "T" in text else text
+    except ValueError:
+        return text
+
+
+def _event(touch: Touch) -> Moment:
+    event = touch.event
+    facts = [(_("type"), event.type), (_("source"), f"{event.source} # {event.event_id}")]
+    link = reverse("admin:scheduling_event_change", args=[event.pk])
+    return Moment(event.occurred_at, "bolt", "plain", _("Event"), facts, link=link, link_text=_("open the event"))
+
+
+def _plan(touch: Touch) -> Moment:
+    facts = [
+        (_("node"), f"{touch.node.key} (v{touch.node_version})"),
+        (_("delay"), spoken(touch.planned_at - touch.event.occurred_at)),
+        (_("planned for"), clock(touch.planned_at)),
+        (_("expires at"), clock(touch.expires_at)),
+    ]
+    return Moment(touch.created_at, "event_upcoming", "plain", _("Planned"), facts)
+
+
+def _verdict(verdict: Verdict) -> Moment:
+    titles = {
+        Verdict.Decision.SEND: (_("Guards agreed"), "verified", "good"),
+        Verdict.Decision.HOLD: (_("Held"), "hourglass_top", "wait"),
+        Verdict.Decision.SUPPRESS: (_("Suppressed"), "block", "bad"),
+    }
+    title, icon, tone = titles[Verdict.Decision(verdict.decision)]
+    return Moment(verdict.at, icon, tone, title, verdict_facts(verdict))
+
+
+def verdict_facts(verdict: Any) -> list[tuple[str, str]]:
+    """Of a stored verdict or of one that is only foreseen."""
+    version = f" (v{verdict.rule_version})" if verdict.rule_version else ""
+    facts = [
+        (_("rule"), f"{reason(verdict.rule)}{version}" if verdict.rule else ""),
+        (_("observed"), instant(verdict.observed)),
+        (_("limit"), instant(verdict.limit)),
+        (_("next eligible"), clock(verdict.next_eligible_at) if verdict.next_eligible_at else ""),
+    ]
+    return [(label, value) for label, value in facts if value]
+
+
+def _attempt(attempt: Attempt) -> Moment:
+    tone = {"delivered": "good", "transient": "wait"}.get(attempt.outcome, "bad")
+    took = spoken_ms(attempt)
+    facts = [
+        (_("outcome"), attempt.get_outcome_display()),
+        (_("reason"), reason(attempt.reason) if attempt.reason else ""),
+        (_("status"), str(attempt.status) if attempt.status is not None else ""),
+        (_("took"), took),
+        (_("answer"), attempt.detail),
+        (_("subject"), attempt.subject),
+    ]
+    title = _("Attempt %(number)s") % {"number": attempt.number}
+    return Moment(
+        attempt.started_at, "outgoing_mail", tone, title, [fact for fact in facts if fact[1]], body=attempt.body
+    )
+
+
+def spoken_ms(attempt: Attempt) -> str:
+    if attempt.ended_at is None:
+        return ""
+    return _("%(ms)s ms") % {"ms": round((attempt.ended_at - attempt.started_at).total_seconds() * 1000)}
+
+
+def _end(touch: Touch) -> Moment:
+    facts = [(_("reason"), reason(touch.reason))] if touch.reason else []
+    if touch.state in ("scheduled", "queued", "running"):
+        facts.append((_("due at"), clock(touch.due_at)))
+        return Moment(None, "schedule", "wait", _("Now: %(state)s") % {"state": touch.get_state_display()}, facts)
+    tone = "good" if touch.state == "delivered" else "bad" if touch.state in ("failed", "unknown") else "plain"
+    icon = {"delivered": "check_circle", "cancelled": "cancel", "suppressed": "block"}.get(touch.state, "error")
+    if touch.state == "delivered" and touch.settled_at:
+        late = (touch.settled_at - touch.planned_at).total_seconds()
+        facts.append((_("after its time"), _("%(seconds)s s") % {"seconds": f"{late:.1f}"}))
+    return Moment(touch.settled_at, icon, tone, touch.get_state_display(), facts)
+
+
+def _aftermath(touch: Touch) -> list[Moment]:
+    """What followed: the failed task, and the touch that it was published again as."""
+    moments = []
+    failed = FailedTask.objects.filter(task_id=touch.pk).first()
+    if failed:
+        facts = [(_("state"), failed.get_state_display())]
+        if failed.acted_at:
+            facts += [(_("by"), failed.actor_name), (_("reason of the action"), failed.action_reason)]
+        link = reverse("admin:scheduling_failedtask_change", args=[failed.pk])
+        moments.append(
+            Moment(
+                failed.acted_at, "person_alert", "plain", _("Failed task"), facts, link=link,
+                link_text=_("open the failed task"),
+            )  # fmt: skip
+        )
+    for again in Touch.objects.filter(retry_of=touch.pk):
+        link = reverse("admin:scheduling_touch_change", args=[again.pk])
+        facts = [(_("state"), again.get_state_display())]
+        moments.append(
+            Moment(
+                again.created_at, "replay", "plain", _("Published again"), facts, link=link, link_text=str(again.pk)
+            )
+        )
+    return moments
+
+

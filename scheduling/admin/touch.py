@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.timezone import now
+from django.utils.translation import gettext as _now
+from django.utils.translation import gettext_lazy as _
+from django.utils.translation import ngettext
+from unfold.contrib.filters.admin import ChoicesDropdownFilter, RangeDateTimeFilter, RelatedDropdownFilter
+from unfold.decorators import action, display
+
+from scheduling import services
+from scheduling.admin.base import BigTable, ReadOnlyAdmin, as_uuid
+from scheduling.admin.timeline import clock, timeline
+from scheduling.admin.wording import REASONS, reason, spoken
+from scheduling.errors import AftertouchError
+from scheduling.models import WAITING, Customer, Event, FailedTask, Touch
+
+STATE_TONES = {
+    "scheduled": "info", "queued": "info", "running": "info", "delivered": "success", "suppressed": "warning",
+    "cancelled": "default", "failed": "danger", "unknown": "danger",
+}  # fmt: skip
+
+
+class ReasonFilter(admin.SimpleListFilter):
+    title = _("reason")
+    parameter_name = "reason"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        known = list(REASONS.items())
+        chosen = request.GET.get("reason", "")
+        return known if not chosen or chosen in REASONS else [*known, (chosen, reason(chosen))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
+        return queryset.filter(reason=self.value()) if self.value() else queryset
+
+
+@admin.register(Touch)
+class TouchAdmin(BigTable, ReadOnlyAdmin):
+    list_display = ("due", "state_label", "why", "node", "who", "chat_id", "event_type", "short_id")
+    list_display_links = ("due", "short_id")
+    list_filter = (
+        ("state", ChoicesDropdownFilter), ReasonFilter, ("node", RelatedDropdownFilter),
+        ("node__channel", RelatedDropdownFilter), ("due_at", RangeDateTimeFilter),
+    )  # fmt: skip
+    list_select_related = ("node", "customer", "event")
+    ordering = ("-task_id",)  # ids grow with time, so the newest come first by the primary key
+    search_fields = ("task_id",)
+    search_help_text = _("Task id, user id, event id or chat id, in full")
+    list_disable_select_all = True
+    actions = ("cancel_selected",)
+    actions_detail = ("cancel",)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """To call one off; nothing else about it can be changed."""
+        return bool(request.user.has_perm("scheduling.change_touch"))
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Touch], search_term: str
+    ) -> tuple[QuerySet[Touch], bool]:
+        """Whole ids, each found by an index, never a scan for a part of one."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        if uuid := as_uuid(term):
+            return queryset.filter(Q(task_id=uuid) | Q(root_id=uuid) | Q(event_id=uuid)), False
+        customers = list(Customer.objects.filter(user_id=term).values_list("pk", flat=True))
+        events = list(Event.objects.filter(event_id=term).values_list("pk", flat=True)[:1000])
+        return queryset.filter(Q(customer__in=customers) | Q(event__in=events) | Q(chat_id=term)), False
+
+    @display(description=_("due at"), ordering="due_at")  # type: ignore[untyped-decorator]
+    def due(self, row: Touch) -> str:
+        return clock(row.due_at)
+
+    @display(description=_("state"), label=STATE_TONES)  # type: ignore[untyped-decorator]
+    def state_label(self, row: Touch) -> tuple[str, str]:
+        return row.state, row.get_state_display()
+
+    @display(description=_("reason"))  # type: ignore[untyped-decorator]
+    def why(self, row: Touch) -> str:
+        if row.parked:
+            return reason("paused")
+        if row.state == "scheduled" and not row.reason:
+            wait = row.due_at - now()
+            return _now("in %(span)s") % {"span": spoken(wait)} if wait.total_seconds() > 0 else _now("due")
+        return reason(row.reason)
+
+    @display(description=_("customer"))  # type: ignore[untyped-decorator]
+    def who(self, row: Touch) -> str:
+        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
+        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
+
+    @display(description=_("event"))  # type: ignore[untyped-decorator]
+    def event_type(self, row: Touch) -> str:
+        return row.event.type
+
+    @display(description=_("task id"))  # type: ignore[untyped-decorator]
+    def short_id(self, row: Touch) -> str:
+        return format_html('<span title="{}">…{}</span>', row.pk, str(row.pk)[-8:])
+
+    @admin.action(description=_("Call off the waiting ones"), permissions=["change"])
+    def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Touch]) -> None:
+        done = 0
+        waiting = list(queryset.filter(state__in=WAITING).values_list("pk", flat=True)[:1000])
+        for task_id in waiting:
+            try:
+                services.cancel_touch(task_id, actor=request.user.get_username())
+                done += 1
+            except AftertouchError:
+                continue
+        words = ngettext("%(count)s touch was called off.", "%(count)s touches were called off.", done)
+        messages.success(request, words % {"count": done})
+        if left := queryset.count() - done if len(waiting) < 1000 else 0:
+            messages.info(request, _now("%(count)s had begun or ended already.") % {"count": left})
+
+    @action(description=_("Call off"), icon="cancel", url_path="cancel", permissions=["change"])  # type: ignore[untyped-decorator]
+    def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.found(request, object_id)
+        back = self.url("change", row.pk)
+        if request.method != "POST":
+            text = _now("It will not be sent. This cannot be undone.")
+            title = _now("Call off this touch?")
+            return self.page(
+                request, "ops/confirm.html", title, text=text, button=_now("Call off"), back=back, danger=True
+            )
+        try:
+            services.cancel_touch(row.pk, actor=request.user.get_username())
+            messages.success(request, _now("It was called off."))
+        except AftertouchError:
+            messages.error(request, _now("It had begun or ended already."))
+        return redirect(back)
+
+    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
+        row = self.get_object(request, str(object_id))
+        return super().get_actions_detail(request, object_id) if row and row.state in WAITING else []
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        row = self.found(request, object_id)
+        return self.page(
+            request,
+            "ops/touch.html",
+            _now("Touch"),
+            original=row,
+            touch=row,
+            subtitle=None,
+            moments=timeline(row),
+            tone=STATE_TONES[row.state],
+            channel=row.node.channel,
+            failed=FailedTask.objects.filter(task_id=row.pk).first(),
+            may_cancel=row.state in WAITING and self.has_change_permission(request, row),
+            cancel_link=reverse("admin:scheduling_touch_cancel", args=[row.pk]),
+        )

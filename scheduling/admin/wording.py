@@ -1,0 +1,133 @@
+"""How the back office says things: spans of time, codes of the ledger and the guards, complaints about input."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop, ngettext
+
+
+def spoken(span: timedelta | None) -> str:
+    """`15 minutes`, `2 hours`, `7 days`: at most the two largest parts."""
+    if span is None:
+        return "–"
+    seconds = int(span.total_seconds())
+    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
+    parts = [
+        ngettext("%d day", "%d days", days) % days if days else "",
+        ngettext("%d hour", "%d hours", hours) % hours if hours else "",
+        ngettext("%d minute", "%d minutes", minutes) % minutes if minutes else "",
+        ngettext("%d second", "%d seconds", seconds % 60) % (seconds % 60) if seconds % 60 else "",
+    ]
+    return " ".join([part for part in parts if part][:2]) or _("at once")
+
+
+#: Why a touch waits or ended as it did, and the rule of a verdict.
+REASONS: dict[str, str | Promise] = {
+    "expired": gettext_lazy("Waited too long"),
+    "node_disabled": gettext_lazy("Node switched off"),
+    "paused": gettext_lazy("Paused"),
+    "opted_out": gettext_lazy("Customer opted out"),
+    "conversation": gettext_lazy("Customer is in a new conversation"),
+    "answered": gettext_lazy("Customer answered meanwhile"),
+    "presence_unknown": gettext_lazy("Presence unknown for the moment"),
+    "holdout": gettext_lazy("Control group"),
+    "rollout": gettext_lazy("Community not yet in the rollout"),
+    "quiet_hours": gettext_lazy("Quiet hours"),
+    "dedupe": gettext_lazy("Same content sent lately"),
+    "cap": gettext_lazy("Customer's limit reached"),
+    "community_cap": gettext_lazy("Community's limit reached"),
+    "slot_hold": gettext_lazy("Room kept for a more important touch"),
+    "template_data_missing": gettext_lazy("Data for the text is missing"),
+    "no_target": gettext_lazy("Nowhere to send it"),
+    "target_disabled": gettext_lazy("Receiver is gone"),
+    "target_down": gettext_lazy("Receiver does not answer, waiting"),
+    "target_busy": gettext_lazy("Receiver is busy, waiting"),
+    "quota": gettext_lazy("Receiver's quota used up, waiting"),
+    "channel_retired": gettext_lazy("Channel retired"),
+    "channel_misconfigured": gettext_lazy("Channel misconfigured"),
+    "bad_target": gettext_lazy("Target cannot work"),
+    "internal_error": gettext_lazy("Internal error"),
+    "timeout": gettext_lazy("No answer in time"),
+    "connect": gettext_lazy("Could not connect"),
+    "throttled": gettext_lazy("Receiver asks to slow down"),
+    "garbled": gettext_lazy("Answer unreadable"),
+    "worker_lost": gettext_lazy("Worker vanished while sending"),
+    "cancel_on": gettext_lazy("Called off by an event"),
+    "on_repeat": gettext_lazy("Replaced by a newer event"),
+    "superseded": gettext_lazy("Replaced by a newer event"),
+}
+#: Those that can end a touch as suppressed, for filters.
+SUPPRESSIONS = (
+    "cap", "dedupe", "conversation", "answered", "quiet_hours", "community_cap", "opted_out", "expired",
+    "node_disabled", "holdout", "rollout",
+)  # fmt: skip
+
+
+def reason(code: str) -> str:
+    """A code in words; one that nobody has named yet stays as it is."""
+    if code.startswith("by:"):
+        return _("Cancelled by %(who)s") % {"who": code[3:]}
+    for prefix, words in (("http_", _("Receiver answered HTTP %s")), ("vendor_", _("Platform refused it (code %s)"))):
+        if code.startswith(prefix):
+            return words % code.removeprefix(prefix)
+    return str(REASONS.get(code, code))
+
+
+#: Complaints of `scheduling.validation` and the channel kinds, as patterns, so that they can be said in any language.
+COMPLAINTS = (
+    (r"must not be negative", gettext_noop("must not be negative")),
+    (r"must be above zero", gettext_noop("must be above zero")),
+    (r"must not be longer than a year \(365d\)", gettext_noop("must not be longer than a year (365d)")),
+    (r"must not be longer than (?P<most>\S+)", gettext_noop("must not be longer than %(most)s")),
+    (r"“(?P<given>.*)” is not a duration; .*",
+     gettext_noop("“%(given)s” is not a duration; write it like 15m, 2h, 7d or 1h30m")),
+    (r"“(?P<given>.*)” must name each unit once, the largest first",
+     gettext_noop("“%(given)s” must name each unit once, the largest first")),
+    (r"must be between 0 and a year \(365d\)", gettext_noop("must be between 0 and a year (365d)")),
+    (r"must be between (?P<least>\S+) and (?P<most>\S+)", gettext_noop("must be between %(least)s and %(most)s")),
+    (r"must be lower-case letters, .*",
+     gettext_noop("must be lower-case letters, digits, “-”, “_” and “.”, at most 64")),
+    (r"must differ from the time at which quiet hours begin",
+     gettext_noop("must differ from the time at which quiet hours begin")),
+    (r"must be one of (?P<known>.*)", gettext_noop("must be one of %(known)s")),
+    (r"must be a list of texts of 1 to (?P<most>\d+) characters",
+     gettext_noop("each entry must have 1 to %(most)s characters")),
+    (r"must have 1 to (?P<most>\d+) characters.*", gettext_noop("must have 1 to %(most)s characters")),
+    (r"names something twice", gettext_noop("names something twice")),
+    (r"is missing: a goal is .*",
+     gettext_noop("is missing: a goal is an event and the time within which it counts")),
+    (r"is missing: a canary needs .*", gettext_noop("is missing: a canary needs the template it tries")),
+    (r"is missing", gettext_noop("is missing")),
+    (r"only a cap can be counted for a community", gettext_noop("only a cap can be counted for a community")),
+    (r"“(?P<given>.*)” is not an IANA time zone.*",
+     gettext_noop("“%(given)s” is not a time zone, like Asia/Shanghai")),
+    (r"must be a list of at most (?P<most>\d+) durations", gettext_noop("must be at most %(most)s durations")),
+    (r"each must be above zero and at most (?P<most>\S+)",
+     gettext_noop("each must be above zero and at most %(most)s")),
+    (r"line (?P<line>\d+): (?P<what>.*)", gettext_noop("line %(line)s: %(what)s")),
+    (r"unknown variable “(?P<name>[^”]*)”; there are (?P<known>.*)",
+     gettext_noop("unknown variable “%(name)s”; there are %(known)s")),
+    (r"unknown variable “(?P<name>[^”]*)”; (?P<root>\S+) has (?P<known>.*)",
+     gettext_noop("unknown variable “%(name)s”; %(root)s has %(known)s")),
+    (r"unknown filter or test “(?P<name>.*)”", gettext_noop("unknown filter or test “%(name)s”")),
+    (r"is not known here; known are (?P<known>.*)", gettext_noop("is not known here; known are %(known)s")),
+    (r"must be text", gettext_noop("must be text")),
+    (r"the host must be (?P<host>.*)", gettext_noop("the host must be %(host)s")),
+    (r"a robot's address begins with (?P<start>.*)",
+     gettext_noop("a robot's address begins with %(start)s")),
+    (r"must be one mail address", gettext_noop("must be one mail address")),
+    (r"there is a key “(?P<name>.*)” already", gettext_noop("there is a key “%(name)s” already")),
+    (r"must be whsec_.*", gettext_noop("must be whsec_ and 24 to 64 bytes in base64")),
+)  # fmt: skip
+
+
+def complaint(message: str) -> str:
+    """What is wrong with the input, in the reader's language where we know the sentence."""
+    for pattern, words in COMPLAINTS:
+        if found := re.fullmatch(pattern, message, re.DOTALL):
+            return _(words) % found.groupdict() if found.groupdict() else _(words)
+    return message

@@ -1,0 +1,60 @@
+// The preview under a template's form: what each text would say to the chosen customer, a moment after the last key.
+"use strict";
+
+document.addEventListener("DOMContentLoaded", () => {
+    const panel = document.getElementById("template-preview");
+    if (!panel) return;
+    const form = document.querySelector("#template_form");
+    const output = panel.querySelector("[data-output]");
+    const sample = panel.querySelectorAll("input, textarea");
+    let timer = null;
+    let latest = 0;
+
+    const saidBy = (body) => {
+        const locale = form.elements[body.name.replace(/-body$/, "-locale")];
+        const subject = form.elements[body.name.replace(/-body$/, "-subject")];
+        return { locale: locale ? locale.value : "", subject: subject ? subject.value : "", body: body.value };
+    };
+
+    const texts = () => {
+        const bodies = [...(form ? form.querySelectorAll("textarea[name$='-body']") : [])];
+        return bodies.filter((body) => !body.name.includes("__prefix__") && body.value).map(saidBy);
+    };
+
+    const ask = async (text) => {
+        const data = new FormData();
+        data.set("csrfmiddlewaretoken", document.querySelector("[name=csrfmiddlewaretoken]").value);
+        data.set("subject", text.subject);
+        data.set("body", text.body);
+        sample.forEach((input) => data.set(input.name, input.value));
+        const answer = await fetch(panel.dataset.url, { method: "POST", body: data, credentials: "same-origin" });
+        return { locale: text.locale, ...(await answer.json()) };
+    };
+
+    const bubble = (said) => {
+        const item = document.createElement("div");
+        const tag = document.createElement("span");
+        tag.className = "at-tag";
+        tag.textContent = said.locale;
+        const body = document.createElement("div");
+        body.className = said.problem ? "at-note bad" : "at-bubble";
+        body.textContent = said.problem || [said.subject, said.body].filter(Boolean).join("\n");
+        item.append(tag, body);
+        return item;
+    };
+
+    const show = async () => {
+        const mine = ++latest;
+        const said = await Promise.all(texts().map(ask));
+        if (mine === latest) output.replaceChildren(...said.map(bubble));
+    };
+
+    const soon = () => {
+        clearTimeout(timer);
+        timer = setTimeout(show, 400);
+    };
+
+    if (form) form.addEventListener("input", soon);
+    panel.addEventListener("input", soon);
+    show();
+});
