@@ -119,13 +119,16 @@ def _load_important(history: History, customers: list[int], lowest: int, config:
 _QUESTIONS = """
 SELECT t.task_id, e.user_id, e.chat_id, e.type, e.event_id, e.occurred_at
 FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
-WHERE t.task_id = ANY(%(ids)s) AND t.state IN ('scheduled', 'queued')
+WHERE t.task_id = ANY(%(ids)s) AND t.state IN ('scheduled', 'queued', 'running')
 """
 
+# A touch that is running now may be back in the table before the claim, so its customer is locked as well (and
+# Presence asked about it): nothing is claimed whose customer is not.
 _LOCK_CUSTOMERS = """
 SELECT id, user_id, name, level, locale, timezone, addresses, opted_out, last_active_at, conversation_at
 FROM scheduling_customer WHERE id IN (
-    SELECT customer_id FROM scheduling_touch WHERE task_id = ANY(%(ids)s) AND state IN ('scheduled', 'queued')
+    SELECT customer_id FROM scheduling_touch
+    WHERE task_id = ANY(%(ids)s) AND state IN ('scheduled', 'queued', 'running')
 )
 ORDER BY id FOR NO KEY UPDATE
 """
