@@ -61,10 +61,12 @@ def current() -> Snapshot:
 
 
 def load(version: tuple[Any, ...]) -> Snapshot:
-    """Read all of it. Rows newer than `version` may slip in; then the version differs next time and it is read anew."""
+    """Read all of it. Rows newer than `version` may slip in; then the version differs next time and it is read anew.
+    Nodes come first: what they name was there before them, and rows that are named are never deleted."""
+    rows = list(Node.objects.all())
     templates = {row.pk: template_spec(row) for row in Template.objects.prefetch_related("texts")}
     channels = {row.pk: channel_spec(row) for row in ChannelConfig.objects.all()}
-    nodes = {row.pk: node_spec(row, templates, channels) for row in Node.objects.all()}
+    nodes = {row.pk: node_spec(row, templates, channels) for row in rows}
     triggered: dict[str, list[NodeSpec]] = defaultdict(list)
     cancelling: dict[str, list[NodeSpec]] = defaultdict(list)
     for node in nodes.values():
