@@ -52,7 +52,7 @@ class Findings:
 
     def number(self, values: Mapping[str, Any], field: str, least: float, most: float) -> None:
         if field in values and not (is_number(values[field]) and least <= values[field] <= most):
-            self.add(field, f"must be between {least:g} and {most:g}")
+            self.add(field, f"must be between {least} and {most}")
 
     def texts(self, values: Mapping[str, Any], field: str, *, longest: int) -> None:
         given = values.get(field, [])

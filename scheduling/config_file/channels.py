@@ -48,8 +48,7 @@ class Channels(RowSection):
     def _unmask(
         self, values: Mapping[str, Any], config: dict[str, Any], draft: Draft
     ) -> tuple[dict[str, Any], list[str]]:
-        rows = {row.key: row for row in draft.rows(self.name)}
-        row = rows.get(values.get("key", ""))
+        row = self.row_of((values.get("key"),), draft)
         stored = row.config if row is not None and row.kind == values.get("kind") else {}
         return restored(config, stored, secret_fields(kind_named(values.get("kind", "")), config))
 

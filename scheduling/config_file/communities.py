@@ -37,7 +37,7 @@ class Communities(RowSection):
         targets = entry.get("targets")
         if not isinstance(targets, dict):
             return entry
-        row = {row.chat_id: row for row in draft.rows(self.name)}.get(str(entry.get("chat_id")))
+        row = self.row_of((str(entry.get("chat_id")),), draft)
         stored = row.targets if row is not None else {}
         kinds = self.kinds(draft)
         whole = {}
@@ -53,6 +53,10 @@ class Communities(RowSection):
 
     def kinds(self, draft: Draft) -> dict[str, str]:
         """The kind of each channel, of those in the file and of all that are stored: targets may outlive a channel."""
+        kinds: dict[str, str] = draft.once("channel kinds", lambda: self._kinds(draft))
+        return kinds
+
+    def _kinds(self, draft: Draft) -> dict[str, str]:
         kinds = {row.key: row.kind for row in draft.rows("channels")}
         given = draft.document.get("channels")
         for entry in given if isinstance(given, list) else []:

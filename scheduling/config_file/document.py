@@ -17,6 +17,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode
 
 MAX_SIZE = 1_048_576  #: bytes
 _CORE = ("null", "bool", "int", "float", "str", "seq", "map")
+_ODD_BREAKS = "\r\x85\u2028\u2029"
 _RESOLVED = {
     "null": (re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
     "bool": (re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
@@ -84,8 +85,12 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> ScalarNode:
-    # Several lines read best as a block; one that begins with white space is safer in quotes.
-    style = "|" if "\n" in text and not text[0].isspace() else None
+    # Several lines read best as a block. Line breaks that only YAML 1.1 knows survive nowhere but in double quotes.
+    style = None
+    if any(letter in text for letter in _ODD_BREAKS):
+        style = '"'
+    elif "\n" in text and not text[0].isspace():
+        style = "|"
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

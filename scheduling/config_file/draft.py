@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from scheduling.config_file.fields import Field, Problem
@@ -15,9 +15,7 @@ class Draft:
         self.sections = sections
         self.problems: list[Problem] = []
         self.notes: list[str] = []
-        self.event_types: set[str] | None = None  #: those that are known, once somebody asked
-        self._rows: dict[str, list[Any]] = {}
-        self._keys: dict[str, set[str]] = {}
+        self._found: dict[str, Any] = {}
 
     def problem(self, path: str, message: str) -> None:
         self.problems.append(Problem(path, message))
@@ -33,18 +31,24 @@ class Draft:
 
     def rows(self, name: str) -> list[Any]:
         """The stored rows of a section, read once."""
-        if name not in self._rows:
-            self._rows[name] = self.sections[name].stored()
-        return self._rows[name]
+        rows: list[Any] = self.once(f"rows of {name}", self.sections[name].stored)
+        return rows
+
+    def once(self, what: str, find: Callable[[], Any]) -> Any:
+        """What `find` finds, found once a draft."""
+        if what not in self._found:
+            self._found[what] = find()
+        return self._found[what]
 
     def keys(self, name: str) -> set[str]:
         """The keys that will stand in a section once the file is applied."""
-        if name not in self._keys:
-            if name in self.document:
-                self._keys[name] = self.sections[name].claimed(self.document[name])
-            else:
-                self._keys[name] = {row.key for row in self.rows(name) if row.retired_at is None}
-        return self._keys[name]
+        keys: set[str] = self.once(f"keys of {name}", lambda: self._keys(name))
+        return keys
+
+    def _keys(self, name: str) -> set[str]:
+        if name in self.document:
+            return self.sections[name].claimed(self.document[name])
+        return {row.key for row in self.rows(name) if row.retired_at is None}
 
     def check_references(self, fields: tuple[Field, ...], values: Mapping[str, Any], path: str) -> None:
         for field in fields:

@@ -82,7 +82,7 @@ class Nodes(RowSection):
 
     def read_entry(self, entry: dict[str, Any], position: int, path: str, draft: Draft) -> dict[str, Any]:
         values = super().read_entry(entry, position, path, draft)
-        known = self._event_types(draft)
+        known = draft.once("event types", lambda: set(EventType.objects.values_list("key", flat=True)))
         for column, events in (
             ("trigger", [values.get("trigger")]),
             ("cancel_on", values.get("cancel_on", [])),
@@ -92,11 +92,6 @@ class Nodes(RowSection):
                 if event and event not in known:
                     draft.note(f"{path}.{self.path_of(column)}: no event of type “{event}” is known yet")
         return values
-
-    def _event_types(self, draft: Draft) -> set[str]:
-        if draft.event_types is None:
-            draft.event_types = set(EventType.objects.values_list("key", flat=True))
-        return draft.event_types
 
     def values_of(self, row: Any) -> dict[str, Any]:
         own = row.delay_rules

@@ -112,6 +112,11 @@ class RowSection(Section):
         of = {field.name: field.of for field in self.fields}
         return tuple(of[column](row) for column in self.identity)
 
+    def row_of(self, key: tuple[Any, ...], draft: Draft) -> Any:
+        """The stored row with this key, or None."""
+        rows = draft.once(f"index of {self.name}", lambda: {self.key_of(row): row for row in draft.rows(self.name)})
+        return rows.get(key)
+
     def values_of(self, row: Any) -> dict[str, Any]:
         return {field.name: field.of(row) for field in self.fields}
 
@@ -124,10 +129,10 @@ class RowSection(Section):
 
     def changes(self, given: Any, draft: Draft) -> list[Change]:
         wanted = self.read(given, draft)
-        rows = {self.key_of(row): row for row in draft.rows(self.name)}
-        found = [change for each in wanted if (change := self.change(each.values, rows.get(each.key)))]
+        found = [change for each in wanted if (change := self.change(each.values, self.row_of(each.key, draft)))]
         listed = {each.key for each in wanted}
-        return found + [self.retirement(row) for key, row in rows.items() if key not in listed and self.lives(row)]
+        missing = [row for row in draft.rows(self.name) if self.key_of(row) not in listed and self.lives(row)]
+        return found + [self.retirement(row) for row in missing]
 
     def change(self, values: Mapping[str, Any], row: Any) -> Change | None:
         if row is None:

@@ -55,9 +55,11 @@ class Command(BaseCommand):
 
     def describe_event_types(self) -> None:
         """A type that was seen before anybody described it is there already, without a name."""
+        described = set(EventType.objects.exclude(name="").values_list("key", flat=True))
         for key, name, is_activity in EVENT_TYPES:
-            EventType.objects.get_or_create(key=key, defaults={"name": name, "is_activity": is_activity})
-            EventType.objects.filter(key=key, name="").update(name=name, is_activity=is_activity)
+            # Not even an empty UPDATE for those that are there: each one makes every process read its matrix anew.
+            if key not in described:
+                EventType.objects.update_or_create(key=key, defaults={"name": name, "is_activity": is_activity})
 
     def ship_matrix(self) -> None:
         if Node.objects.exists():

@@ -1,0 +1,186 @@
+"""What a new house starts with, and that starting again changes nothing."""
+
+from __future__ import annotations
+
+import threading
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.contrib.auth.models import Group, Permission
+from django.core.management import call_command
+from django.db import connection
+from pytest_django import Settings
+
+from scheduling.models import ChannelConfig, Configuration, EventType, HarassmentRule, Node, Template, TemplateText
+from scheduling.rendering import render
+from scheduling.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def state_dir(settings: Settings, tmp_path: Path) -> Path:
+    settings.AFTERTOUCH_STATE_DIR = tmp_path / "state"
+    return tmp_path / "state"
+
+
+def bootstrap() -> str:
+    out = StringIO()
+    call_command("bootstrap", stdout=out)
+    return out.getvalue()
+
+
+def test_the_articles_matrix_is_shipped() -> None:
+    assert bootstrap().startswith("Shipped matrix: 5 nodes\n")
+    assert [
+        (node.stage.name, node.trigger, node.delay.total_seconds(), node.template.content_type, node.channel.kind)
+        for node in Node.objects.all()
+    ] == [
+        ("售前", "material.downloaded", 900, "guide", "log"),
+        ("售中", "order.paid", 7200, "order-followup", "log"),
+        ("售后", "service.completed", 604800, "survey", "log"),
+        ("流失预警", "customer.inactive", 86400, "winback", "log"),
+        ("会话中", "session.silent", 0, "silence-guide", "log"),
+    ]
+    silent = Node.objects.get(trigger="session.silent")
+    assert (silent.guard_cap, silent.guard_dedupe, silent.guard_conversation, silent.guard_quiet_hours) == (
+        "count_only", "ignore", "ignore", "ignore",
+    )  # fmt: skip
+    assert list(HarassmentRule.objects.values_list("kind", "limit", "enabled")) == [
+        ("cap", 3, True), ("dedupe", None, True), ("conversation", None, True), ("quiet_hours", None, False),
+    ]  # fmt: skip
+
+
+def test_every_shipped_text_exists_in_both_languages_and_can_be_rendered(matrix_event: EventSpec) -> None:
+    bootstrap()
+    for template in Template.objects.all():
+        texts = tuple(TextSpec(each.locale, each.subject, each.body) for each in template.texts.all())
+        assert {each.locale for each in texts} == {"zh-hans", "en"}
+        spec = TemplateSpec(1, template.key, 1, template.content_type, template.category, texts)
+        for locale in ("zh-hans", "en"):
+            subject, body, used = render(spec, CustomerSpec(1, "u-1", locale=locale), matrix_event)
+            assert (bool(subject), bool(body), used) == (True, True, locale)
+
+
+@pytest.fixture
+def matrix_event() -> EventSpec:
+    from datetime import UTC, datetime
+
+    from scheduling.ids import new_id
+
+    return EventSpec(new_id(), "shop", "1", "order.paid", datetime.now(UTC), "u-1", "c1")
+
+
+def test_starting_again_changes_nothing() -> None:
+    bootstrap()
+    before = Configuration.objects.get().version
+    said = bootstrap()
+    assert said.startswith("Demo login: demo / ")
+    assert Configuration.objects.get().version == before
+
+
+def test_what_ops_have_made_is_left_alone() -> None:
+    ChannelConfig.objects.create(key="mine", kind="log")
+    HarassmentRule.objects.create(kind="conversation", enabled=False)
+    TemplateText.objects.create(template=Template.objects.create(key="usage-guide", content_type="own"), body="mine")
+    bootstrap()
+    assert ChannelConfig.objects.get(key="mine").retired_at is None
+    assert HarassmentRule.objects.get(kind="conversation").enabled is False
+    assert Template.objects.get(key="usage-guide").texts.get().body == "mine"
+    Node.objects.filter(trigger="order.paid").delete()
+    bootstrap()
+    assert Node.objects.count() == 4
+
+
+def test_event_types_get_their_names_even_where_they_were_seen_before() -> None:
+    EventType.objects.create(key="customer.inactive")
+    EventType.objects.create(key="order.paid", name="付款", is_activity=False)
+    bootstrap()
+    assert set(EventType.objects.filter(is_activity=False).values_list("key", "name")) == {
+        ("customer.inactive", "客户沉寂"), ("session.silent", "会话静默"), ("order.paid", "付款"),
+    }  # fmt: skip
+    assert EventType.objects.count() == 9
+
+
+def test_groups_may_look_act_and_edit() -> None:
+    bootstrap()
+    may = {group.name: set(group.permissions.values_list("codename", flat=True)) for group in Group.objects.all()}
+    assert may["viewer"] < may["operator"] < may["editor"]
+    assert all(codename.startswith("view_") for codename in may["viewer"])
+    assert {"view_touch", "view_node", "view_failedtask"} <= may["viewer"]
+    assert may["operator"] - may["viewer"] == {
+        "act_on_failedtask", "add_pause", "change_pause", "delete_pause", "change_touch",
+    }  # fmt: skip
+    assert {"add_node", "change_harassmentrule", "delete_channelconfig", "change_customer"} <= may["editor"]
+    assert not {each for each in may["editor"] if each.endswith(("_apikey", "_user")) and not each.startswith("view_")}
+
+
+def test_a_permission_that_was_added_by_hand_stays() -> None:
+    bootstrap()
+    extra = Permission.objects.get(codename="add_apikey")
+    Group.objects.get(name="viewer").permissions.add(extra)
+    bootstrap()
+    assert extra in Group.objects.get(name="viewer").permissions.all()
+
+
+def test_the_demo_gets_a_login_that_only_its_owner_can_read(state_dir: Path) -> None:
+    said = bootstrap()
+    file = state_dir / "demo-password"
+    password = file.read_text().strip()
+    assert said.endswith(f"Demo login: demo / {password}\n")
+    assert file.stat().st_mode & 0o777 == 0o600
+    user = get_user_model().objects.get(username="demo")
+    assert (user.is_superuser, user.check_password(password)) == (True, True)
+    assert bootstrap() == f"Demo login: demo / {password}\n"
+
+
+def test_a_lost_password_file_is_written_anew(state_dir: Path) -> None:
+    bootstrap()
+    (state_dir / "demo-password").unlink()
+    said = bootstrap()
+    password = (state_dir / "demo-password").read_text().strip()
+    assert password in said
+    assert get_user_model().objects.get(username="demo").check_password(password)
+
+
+def test_a_password_that_somebody_changed_is_not_printed_wrongly() -> None:
+    bootstrap()
+    user = get_user_model().objects.get(username="demo")
+    user.set_password("something else")
+    user.save()
+    assert bootstrap() == "Demo login: demo / (the password was changed)\n"
+
+
+def test_production_gets_no_login(settings: Settings, state_dir: Path) -> None:
+    settings.AFTERTOUCH_DEMO = False
+    assert bootstrap() == "Shipped matrix: 5 nodes\n"
+    del settings.AFTERTOUCH_DEMO
+    assert bootstrap() == ""
+    assert not get_user_model().objects.exists()
+    assert not state_dir.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_starts_at_once_ship_once() -> None:
+    said: list[str] = []
+    failed: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            said.append(bootstrap())
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=start) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert failed == []
+    assert sorted("Shipped" in each for each in said) == [False, False, True]
+    assert len({each.splitlines()[-1] for each in said}) == 1
+    assert Node.objects.count() == 5

@@ -1,0 +1,75 @@
+"""The text of a file: YAML without its surprises."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scheduling.config_file.document import MAX_SIZE, InvalidDocument, dump, load
+
+TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**17), 10**17)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=20,
+)
+
+
+def test_words_and_times_stay_texts() -> None:
+    given = load(b"a: no\nb: 22:00\nc: 2024-01-01\nd: 010\ne: on\nf: 1_000\n")
+    assert given == {"a": "no", "b": "22:00", "c": "2024-01-01", "d": "010", "e": "on", "f": "1_000"}
+
+
+def test_the_core_of_yaml_is_read() -> None:
+    assert load(b"a: 1\nb: 2.5\nc: true\nd: null\ne: [x, {y: z}]\nf:\n") == {
+        "a": 1, "b": 2.5, "c": True, "d": None, "e": ["x", {"y": "z"}], "f": None,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"a: 1\nb: 2\na: 3\n", "line 3: “a” is given twice"),
+        (b"x:\n  - {k: 1, k: 2}\n", "line 2: “k” is given twice"),
+        (b"a: &x [1]\nb: *x\n", "line 2: aliases (*name) are not supported"),
+        (b"a: !!python/object:os.system x\n", "line 1: could not determine a constructor for the tag "
+         "'tag:yaml.org,2002:python/object:os.system'"),
+        (b"a: !!binary aGk=\n", "line 1: could not determine a constructor for the tag 'tag:yaml.org,2002:binary'"),
+        (b"1: a\n", "line 1: keys must be text; put it in quotes"),
+        (b"[a]: 1\n", "line 1: keys must be text; put it in quotes"),
+        (b'a: "x\\0y"\n', "line 1: the database cannot hold this character"),
+        (b'a: "\\ud800"\n', "line 1: the database cannot hold this character"),
+        (b"a: 1.0e+999\n", "line 1: this number is too large"),
+        (b"a: !!int x\n", "invalid literal for int() with base 10: 'x'"),
+        (b"a: [1\n", "line 2: expected ',' or ']', but got '<stream end>'"),
+        (b"- a\n", "the file must be a mapping of sections"),
+        (b"a: 1\n---\nb: 2\n", "line 2: but found another document"),
+        (b"a: \xff\n", "the file must be UTF-8"),
+        (b"a: " + b"[" * 5000, "the file is nested too deeply"),
+        (b"#" * (MAX_SIZE + 1), f"the file must not be larger than {MAX_SIZE} bytes"),
+    ],
+)  # fmt: skip
+def test_what_could_surprise_is_refused(text: bytes, message: str) -> None:
+    with pytest.raises(InvalidDocument) as error:
+        load(text)
+    assert str(error.value) == message
+
+
+def test_an_empty_file_says_nothing() -> None:
+    assert load(b"") == {}
+    assert load(b"\xef\xbb\xbfa: 1") == {"a": 1}
+
+
+@given(st.dictionaries(TEXTS, PLAIN, max_size=4))
+def test_what_is_written_is_read_as_the_same(document: dict[str, object]) -> None:
+    assert load(dump(document).encode()) == document
+
+
+def test_chinese_is_written_as_chinese() -> None:
+    assert dump({"name": "旗舰店"}) == "name: 旗舰店\n"
+    assert dump({"body": "第一行\n第二行"}) == "body: |-\n  第一行\n  第二行\n"

@@ -1,0 +1,207 @@
+"""What is exported would change nothing; what is applied to an empty house is exported as the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from scheduling.config_file import document, plan
+from scheduling.config_file.export import export as exported
+from scheduling.config_file.section import Stamp
+from scheduling.durations import YEAR, format_duration
+from scheduling.models import Community, Node
+
+Apply = Callable[..., str]
+SHIPPED = Path(plan.__file__).resolve().parent.parent / "shipped.yaml"
+
+words = st.text(st.characters(exclude_characters="\0{}%#", exclude_categories=["Cs"]), min_size=1, max_size=30).filter(
+    lambda text: text.strip()
+)
+keys = st.from_regex(r"[a-z0-9][a-z0-9_.-]{0,20}", fullmatch=True)
+flags = st.booleans()
+percents = st.integers(0, 100) | st.floats(0, 100)
+factors = st.floats(0.01, 10)
+locales = st.sampled_from(["zh-hans", "en", "de", "zh-hant"])
+
+
+def spans(least: timedelta = timedelta(0), most: timedelta = YEAR) -> st.SearchStrategy[str]:
+    return st.timedeltas(min_value=least, max_value=most).map(format_duration)
+
+
+some_time = spans(timedelta(microseconds=1))
+clocks = st.times().map(lambda each: each.replace(microsecond=0).isoformat())
+chats = st.lists(words, unique=True, max_size=3)
+delay_rules = st.fixed_dictionaries(
+    {"default": spans()},
+    optional={
+        "by_level": st.dictionaries(words, spans(), max_size=3),
+        "active_within": spans(),
+        "active_factor": factors,
+    },
+)
+
+
+def listed(entries: st.SearchStrategy[dict[str, Any]], by: str = "key", most: int = 4) -> st.SearchStrategy[Any]:
+    return st.lists(entries, max_size=most, unique_by=lambda entry: entry[by])
+
+
+channels = listed(
+    st.fixed_dictionaries(
+        {"key": keys, "kind": st.just("log")},
+        optional={
+            "idempotent": flags,
+            "timeout": spans(timedelta(microseconds=1), timedelta(seconds=20)),
+            "retry": st.lists(spans(timedelta(microseconds=1), timedelta(days=7)), max_size=4),
+        },
+    )
+    | st.fixed_dictionaries(
+        {"key": keys, "kind": st.just("webhook"), "url": st.just("https://hooks.example.org/x")},
+        optional={"secret": st.just("whsec_" + "A" * 32), "idempotent": flags},
+    )
+)
+communities = listed(
+    st.fixed_dictionaries(
+        {"chat_id": words, "name": words},
+        optional={
+            "targets": st.fixed_dictionaries(
+                {}, optional={"log": st.just({}), "webhook": st.just({"url": "https://hooks.example.org/y"})}
+            )
+        },
+    ),
+    by="chat_id",
+)
+stages = listed(st.fixed_dictionaries({"key": keys}, optional={"name": words, "position": st.integers(0, 99)}))
+
+
+@st.composite
+def templates(draw: st.DrawFn) -> list[dict[str, Any]]:
+    entries = []
+    for key in draw(st.lists(keys, unique=True, min_size=1, max_size=4)):
+        common = {"key": key, "content_type": draw(words), "category": draw(st.sampled_from(["marketing", "service"]))}
+        for locale in draw(st.lists(locales, unique=True, min_size=1, max_size=3)):
+            text = draw(st.fixed_dictionaries({"body": words}, optional={"subject": words}))
+            entries.append({**common, "locale": locale, **text})
+    return entries
+
+
+def node(stage: list[str], template: list[str], channel: list[str]) -> st.SearchStrategy[dict[str, Any]]:
+    switches = st.sampled_from(["apply", "ignore"])
+    return st.fixed_dictionaries(
+        {
+            "key": keys,
+            "stage": st.sampled_from(stage),
+            "trigger": words,
+            "template": st.sampled_from(template),
+            "channel": st.sampled_from(channel),
+        },
+        optional={
+            "delay": spans(),
+            "dynamic": flags,
+            "delay_rules": delay_rules,
+            "priority": st.sampled_from(["high", "normal", "low"]),
+            "enabled": flags,
+            "rollout": st.fixed_dictionaries({}, optional={"percent": percents, "communities": chats}),
+            "over_cap": st.sampled_from(["suppress", "defer"]),
+            "expires_after": some_time,
+            "canary": st.fixed_dictionaries(
+                {"template": st.sampled_from(template)}, optional={"percent": percents, "communities": chats}
+            ),
+            "cancel_on": chats,
+            "on_repeat": st.sampled_from(["each", "keep", "restart"]),
+            "goal": st.fixed_dictionaries({"event": words, "within": some_time}),
+            "holdout": percents,
+            "guards": st.fixed_dictionaries(
+                {},
+                optional={
+                    "cap": st.sampled_from(["apply", "count_only", "ignore"]),
+                    "dedupe": switches,
+                    "conversation": switches,
+                    "quiet_hours": switches,
+                },
+            ),
+        },
+    )
+
+
+quiet_hours = st.fixed_dictionaries(
+    {"kind": st.just("quiet_hours"), "from": clocks, "to": clocks},
+    optional={"timezone": st.sampled_from(["Asia/Shanghai", "Europe/Berlin"]), "enabled": flags},
+).filter(lambda rule: rule["from"] != rule["to"])
+harassment_rules = st.lists(
+    st.fixed_dictionaries(
+        {"kind": st.just("cap"), "limit": st.integers(1, 9), "window": some_time},
+        optional={"scope": st.sampled_from(["user", "community"]), "enabled": flags},
+    )
+    | st.fixed_dictionaries({"kind": st.just("dedupe"), "window": some_time}, optional={"by": st.just("content_type")})
+    | st.fixed_dictionaries({"kind": st.just("conversation")}, optional={"enabled": flags})
+    | quiet_hours,
+    max_size=5,
+)
+
+
+@st.composite
+def houses(draw: st.DrawFn) -> dict[str, Any]:
+    house: dict[str, Any] = {
+        "version": 1,
+        "channels": draw(channels),
+        "templates": draw(templates()),
+        "communities": draw(communities),
+        "stages": draw(stages),
+        "delay_rules": draw(delay_rules),
+        "harassment_rules": draw(harassment_rules),
+    }
+    named = [sorted({entry["key"] for entry in house[name]}) for name in ("stages", "templates", "channels")]
+    house["nodes"] = draw(listed(node(*named))) if all(named) else []
+    return house
+
+
+def apply_house(house: dict[str, Any]) -> plan.Plan:
+    """Through the text, as a file goes."""
+    given = document.load(document.dump(house).encode())
+    planned = plan.plan(given)
+    plan.store(given, planned, Stamp("test"))
+    return planned
+
+
+@pytest.mark.django_db
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(first=houses(), second=houses(), with_secrets=flags)
+def test_an_export_changes_nothing(first: dict[str, Any], second: dict[str, Any], with_secrets: bool) -> None:
+    with transaction.atomic():
+        for house in (first, second):
+            apply_house(house)
+            assert apply_house(house).changes == []
+            assert apply_house(exported(with_secrets=with_secrets)).changes == []
+        whole = exported(with_secrets=True)
+        transaction.set_rollback(True)
+    with transaction.atomic():
+        apply_house(whole)
+        assert exported(with_secrets=True) == whole
+        transaction.set_rollback(True)
+
+
+def test_the_shipped_matrix_goes_round(apply: Apply, export: Apply) -> None:
+    apply(SHIPPED.read_text(encoding="utf-8"))
+    before = export()
+    assert "{{ user.name }}，您好！" in before
+    assert apply(before).startswith("no changes\n")
+    assert export() == before
+
+
+def test_what_only_the_admin_can_make_goes_round_too(apply: Apply, export: Apply, house: str) -> None:
+    apply(house)
+    row = Node.objects.get()
+    row.delay_rules = {"default": 60}
+    row.save()
+    Community.objects.create(chat_id="c1", targets={"log": {}})
+    row.template.texts.all().delete()
+    shown = export()
+    assert "body: null\n" in shown
+    assert apply(shown).startswith("no changes\n")

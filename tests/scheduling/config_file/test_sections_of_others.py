@@ -1,0 +1,56 @@
+"""Another app's section: named in the settings, it is read, stored and exported like the rest."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pytest_django import Settings
+
+from scheduling.config_file.fields import Field
+from scheduling.config_file.rows import RowSection
+from scheduling.config_file.values import KEY, Text
+from scheduling.models import Stage
+
+
+class Platforms(RowSection):
+    """Stands on the table of stages: what it is about is the table of fields."""
+
+    name = "platforms"
+    noun = "platform"
+    tables = (Stage,)
+    model = Stage
+    fields = (Field("key", KEY), Field("name", Text(100), default=""))
+
+
+@pytest.fixture(autouse=True)
+def installed(settings: Settings) -> None:
+    sys.modules["another_app"] = sys.modules[__name__]
+    settings.CONFIG_SECTIONS = ["another_app.Platforms"]
+
+
+def test_a_section_of_another_app_is_applied_and_exported(
+    apply: Callable[..., str], export: Callable[..., str], refused: Callable[..., list[str]]
+) -> None:
+    assert apply("platforms: [{key: pdd, name: 拼多多}]") == "platforms\n  + pdd\napplied\n"
+    assert "platforms:\n  - key: pdd\n    name: 拼多多\n" in export()
+    assert apply("platforms: []") == "platforms\n  - pdd (retired)\napplied\n"
+    assert refused("platforms: [{key: pdd, colour: red}]")[0] == (
+        "platforms[0].colour: is not known here; known are key, name"
+    )
+
+
+def test_what_is_not_installed_is_still_named(refused: Callable[..., list[str]]) -> None:
+    assert refused("shops: []")[0] == "shops: this section needs app “rpa_tasks”, which is not installed"
+
+
+def test_its_own_check_is_asked(apply: Any, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scheduling.errors import InvalidInput
+
+    def check(self: Any, values: Any, draft: Any) -> None:
+        raise InvalidInput.of("name", "is not ours")
+
+    monkeypatch.setattr(Platforms, "check", check)
+    assert refused("platforms: [{key: pdd}]")[0] == "platforms[0].name: is not ours"
