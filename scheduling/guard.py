@@ -26,6 +26,7 @@ from datetime import datetime, timedelta
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+from scheduling.durations import format_duration
 from scheduling.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, held_out, rolled_out
 
 SEND, HOLD, SUPPRESS = "send", "hold", "suppress"
@@ -234,7 +235,7 @@ def _counting(slots: Sequence[Slot], rule: RuleSpec, touch: Candidate, now: date
 def _full(
     rule: RuleSpec, name: str, taken: list[Slot], limit: int, observed: str, now: datetime, over_cap: str
 ) -> Verdict:
-    allowed = f"{limit} / {rule.window}"
+    allowed = f"{limit} in {format_duration(rule.window)}"
     open_until = [slot.until or now for slot in taken if not slot.settled]
     if len(taken) - len(open_until) < limit and open_until:
         until = max(min(open_until), now + timedelta(seconds=1))

@@ -131,7 +131,7 @@ def test_a_verdict_keeps_its_rule_version_figures_and_the_next_eligible_time(mat
     first = min(row.reserved_at for row in found if row.reserved_at)
     for verdict in Verdict.objects.filter(decision="suppress"):
         assert (verdict.rule, verdict.rule_version) == ("cap", 2)
-        assert (verdict.observed, verdict.limit, verdict.next_eligible_at) == ("2", "2 / 1 day, 0:00:00", first + DAY)
+        assert (verdict.observed, verdict.limit, verdict.next_eligible_at) == ("2", "2 in 1d", first + DAY)
 
 
 def test_the_same_content_is_not_told_again_within_72_hours(matrix: Any, happen: Any) -> None:

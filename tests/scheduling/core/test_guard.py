@@ -165,7 +165,7 @@ def test_the_fourth_within_a_day_is_suppressed_and_told_when_it_could_have_come(
     three = around(slots=[slot(1), slot(5), slot(23)])
     verdict = judge(candidate(), three, NOON)
     assert (verdict.decision, verdict.rule, verdict.rule_version) == (SUPPRESS, "cap", CAP.version)
-    assert (verdict.observed, verdict.limit) == ("3", "3 / 1 day, 0:00:00")
+    assert (verdict.observed, verdict.limit) == ("3", "3 in 1d")
     assert verdict.next_eligible_at == NOON + HOUR
 
 
