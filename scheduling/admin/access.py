@@ -44,7 +44,7 @@ class ApiKeyAdmin(OpsAdmin):
     shown_as: ClassVar[dict[str, str]] = {"scopes": "scope_names"}
     actions_detail = ("revoke",)
 
-    def get_fieldsets(self, request: HttpRequest, obj: ApiKey | None = None) -> Any:
+    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = ("name", "scopes", "rate_per_minute", "expires_at")
         self.fields = fields if obj is None else (*fields, "begins_with", "created_at", "revoked_at")
         return super().get_fieldsets(request, obj)

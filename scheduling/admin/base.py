@@ -10,18 +10,18 @@ from django import forms
 from django.contrib import admin
 from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
-from django.core.paginator import Page
 from django.db import models
 from django.http import Http404, HttpRequest
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy
 from simple_history.admin import SimpleHistoryAdmin
 from unfold.admin import ModelAdmin
 from unfold.paginator import InfinitePaginator
-from unfold.widgets import UnfoldAdminTextInputWidget
+from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.fields import DurationField
+from scheduling.admin.fields import DurationField, NumberField
 from scheduling.admin.wording import complaint
 from scheduling.errors import InvalidInput
 
@@ -34,7 +34,8 @@ class OpsAdmin(ModelAdmin):  # type: ignore[misc]
     warn_unsaved_form = True
     show_facets = admin.ShowFacets.NEVER
     formfield_overrides: ClassVar[Any] = {
-        models.DurationField: {"form_class": DurationField, "widget": UnfoldAdminTextInputWidget}
+        models.DurationField: {"form_class": DurationField, "widget": UnfoldAdminTextInputWidget},
+        models.FloatField: {"form_class": NumberField, "widget": UnfoldAdminDecimalFieldWidget},
     }
     #: By the name of a field, what shows it to those who may not change it.
     shown_as: ClassVar[Mapping[str, str]] = {}
@@ -62,7 +63,7 @@ class OpsAdmin(ModelAdmin):  # type: ignore[misc]
         return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}", args=args)
 
     def page(self, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
-        request.current_app = self.admin_site.name  # type: ignore[attr-defined]
+        request.current_app = self.admin_site.name
         return TemplateResponse(
             request,
             template,
@@ -93,8 +94,10 @@ def plainly(field: str, label: Any, write: Callable[[Any], str]) -> Callable[[An
 class CheckedForm(forms.ModelForm):  # type: ignore[type-arg]
     """Asks `scheduling.validation` as configuration files do, and puts each complaint at its field."""
 
-    check: ClassVar[Callable[[Mapping[str, Any]], None]]
-    #: Where a complaint about a part of a field is shown: {"config.url": "secret_url"}.
+    @staticmethod
+    def check(values: Mapping[str, Any], /) -> None:
+        """Raises `InvalidInput` for what the row must not say."""
+
     change_reason = forms.CharField(
         label=gettext_lazy("Reason for the change"),
         help_text=gettext_lazy("Kept in the history beside your name."),
@@ -102,6 +105,11 @@ class CheckedForm(forms.ModelForm):  # type: ignore[type-arg]
         max_length=100,
         widget=UnfoldAdminTextInputWidget,
     )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for field in self.fields.values():
+            field.label = capfirst(field.label)
 
     def values(self) -> dict[str, Any]:
         return {name: value for name, value in self.cleaned_data.items() if name != "change_reason"}
@@ -154,16 +162,7 @@ class BigTable:
     """Millions of rows: nothing is counted, and the next page is there while this one is full."""
 
     show_full_result_count = False
-
-    def get_paginator(self, request: HttpRequest, queryset: Any, per_page: int, *args: Any, **kwargs: Any) -> Any:
-        return Uncounted(queryset, per_page)
-
-
-class Uncounted(InfinitePaginator):  # type: ignore[misc]
-    def page(self, number: Any) -> Page[Any]:
-        number = self.validate_number(number)
-        start = (number - 1) * self.per_page
-        return Page(list(self.object_list[start : start + self.per_page]), number, self)
+    paginator = InfinitePaginator
 
 
 def as_uuid(text: str) -> UUID | None:

@@ -24,9 +24,7 @@ SHOWN = 30  #: touches on a customer's page
 class CustomerForm(CheckedForm):
     check = staticmethod(lambda values: None)
 
-    addresses = SettingsField(
-        label=_("addresses"), help_text=_("One a line: “email: ann@example.com”, “inapp: u1”.")
-    )
+    addresses = SettingsField(label=_("addresses"), help_text=_("One a line: “email: ann@example.com”, “inapp: u1”."))
 
     class Meta:
         model = Customer

@@ -89,7 +89,6 @@ class CauseFilter(admin.SimpleListFilter):
 
 @admin.register(FailedTask)
 class FailedTaskAdmin(ReadOnlyAdmin):
-    show_full_result_count = False
     list_display = ("failed", "state_label", "class_label", "why", "channel", "node_key", "user_key", "origin")
     list_filter = (
         OpenFilter, ("origin", ChoicesDropdownFilter), CauseFilter, ChannelFilter, ClassFilter,
@@ -167,9 +166,13 @@ class FailedTaskAdmin(ReadOnlyAdmin):
             FailedTask.objects.filter(state=state)
             .values("fingerprint")
             .annotate(
-                count=Count("pk"), last_at=Max("failed_at"), reason=Max("reason"), channel=Max("channel"),
-                detail=Max("detail"), failure=Max("failure"),
-            )  # fmt: skip
+                count=Count("pk"),
+                last_at=Max("failed_at"),
+                reason=Max("reason"),
+                channel=Max("channel"),
+                detail=Max("detail"),
+                failure=Max("failure"),
+            )
             .order_by("-count")[:100]
         )
         listed = [

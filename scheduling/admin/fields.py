@@ -62,6 +62,13 @@ class DurationField(TextLikeField):
         return read_duration(text) if text else None
 
 
+class NumberField(forms.FloatField):
+    """100, not 100.0."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return f"{value:g}" if isinstance(value, float) else value
+
+
 def entries(text: str) -> list[str]:
     """What is separated by commas (of any width) or line ends."""
     return [part.strip() for part in re.split(r"[,，;；\n]", text or "") if part.strip()]
@@ -81,7 +88,7 @@ class NamesField(TextLikeField):
         return "\n".join(value)
 
     def to_python(self, value: Any) -> Any:
-        return list(dict.fromkeys(entries(super().to_python(value))))
+        return list(dict.fromkeys(entries(super().to_python(value) or "")))
 
 
 class DurationsField(TextLikeField):
@@ -93,7 +100,7 @@ class DurationsField(TextLikeField):
         return ", ".join(format_duration(from_seconds(each)) for each in value)
 
     def to_python(self, value: Any) -> Any:
-        return [to_seconds(read_duration(each)) for each in entries(super().to_python(value))]
+        return [to_seconds(read_duration(each)) for each in entries(super().to_python(value) or "")]
 
 
 class LevelsField(TextLikeField):
@@ -105,7 +112,7 @@ class LevelsField(TextLikeField):
         return ", ".join(f"{level}={format_duration(from_seconds(each))}" for level, each in value.items())
 
     def to_python(self, value: Any) -> Any:
-        return {name: to_seconds(read_duration(span)) for name, span in pairs(super().to_python(value))}
+        return {name: to_seconds(read_duration(span)) for name, span in pairs(super().to_python(value) or "")}
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
@@ -133,7 +140,7 @@ class DelayRulesField(TextLikeField):
         return ", ".join(parts + ([f"factor={value['active_factor']:g}"] if "active_factor" in value else []))
 
     def to_python(self, value: Any) -> Any:
-        given = dict(pairs(super().to_python(value)))
+        given = dict(pairs(super().to_python(value) or ""))
         if not given:
             return None
         if "default" not in given:
@@ -163,7 +170,7 @@ class DataField(forms.CharField):
         super().__init__(**kwargs)
 
     def to_python(self, value: Any) -> Any:
-        text = super().to_python(value).strip()
+        text = (super().to_python(value) or "").strip()
         try:
             data = json.loads(text) if text else {}
         except (ValueError, RecursionError) as error:
@@ -186,7 +193,7 @@ class SettingsField(TextLikeField):
 
     def to_python(self, value: Any) -> Any:
         try:
-            read = yaml.safe_load(super().to_python(value)) or {}
+            read = yaml.safe_load(super().to_python(value) or "") or {}
         except (yaml.YAMLError, ValueError, RecursionError):
             raise ValidationError(_("Write one “name: value” a line.")) from None
         if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
@@ -194,7 +201,7 @@ class SettingsField(TextLikeField):
         return read
 
 
-class SuggestingInput(UnfoldAdminTextInputWidget):
+class SuggestingInput(UnfoldAdminTextInputWidget):  # type: ignore[misc]
     """A text input that knows what is common and takes anything."""
 
     def __init__(self, suggest: Callable[[], Iterable[tuple[str, str]]], **kwargs: Any) -> None:

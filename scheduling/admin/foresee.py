@@ -28,7 +28,7 @@ class EventForm(forms.Form):
     chat_id = forms.CharField(
         label=gettext_lazy("chat id"), max_length=200, required=False, widget=UnfoldAdminTextInputWidget
     )
-    data = DataField(label=gettext_lazy("event data (JSON)"))
+    event_data = DataField(label=gettext_lazy("event data (JSON)"))
 
 
 def foresee_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
@@ -40,7 +40,7 @@ def foresee_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
         given = form.cleaned_data
         event = NewEvent(
             "admin", str(new_id()), given["type"].strip(), given["user_id"].strip(), given["chat_id"].strip(),
-            data=given["data"],
+            data=given["event_data"],
         )  # fmt: skip
         outcomes = [_outcome(each) for each in foresee(event)]
     return events_admin.page(  # type: ignore[no-any-return]

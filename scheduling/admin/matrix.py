@@ -99,4 +99,4 @@ def _rows(nodes: list[Node], triggers: list[str], names: dict[str, str], may_add
 
 
 def _add_link(stage: Stage, trigger: str) -> str:
-    return f"{reverse('admin:scheduling_node_add')}?{urlencode({'stage': stage.pk, 'trigger': trigger})}"
+    return f"{reverse('admin:scheduling_node_add')}?{urlencode({'stage': str(stage.pk), 'trigger': trigger})}"

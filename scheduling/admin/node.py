@@ -88,13 +88,23 @@ class NodeAdmin(WithHistory, Retirable):
     readonly_fields = ("waiting", "version")
     write_only = frozenset({"change_reason"})
     fieldsets = (
-        (_("When"), {"fields": ("stage", "trigger", ("delay", "dynamic"), "delay_rules", "expires_after", "cancel_on")}),
+        (
+            _("When"),
+            {"fields": ("stage", "trigger", ("delay", "dynamic"), "delay_rules", "expires_after", "cancel_on")},
+        ),
         (_("What"), {"fields": (("template", "channel"), "priority")}),
         (_("For whom"), {"fields": ("rollout_percent", "rollout_communities", "holdout_percent")}),
         (_("Canary"), {"fields": ("canary_template", "canary_percent", "canary_communities")}),
         (
             _("Guards"),
-            {"fields": (("guard_cap", "over_cap"), ("guard_dedupe", "guard_conversation"), "guard_quiet_hours", "on_repeat")},
+            {
+                "fields": (
+                    ("guard_cap", "over_cap"),
+                    ("guard_dedupe", "guard_conversation"),
+                    "guard_quiet_hours",
+                    "on_repeat",
+                )
+            },
         ),
         (_("Goal"), {"fields": (("goal_event", "goal_within"),)}),
         (_("Life"), {"fields": ("key", "enabled", "waiting", "version", "change_reason")}),
@@ -146,7 +156,7 @@ class NodeAdmin(WithHistory, Retirable):
     @display(description=_("waiting touches"))  # type: ignore[untyped-decorator]
     def waiting(self, row: Node) -> str:
         """Counted up to a thousand: a page must not count millions."""
-        if row.pk is None:
+        if row._state.adding:
             return "0"
         count = Touch.objects.filter(node=row, state__in=WAITING)[:1001].count()
         link = f"{_touches_of(row)}&state__in=scheduled,queued"
@@ -175,5 +185,3 @@ def _paused(row: Node) -> bool:
 
 def _touches_of(row: Node) -> str:
     return f"{reverse('admin:scheduling_touch_changelist')}?node__id__exact={row.pk}"
-
-

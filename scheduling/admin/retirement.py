@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
@@ -38,7 +38,7 @@ class RetiredFilter(admin.SimpleListFilter):
 class Retirable(OpsAdmin):
     """What was used is retired, so that its past stays readable; only what never was used can be deleted."""
 
-    actions_detail = ("retire", "bring_back")
+    actions_detail: ClassVar[tuple[str, ...]] = ("retire", "bring_back")
 
     def in_use(self, row: Any) -> bool:
         """Whether the past knows it: then it cannot be deleted."""

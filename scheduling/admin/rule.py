@@ -63,7 +63,8 @@ class DelayRuleAdmin(WithHistory, OpsAdmin):
         row = DelayRule.objects.first()
         if row is not None and self.has_view_or_change_permission(request, row):
             return redirect(self.url("change", row.pk))
-        return super().changelist_view(request, extra_context)
+        page: HttpResponse = super().changelist_view(request, extra_context)
+        return page
 
 
 class HarassmentRuleForm(CheckedForm):

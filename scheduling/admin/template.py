@@ -40,7 +40,9 @@ class TextForm(forms.ModelForm):  # type: ignore[type-arg]
         help_texts: ClassVar[Any] = {
             "locale": _("Like zh-hans or en. Customers get their own language, else the first text."),
             "subject": _("For mail only."),
-            "body": _("Variables: {{ user.name }}, {{ user.level }}, {{ chat.id }}, {{ event.type }}, {{ event.data.… }}"),
+            "body": _(
+                "Variables: {{ user.name }}, {{ user.level }}, {{ chat.id }}, {{ event.type }}, {{ event.data.x }}"
+            ),
         }
 
     def clean(self) -> dict[str, Any]:

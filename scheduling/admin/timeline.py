@@ -136,18 +136,19 @@ def _aftermath(touch: Touch) -> list[Moment]:
         link = reverse("admin:scheduling_failedtask_change", args=[failed.pk])
         moments.append(
             Moment(
-                failed.acted_at, "person_alert", "plain", _("Failed task"), facts, link=link,
+                failed.acted_at,
+                "person_alert",
+                "plain",
+                _("Failed task"),
+                facts,
+                link=link,
                 link_text=_("open the failed task"),
-            )  # fmt: skip
+            )
         )
     for again in Touch.objects.filter(retry_of=touch.pk):
         link = reverse("admin:scheduling_touch_change", args=[again.pk])
         facts = [(_("state"), again.get_state_display())]
         moments.append(
-            Moment(
-                again.created_at, "replay", "plain", _("Published again"), facts, link=link, link_text=str(again.pk)
-            )
+            Moment(again.created_at, "replay", "plain", _("Published again"), facts, link=link, link_text=str(again.pk))
         )
     return moments
-
-

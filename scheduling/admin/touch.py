@@ -76,7 +76,7 @@ class TouchAdmin(BigTable, ReadOnlyAdmin):
 
     @display(description=_("due at"), ordering="due_at")  # type: ignore[untyped-decorator]
     def due(self, row: Touch) -> str:
-        return clock(row.due_at)
+        return format_html('<span class="at-nowrap">{}</span>', clock(row.due_at))
 
     @display(description=_("state"), label=STATE_TONES)  # type: ignore[untyped-decorator]
     def state_label(self, row: Touch) -> tuple[str, str]:
@@ -102,7 +102,7 @@ class TouchAdmin(BigTable, ReadOnlyAdmin):
 
     @display(description=_("task id"))  # type: ignore[untyped-decorator]
     def short_id(self, row: Touch) -> str:
-        return format_html('<span title="{}">…{}</span>', row.pk, str(row.pk)[-8:])
+        return format_html('<span class="at-nowrap at-mono" title="{}">…{}</span>', row.pk, str(row.pk)[-8:])
 
     @admin.action(description=_("Call off the waiting ones"), permissions=["change"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Touch]) -> None:

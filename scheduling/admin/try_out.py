@@ -76,7 +76,7 @@ class TestForm(forms.Form):
         widget=UnfoldAdminTextInputWidget,
         help_text=gettext_lazy("For channels that send to a customer's own address, like mail."),
     )
-    data = DataField(label=gettext_lazy("event data (JSON)"))
+    event_data = DataField(label=gettext_lazy("event data (JSON)"))
 
 
 def test_page(templates_admin: Any, request: HttpRequest, template: Template) -> HttpResponse:
@@ -121,7 +121,7 @@ def _send(template: Template, wanted: Mapping[str, Any]) -> tuple[Outcome | str,
     try:
         channel = routing.channel_of(spec)
         target = routing.target_for(spec, channel, who, chat_id, communities, config)
-        event = sample_event(who.user_id, chat_id, wanted["data"])
+        event = sample_event(who.user_id, chat_id, wanted["event_data"])
         subject, body, locale = render(configuration.template_spec(template), who, event)
     except routing.NoTarget as error:
         return f"{reason(error.reason)}: {error}", ""
@@ -148,5 +148,3 @@ def _send(template: Template, wanted: Mapping[str, Any]) -> tuple[Outcome | str,
         return asyncio.run(once()), message.body
     except Exception as error:  # a bug of the channel counts as unknown, here as in delivery
         return Unknown("channel_error", f"{type(error).__name__}: {error}"), message.body
-
-
