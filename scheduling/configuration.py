@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import time, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import connection
 
 from scheduling.models import ChannelConfig, DelayRule, DisabledTarget, EventType, HarassmentRule, Node, Pause, Template
@@ -90,7 +91,9 @@ def load(version: tuple[Any, ...]) -> Snapshot:
 
 
 def template_spec(row: Template) -> TemplateSpec:
-    texts = tuple(TextSpec(text.locale, text.subject, text.body) for text in row.texts.all())
+    # The house's language first: it is what a customer without a locale gets.
+    ordered = sorted(row.texts.all(), key=lambda text: (text.locale != settings.LANGUAGE_CODE, text.locale))
+    texts = tuple(TextSpec(text.locale, text.subject, text.body) for text in ordered)
     return TemplateSpec(row.pk, row.key, row.version, row.content_type, row.category, texts)
 
 

@@ -138,6 +138,8 @@ CHANNELS = {
     "email": "scheduling.channels.email.Email",
     "log": "scheduling.channels.log.Log",
 }
+# Other apps' sections of the configuration file, in the order they are stored: dotted paths of `Section` classes.
+CONFIG_SECTIONS: list[str] = []
 # By the origin of a failed task, what publishes it again.
 REPUBLISHERS = {"touch": "scheduling.failed_tasks.republish_touch"}
 # Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.
