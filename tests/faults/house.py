@@ -1,0 +1,311 @@
+"""A whole stack with a counting receiver, and one run of faults under load against it."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+import psycopg
+import json
+
+from config.embedded.processes import is_alive, wait_until
+from config.stack import RunningStack, running_stack
+from scheduling.sender import LEASE
+from tests.faults.load import DEAF, Load
+from tests.faults.receiver import SECRET, Call, EffectReceiver
+
+PATIENCE = 60.0
+SETTLED_WITHIN = 120.0
+LATE = 1.0  #: seconds past due from which a touch counts as held up by the fault
+RATE = 40.0  #: events a second, each of four touches
+ENDS = ("delivered", "suppressed", "cancelled", "failed", "unknown")
+PROGRAMS = ("web", "core", "beat")
+
+
+def configuration(receiver: EffectReceiver) -> dict[str, Any]:
+    """Four nodes on one event, between 0 and 4 seconds, one of them on a channel that must never repeat a call."""
+    retry = ["1s", "1s", "2s", "2s", "4s", "4s", "8s", "8s", "8s", "8s"]
+    free = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
+    node = {"stage": "faults", "trigger": "load.step", "template": "words", "channel": "once", "guards": free}
+    hook = {"kind": "webhook", "secret": SECRET, "timeout": "10s", "retry": retry}
+    return {
+        "version": 1,
+        "channels": [
+            {**hook, "key": "once", "url": receiver.url("once"), "idempotent": True},
+            {**hook, "key": "plain", "url": receiver.url("plain"), "idempotent": False},
+        ],
+        "templates": [{"key": "words", "content_type": "words", "category": "marketing", "body": "hi {{ user.id }}"}],
+        "stages": [{"key": "faults", "name": "Faults"}],
+        "nodes": [
+            {**node, "key": "step-now", "delay": "0s"},
+            {**node, "key": "step-soon", "delay": "1s", "priority": "high"},
+            {**node, "key": "step-plain", "delay": "2s", "channel": "plain"},
+            {**node, "key": "step-late", "delay": "4s", "priority": "low", "cancel_on": ["load.stop"]},
+            {**node, "key": "step-week", "delay": "7d", "trigger": "load.week"},
+        ],
+        "harassment_rules": [],
+    }
+
+
+@dataclass
+class House:
+    stack: RunningStack
+    receiver: EffectReceiver
+    api_key: str
+
+    def sql(self, statement: str, parameters: Sequence[Any] | Mapping[str, Any] = (), patience: float = 30.0) -> Any:
+        """Rows. Asked again while the database is away."""
+        gives_up_at = time.monotonic() + patience
+        while True:
+            try:
+                url = self.stack.endpoints.database_url
+                with psycopg.connect(url, autocommit=True, connect_timeout=3) as connection:
+                    cursor = connection.execute(statement, parameters)
+                    return cursor.fetchall() if cursor.description else cursor.rowcount
+            except psycopg.OperationalError:
+                if time.monotonic() > gives_up_at:
+                    raise
+                time.sleep(0.1)
+
+    def now(self) -> Any:
+        return self.sql("SELECT clock_timestamp()")[0][0]
+
+    def family(self, program: str) -> list[psutil.Process]:
+        """A program's main process and its children."""
+        main = psutil.Process(self.stack.pids[program])
+        return [main, *main.children(recursive=True)]
+
+    def wait(self, happened: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
+        if not wait_until(happened, timeout):
+            raise AssertionError(f"not within {timeout:g} s: {what}\n{self.logs()}")
+
+    def await_running(self, program: str, *, instead_of: int = 0) -> None:
+        def runs() -> bool:
+            row = self.stack.supervisor.programs()[program]
+            return bool(row["statename"] == "RUNNING" and row["pid"] != instead_of)
+
+        self.wait(runs, f"{program} runs again")
+
+    def await_gone(self, processes: Sequence[psutil.Process]) -> None:
+        self.wait(lambda: not any(is_alive(process) for process in processes), "the killed are gone")
+
+    def lapse_leases(self, claimed_before: Any) -> int:
+        """Let the leases of dead or stopped holders be over now: their 45 s are the one wait that tests shorten."""
+        return int(
+            self.sql(
+                "UPDATE scheduling_touch SET lease_until = clock_timestamp() - interval '1 ms'"
+                " WHERE state IN ('queued', 'running') AND state = 'running' AND lease_until - %s < %s",
+                [LEASE, claimed_before],
+            )
+        )
+
+    def logs(self, lines: int = 25) -> str:
+        ends = []
+        for path in sorted((self.stack.state_dir / "logs").glob("*.log")):
+            last = path.read_text(errors="replace").splitlines()[-lines:]
+            ends.append(f"--- {path.name}\n" + "\n".join(line[:400] for line in last))
+        return "\n".join(ends)
+
+
+@contextmanager
+def house(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[House]:
+    with EffectReceiver() as receiver:
+        ours = {
+            "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address,
+            "AFTERTOUCH_WORKER_CONCURRENCY": "2",
+            "DJANGO_SETTINGS_MODULE": "config.settings.test",
+        }
+        with running_stack({**ours, **(env or {})}, programs=PROGRAMS, state_dir=folder) as stack:
+            file = folder / "faults.yaml"
+            file.write_text(json.dumps(configuration(receiver)))
+            stack.manage("apply_config", str(file))
+            key = stack.manage("create_api_key", f"faults-{uuid4().hex[:8]}", "--scope", "events").split()[-1]
+            made = House(stack, receiver, key)
+            made.sql(
+                "INSERT INTO scheduling_customer"
+                " (user_id, name, level, locale, timezone, addresses, opted_out, created_at)"
+                " SELECT 'deaf-' || n, '', '', '', '', '{}', true, now() FROM generate_series(0, %s) AS n"
+                " ON CONFLICT DO NOTHING",
+                [DEAF - 1],
+            )
+            yield made
+
+
+@dataclass
+class Run:
+    """One load with faults in it."""
+
+    house: House
+    name: str
+    seed: int
+    chance: random.Random
+    load: Load
+    struck_at: list[Any] = field(default_factory=list)  #: by the database's clock
+    recovery: float = 0.0
+    longest_answer: float = 0.0
+    states: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+
+    def go_on(self, events: int, timeout: float = PATIENCE) -> None:
+        """Until so many more events have been accepted."""
+        aim = len(self.load.accepted) + events
+        self.house.wait(lambda: len(self.load.accepted) >= aim, f"{events} more events are accepted", timeout)
+
+    def reach_a_random_point(self) -> None:
+        self.go_on(self.chance.randint(20, 80))
+        time.sleep(self.chance.random() * 0.25)
+
+    def strike(self) -> Any:
+        """Note the time: call it right before the fault."""
+        self.struck_at.append(self.house.now())
+        return self.struck_at[-1]
+
+    # --- after it -------------------------------------------------------------------------------------------------
+
+    def touches(self) -> list[dict[str, Any]]:
+        names = (
+            "task_id", "key", "state", "reason", "event", "type", "user", "node", "channel", "attempt", "lease_no",
+            "planned_at", "settled_at", "late", "failed_tasks",
+        )  # fmt: skip
+        return [dict(zip(names, row, strict=True)) for row in self.house.sql(_TOUCHES, [self.load.prefix + "%"])]
+
+    def unsettled(self) -> int:
+        return int(self.house.sql(_UNSETTLED, [self.load.prefix + "%"])[0][0])
+
+    def await_the_end(self, timeout: float = SETTLED_WITHIN) -> None:
+        """Every touch is settled, or the check says which is not."""
+        wait_until(lambda: self.unsettled() == 0, timeout, pause=0.3)
+
+    def problems(self) -> list[str]:
+        touches, calls = self.touches(), self.house.receiver.calls_of(self.load.prefix)
+        found = self._what_was_lost(touches)
+        by_key = {str(row["key"]): row for row in touches}
+        found += [f"a call for a touch that does not exist: {each[0]}" for key, each in calls.items() if key not in by_key]
+        for key, row in by_key.items():
+            found += [f"{problem}: {_short(row)} {calls.get(key)}" for problem in odd(row, calls.get(key, []))]
+        effects: Counter[tuple[str, str]] = Counter()
+        for each in calls.values():
+            if any(call.status < 300 for call in each):
+                effects[each[0].event, each[0].node] += 1
+        found += [f"{count} effects for {touch}" for touch, count in effects.items() if count > 1]
+        if self.house.receiver.forged:
+            found.append(f"{self.house.receiver.forged} calls with a wrong signature")
+        self.states = Counter(row["state"] for row in touches)
+        self.recovery = self._recovery(touches)
+        self.longest_answer = max((each.took for each in self.load.accepted), default=0.0)
+        return found
+
+    def _what_was_lost(self, touches: list[dict[str, Any]]) -> list[str]:
+        planned = Counter(row["event"] for row in touches)
+        expected = {"load.step": 4, "load.stop": 0}
+        found = [f"refused: {each}" for each in self.load.refusals]
+        found += [f"never accepted: {each}" for each in self.load.given_up]
+        stored = {row[0] for row in self.house.sql(_EVENTS, [self.load.prefix + "%"])}
+        for each in self.load.accepted:
+            if each.event_id not in stored:
+                found.append(f"accepted and lost: {each}")
+            elif planned[each.event_id] != expected[each.type]:
+                found.append(f"{planned[each.event_id]} touches instead of {expected[each.type]}: {each}")
+        return found
+
+    def _recovery(self, touches: list[dict[str, Any]]) -> float:
+        """From each fault to the end of the last touch that it held up, the longest of them."""
+        longest, strikes = 0.0, [*self.struck_at, None]
+        for struck, following in zip(strikes, strikes[1:], strict=False):
+            held_up = [
+                row["settled_at"] - struck
+                for row in touches
+                if str(row["user"]).startswith("ann-") and row["settled_at"] and row["late"].total_seconds() > LATE
+                and row["settled_at"] > struck and (following is None or row["planned_at"] < following)
+            ]  # fmt: skip
+            longest = max([longest, *(each.total_seconds() for each in held_up)])
+        return longest
+
+    def line(self) -> str:
+        calls = self.house.receiver.calls_of(self.load.prefix)
+        repeats = sum(len(each) - 1 for key, each in calls.items() if not each[0].event.startswith("shaky"))
+        states = ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
+        points = f" · {len(self.struck_at)} points" if len(self.struck_at) > 1 else ""
+        text = (
+            f"{self.name} · seed {self.seed}{points} · recovered in {self.recovery:.1f} s · "
+            f"{len(self.load.accepted)} events, {states}, {repeats} repeated calls · "
+            f"slowest 202 in {self.longest_answer:.2f} s"
+        )
+        return " · ".join([text, *self.notes])
+
+
+def odd(row: dict[str, Any], calls: list[Call]) -> Iterator[str]:
+    """What a touch and its calls must not be together."""
+    state, effects = row["state"], sum(call.status < 300 for call in calls)
+    if state not in ENDS:
+        yield "not ended"
+    if row["failed_tasks"] != (state in ("failed", "unknown")):
+        yield f"{row['failed_tasks']} failed tasks"
+    if row["channel"] == "plain" and len(calls) > 1:
+        yield "a channel that is not idempotent was called twice"
+    if state == "delivered" and not effects:
+        yield "delivered without effect"
+    if state in ("suppressed", "cancelled") and calls and not row["attempt"]:
+        yield "called though it was never sent"
+    if state == "failed" and effects:
+        yield "failed with effect"
+    if str(row["user"]).startswith("deaf-") and calls:
+        yield "called though the customer opted out"
+    if any(call.at < row["planned_at"].timestamp() for call in calls):
+        yield "early"
+
+
+def _short(row: dict[str, Any]) -> str:
+    return " ".join(f"{name}={value}" for name, value in row.items())
+
+
+def seed_of_this_run() -> int:
+    return int(os.environ.get("FAULTS_SEED") or random.SystemRandom().randrange(2**32))
+
+
+@contextmanager
+def faults(house: House, name: str, rate: float = RATE) -> Iterator[Run]:
+    """Load for the length of the block, then the end of everything accepted, then the count."""
+    seed = seed_of_this_run()
+    chance = random.Random(seed)
+    load = Load(house.stack.base_url, house.api_key, f"{uuid4().hex[:8]}-", rate, chance)
+    run = Run(house, name, seed, chance, load)
+    try:
+        with load:
+            yield run
+        run.await_the_end()
+    except BaseException:
+        print(f"{name}: seed {seed}\n{house.logs()}")
+        raise
+    problems = run.problems()
+    print(run.line())
+    if problems:
+        raise AssertionError(
+            f"{name}, seed {seed} (FAULTS_SEED={seed} repeats it): {len(problems)} problems\n  "
+            + "\n  ".join(problems[:30])
+            + f"\n{run.line()}\n{house.logs()}"
+        )
+
+
+_TOUCHES = """
+SELECT t.task_id, t.root_id, t.state, t.reason, e.event_id, e.type, e.user_id, n.key, c.key, t.attempt, t.lease_no,
+       t.planned_at, t.settled_at, t.settled_at - t.planned_at,
+       (SELECT count(*) FROM scheduling_failedtask AS f WHERE f.task_id = t.task_id)
+FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id JOIN scheduling_node AS n ON n.id = t.node_id
+JOIN scheduling_channelconfig AS c ON c.id = n.channel_id
+WHERE e.event_id LIKE %s
+"""
+_UNSETTLED = """
+SELECT count(*) FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
+WHERE e.event_id LIKE %s AND t.state IN ('scheduled', 'queued', 'running')
+"""
+_EVENTS = "SELECT event_id FROM scheduling_event WHERE event_id LIKE %s"

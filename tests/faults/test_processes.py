@@ -1,0 +1,104 @@
+"""Programs killed, stopped and ended under load: nothing accepted is lost, nothing has a second effect."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import psutil
+import pytest
+
+from tests.faults.house import House, Run
+from tests.faults.strikes import STRIKES
+from tests.faults.workers import worker
+
+pytestmark = pytest.mark.faults
+
+UnderLoad = Callable[..., AbstractContextManager[Run]]
+CORE = "ticks,touch.high,touch.normal,touch.low"
+
+
+@pytest.mark.parametrize("program", ["worker", "pool child", "beat", "web"])
+def test_a_program_is_killed(the_house: House, under_load: UnderLoad, program: str) -> None:
+    with under_load(the_house, f"kill -9 {program}") as run:
+        run.reach_a_random_point()
+        STRIKES[f"kill -9 {program}"](run)
+        run.go_on(40)
+
+
+def test_a_worker_stopped_past_its_lease_changes_nothing_afterwards(the_house: House, under_load: UnderLoad) -> None:
+    """Its sends are in flight as it stops. Another worker takes over what its leases let go; then it wakes up with
+    answers about runs that are not its own any more."""
+    house, receiver = the_house, the_house.receiver
+    with (
+        under_load(house, "SIGSTOP past the lease, SIGCONT") as run,
+        worker(house.stack.environment, "-Q", CORE, "-c", "2", "-n", "second@%h", log="second") as second,
+    ):
+        second.await_ready()
+        receiver.close()
+        run.go_on(40)
+        house.wait(lambda: receiver.held >= 20, "sends are in flight")
+        stopped = house.family("core")
+        run.strike()
+        try:
+            for process in stopped:
+                process.send_signal(signal.SIGSTOP)
+            stopped_at = house.now()
+            receiver.open()
+            assert house.lapse_leases(stopped_at) > 0
+            house.wait(
+                lambda: not _running_since_before(house, stopped_at), "the second worker takes over what was let go"
+            )
+            settled = _settled(run)
+        finally:
+            for process in stopped:
+                process.send_signal(signal.SIGCONT)
+        house.wait(lambda: "stale_results_dropped" in house.stack.log("core"), "late results are dropped")
+        run.go_on(20)
+    after = _settled(run)
+    assert {task_id: after[task_id] for task_id in settled} == settled
+
+
+def _running_since_before(house: House, moment: object) -> int:
+    return int(
+        house.sql(
+            "SELECT count(*) FROM scheduling_touch WHERE state = 'running' AND lease_until < %s"
+            " OR state = 'scheduled' AND reason = 'worker_lost'",
+            [moment],
+        )[0][0]
+    )
+
+
+def _settled(run: Run) -> dict[object, tuple[object, ...]]:
+    """What stands of the touches that have ended."""
+    return {
+        row["task_id"]: (row["state"], row["lease_no"], row["attempt"], row["settled_at"])
+        for row in run.touches()
+        if row["settled_at"]
+    }
+
+
+def test_a_worker_that_is_asked_to_end_settles_what_it_has_sent(the_house: House, under_load: UnderLoad) -> None:
+    house, receiver = the_house, the_house.receiver
+    with under_load(house, "SIGTERM with sends in flight") as run:
+        receiver.close()
+        run.go_on(40)
+        house.wait(lambda: receiver.held >= 20, "sends are in flight")
+        main = psutil.Process(house.stack.pids["core"])
+        in_flight = {call.key for each in receiver.calls_of(run.load.prefix).values() for call in each}
+        run.strike()
+        restart = threading.Thread(target=house.stack.restart, args=["core"])
+        restart.start()
+        try:
+            house.wait(lambda: house.stack.supervisor.states()["core"] == "STOPPING", "the worker is asked to end")
+            house.wait(lambda: "warm shutdown" in house.stack.log("core").lower(), "it has begun to end")
+        finally:
+            receiver.open()
+        restart.join(60)
+        house.await_running("core", instead_of=main.pid)
+        run.go_on(20)
+    calls = receiver.calls_of(run.load.prefix)
+    shaky = {str(row["key"]) for row in run.touches() if str(row["user"]).startswith("shaky-")}
+    assert [calls[key] for key in in_flight - shaky if len(calls[key]) > 1] == []

@@ -1,0 +1,89 @@
+"""Celery programs of our own beside those of the stack."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from config.embedded.processes import wait_until
+from config.environment import ROOT
+
+READY_WITHIN = 60.0
+
+
+@dataclass
+class Program:
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text(errors="replace")
+
+    def await_log(self, text: str, timeout: float = READY_WITHIN, *, times: int = 1) -> None:
+        wait_until(lambda: self.log.count(text) >= times or self.process.poll() is not None, timeout)
+        assert self.log.count(text) >= times, f"{text!r} is not in the log (exit {self.process.poll()}):\n{self.log}"
+
+    def await_ready(self) -> None:
+        self.await_log(" ready.")
+
+    def await_exit(self, timeout: float = READY_WITHIN) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still alive after {timeout:g} s:\n{self.log}") from None
+
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """Main process and children, at once."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+@contextmanager
+def celery(environment: Mapping[str, str], *words: str, app: str = "config", log: str = "celery") -> Iterator[Program]:
+    folder = Path(environment["AFTERTOUCH_STATE_DIR"]) / "logs"
+    folder.mkdir(exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f"{log}-", suffix=".log", dir=folder)
+    with os.fdopen(handle, "wb") as stream:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "celery", *words],
+            cwd=ROOT, env={**environment, "APP": app, "PYTHONUNBUFFERED": "1"}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
+        )  # fmt: skip
+    program = Program(process, Path(name))
+    try:
+        yield program
+    finally:
+        if program.is_alive():
+            process.terminate()
+            try:
+                process.wait(40)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        process.wait(10)
+
+
+@contextmanager
+def worker(environment: Mapping[str, str], *words: str, app: str = "config", log: str = "worker") -> Iterator[Program]:
+    plain = ("--without-gossip", "--without-mingle", "-l", "INFO")
+    with celery(environment, "worker", *words, *plain, app=app, log=log) as program:
+        yield program
