@@ -421,7 +421,7 @@ SELECT %(event)s, %(customer)s, (
 
 _EARLIER = """
 SELECT e.source, e.event_id, e.id, array_remove(array_agg(t.task_id ORDER BY t.task_id), NULL)
-FROM unnest(%(sources)s::text[], %(event_ids)s::text[]) AS v(source, event_id)
+FROM (SELECT DISTINCT * FROM unnest(%(sources)s::text[], %(event_ids)s::text[])) AS v(source, event_id)
 JOIN scheduling_event AS e ON e.source = v.source AND e.event_id = v.event_id
 LEFT JOIN scheduling_touch AS t ON t.event_id = e.id AND t.retry_of IS NULL
 GROUP BY e.source, e.event_id, e.id
