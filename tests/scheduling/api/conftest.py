@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from scheduling import services
+from scheduling.models import Configuration, Scope
+from tests.scheduling.api.serving import NOWHERE, Client, Gate, database_url, serving
+
+
+@pytest.fixture
+def house(transactional_db: None) -> None:
+    """Emptying the tables also removed the row that migrations made."""
+    Configuration.objects.get_or_create(pk=1)
+
+
+@pytest.fixture(scope="session")
+def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    with django_db_blocker.unblock(), serving() as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def alone(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    """A server whose Redis and broker are away."""
+    with django_db_blocker.unblock(), serving(REDIS_URL=NOWHERE, CELERY_BROKER_URL=NOWHERE) as address:
+        yield address
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    gate = Gate(int(connection.settings_dict["PORT"]))
+    yield gate
+    gate.shut()
+
+
+@pytest.fixture
+def gated(house: None, gate: Gate) -> Iterator[str]:
+    """A server whose way to PostgreSQL leads through `gate`."""
+    with serving(DATABASE_URL=database_url(gate.port)) as address:
+        yield address
+
+
+@pytest.fixture
+def key(house: None) -> str:
+    """A key that may do everything."""
+    return services.create_api_key("shop", Scope.values)
+
+
+@pytest.fixture
+def api(server: str, key: str) -> Client:
+    return Client(server, key)
+
+
+@pytest.fixture
+def key_for(server: str, house: None) -> Callable[..., Client]:
+    """A client whose key has only these scopes."""
+
+    def key_for(*scopes: str, **changes: Any) -> Client:
+        return Client(server, services.create_api_key("some-" + "-".join(scopes), scopes, **changes))
+
+    return key_for

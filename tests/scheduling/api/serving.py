@@ -1,0 +1,176 @@
+"""A real web process, a client with a key, and a gate before PostgreSQL that can be shut."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+from urllib.parse import quote
+
+import requests
+from django.db import connection
+
+from config.environment import ROOT, environment
+
+PATIENCE = 20  #: seconds after which a test that waits for something gives up
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+def database_url(port: int | None = None) -> str:
+    """The test database, as another process names it."""
+    found = connection.settings_dict
+    user, password = quote(found["USER"]), quote(found["PASSWORD"])
+    return f"postgresql://{user}:{password}@{found['HOST']}:{port or found['PORT']}/{found['NAME']}"
+
+
+@contextmanager
+def serving(**environ: str) -> Iterator[str]:
+    """uvicorn in a process of its own; yields its address. It need not be awaited: connections wait in the backlog."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1024)
+        env = {"DATABASE_URL": database_url(), "REDIS_URL": environment().redis, **os.environ, **environ}
+        command = [sys.executable, "-m", "uvicorn", "config.asgi:application", "--fd", str(listener.fileno())]
+        process = subprocess.Popen(
+            [*command, "--log-level", "warning", "--no-access-log", "--timeout-graceful-shutdown", "2"],
+            cwd=ROOT,
+            env=env,
+            pass_fds=[listener.fileno()],
+        )
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+@dataclass(frozen=True)
+class Client:
+    """Speaks to one server with one key."""
+
+    address: str
+    key: str
+
+    def __call__(self, method: str, path: str, body: Any = None, **options: Any) -> requests.Response:
+        headers = {"Authorization": f"Bearer {self.key}"} | options.pop("headers", {})
+        url = f"{self.address}/api/v1{path}"
+        return requests.request(method, url, json=body, headers=headers, timeout=PATIENCE, **options)
+
+    def get(self, path: str, **params: Any) -> requests.Response:
+        return self("GET", path, params=params)
+
+    def event(self, *events: dict[str, Any], **options: Any) -> requests.Response:
+        """One event in structured mode, several as a batch."""
+        kind = "application/cloudevents+json" if len(events) == 1 else "application/cloudevents-batch+json"
+        body = events[0] if len(events) == 1 else list(events)
+        return self("POST", "/events", body, headers={"Content-Type": kind}, **options)
+
+    def raw(self, body: bytes, content_type: str = "application/cloudevents+json", **headers: str) -> requests.Response:
+        sent = {"Authorization": f"Bearer {self.key}", "Content-Type": content_type} | headers
+        return requests.post(f"{self.address}/api/v1/events", data=body, headers=sent, timeout=PATIENCE)
+
+
+def told(id: str = "e1", **changes: Any) -> dict[str, Any]:
+    """A CloudEvent about Ann."""
+    event = {
+        "specversion": "1.0",
+        "id": id,
+        "source": "/shop",
+        "type": "material.downloaded",
+        "subject": "ann",
+        "data": {"chat_id": "c1"},
+    }
+    return {name: value for name, value in (event | changes).items() if value is not ...}
+
+
+class Gate:
+    """A TCP gate before a server. Shut, it refuses; open, it lets through."""
+
+    def __init__(self, port: int) -> None:
+        self._behind = port
+        self._open: list[socket.socket] = []
+        self._pumps: list[threading.Thread] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._listen()
+
+    def shut(self) -> None:
+        # Shutting down first wakes the thread that accepts.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(PATIENCE)
+        for each in self._open:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for pump in self._pumps:
+            pump.join(PATIENCE)
+        for each in self._open:
+            each.close()
+        self._open.clear()
+        self._pumps.clear()
+
+    def open(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._listen()
+
+    def _listen(self) -> None:
+        self._thread = threading.Thread(target=self._accept, args=[self._listener], daemon=True)
+        self._thread.start()
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(("127.0.0.1", self._behind))
+            self._open += [near, far]
+            for one, other in ((near, far), (far, near)):
+                pump = threading.Thread(target=_pump, args=[one, other], daemon=True)
+                self._pumps.append(pump)
+                pump.start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    for each in (source, sink):
+        with suppress(OSError):
+            each.shutdown(socket.SHUT_RDWR)
+
+
+def at_once(count: int, act: Callable[[int], Any]) -> list[Any]:
+    """Do it `count` times at the same moment."""
+    start = threading.Barrier(count)
+
+    def run(number: int) -> Any:
+        start.wait(PATIENCE)
+        return act(number)
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def eventually(condition: Callable[[], Any]) -> Any:
+    """What `condition` returns as soon as it is true."""
+    ends_at, pause = monotonic() + PATIENCE, threading.Event()
+    while monotonic() < ends_at:
+        if found := condition():
+            return found
+        pause.wait(0.01)
+    raise AssertionError("it did not happen")

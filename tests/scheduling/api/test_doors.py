@@ -1,0 +1,183 @@
+"""Who may do what, how often, and what a stranger is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import requests
+import time_machine
+from django.core.management import CommandError, call_command
+
+from config.environment import environment
+from scheduling.api.keys import REMEMBERED_STRANGERS, KeyRing
+from scheduling.api.rates import Rates
+from scheduling.models import ApiKey, Event, Scope
+from scheduling.services import create_api_key
+from tests.scheduling.api.serving import NOWHERE, Client, at_once, eventually, told
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SCOPED = [
+    ("POST", "/events", "events"),
+    ("GET", "/touches", "touches"),
+    ("GET", "/touches/01a1faba-57e4-7116-bb1d-df001239099e", "touches"),
+    ("POST", "/touches/01a1faba-57e4-7116-bb1d-df001239099e/cancel", "touches"),
+    ("POST", "/preview", "touches"),
+    ("POST", "/pause", "touches"),
+    ("POST", "/resume", "touches"),
+    ("GET", "/customers/ann", "customers"),
+    ("PUT", "/customers/ann", "customers"),
+    ("GET", "/failed-tasks", "failed-tasks"),
+    ("POST", "/failed-tasks/01a1faba-57e4-7116-bb1d-df001239099e/retry", "failed-tasks"),
+    ("POST", "/failed-tasks/01a1faba-57e4-7116-bb1d-df001239099e/resolve", "failed-tasks"),
+    ("POST", "/failed-tasks/01a1faba-57e4-7116-bb1d-df001239099e/ignore", "failed-tasks"),
+    ("POST", "/failed-tasks/01a1faba-57e4-7116-bb1d-df001239099e/archive", "failed-tasks"),
+]
+
+
+def test_a_key_without_the_scope_is_told_which_it_lacks(key_for: Callable[..., Client]) -> None:
+    for lacking in sorted({scope for _, _, scope in SCOPED}):
+        others = key_for(*(other for other in Scope.values if other != lacking))
+        for method, path in [(method, path) for method, path, scope in SCOPED if scope == lacking]:
+            answer = others(method, path, {})
+            assert answer.status_code == 403
+            assert lacking in answer.json()["detail"]
+            assert f'scope="{lacking}"' in answer.headers["WWW-Authenticate"]
+
+
+@pytest.mark.parametrize("header", [None, "", "Bearer", "Bearer ", "Basic eDp5", "Bearer nonsense", "Bearer at_ключ"])
+def test_without_a_key_nobody_gets_in(server: str, house: None, header: str | None) -> None:
+    headers = {} if header is None else {"Authorization": header.encode()}
+    for method, path, _ in SCOPED:
+        answer = requests.request(method, f"{server}/api/v1{path}", json={}, headers=headers, timeout=20)
+        assert answer.status_code == 401
+        assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+        assert answer.headers["Content-Type"] == "application/problem+json"
+
+
+def test_a_revoked_key_is_refused(key_for: Callable[..., Client]) -> None:
+    shop = key_for("events")
+    ApiKey.objects.update(revoked_at=datetime.now(UTC))
+    assert shop.event(told()).status_code == 401
+
+
+def test_an_expired_key_is_refused(key_for: Callable[..., Client]) -> None:
+    assert key_for("events", expires_at=datetime.now(UTC) - timedelta(seconds=1)).event(told()).status_code == 401
+
+
+def test_a_new_key_works_at_once(key_for: Callable[..., Client]) -> None:
+    assert key_for("events").event(told()).status_code == 202
+
+
+# --- remembering keys ------------------------------------------------------------------------------------------------
+
+
+def test_a_key_is_remembered_for_a_few_seconds(django_assert_num_queries: Any) -> None:
+    key, ring = create_api_key("shop", ["events"]), KeyRing()
+    assert ring.recall(key) == (False, None)
+    found = ring.look_up(key)
+    with django_assert_num_queries(0):
+        assert ring.recall(key) == (True, found)
+
+
+def test_a_remembered_key_that_expires_is_refused() -> None:
+    soon = datetime.now(UTC) + timedelta(seconds=2)
+    key, ring = create_api_key("shop", ["events"], expires_at=soon), KeyRing()
+    assert ring.look_up(key)
+    with time_machine.travel(soon + timedelta(microseconds=1)):
+        assert ring.recall(key)[1] is None
+
+
+def test_strangers_are_remembered_but_not_without_end() -> None:
+    ring = KeyRing()
+    assert ring.look_up("at_nobody") is None
+    assert ring.recall("at_nobody") == (True, None)
+    for number in range(REMEMBERED_STRANGERS + 5):
+        ring._strangers.setdefault(str(number), 0)
+    ring.look_up("at_somebody")
+    assert len(ring._strangers) <= REMEMBERED_STRANGERS
+
+
+# --- rates -----------------------------------------------------------------------------------------------------------
+
+
+def test_who_asks_too_often_is_told_when_to_come_back(key_for: Callable[..., Client], valkey: Any) -> None:
+    eager = key_for("events", rate_per_minute=5)
+    answers = at_once(20, lambda number: eager.event(told(f"e{number}")))
+
+    refused = [answer for answer in answers if answer.status_code == 429]
+    # A minute that ends meanwhile opens a new one.
+    assert 10 <= len(refused) <= 15
+    assert len(refused) + sum(answer.status_code == 202 for answer in answers) == 20
+    assert all(1 <= int(answer.headers["Retry-After"]) <= 61 for answer in refused)
+    assert Event.objects.count() == 20 - len(refused)
+
+
+def test_one_flood_does_not_refuse_another_key(key_for: Callable[..., Client], valkey: Any) -> None:
+    flood, calm = key_for("events", rate_per_minute=1), key_for("events", "touches")
+    while flood.get("/touches").status_code != 403 or flood.event(told("flood")).status_code != 429:
+        pass
+    assert calm.event(told("calm")).status_code == 202
+
+
+def test_a_batch_counts_its_events_too(key_for: Callable[..., Client], valkey: Any) -> None:
+    shop = key_for("events", rate_per_minute=100)
+    batches = [[told(f"{batch}-{number}") for number in range(500)] for batch in range(25)]
+    statuses = [shop.event(*batch).status_code for batch in batches]
+    assert 429 in statuses
+    assert statuses.count(202) in range(10, 21)
+
+
+def test_processes_share_the_budget_of_a_minute(quiet_minute: Any) -> None:
+    one, other = (Rates(environment().redis).budget(7, "requests") for _ in range(2))
+    taken = 0
+    for budget in (one, other) * 200:
+        wait = budget.take(1)
+        if wait is None:
+            wait = budget.lease_and_take(1, 100)
+        taken += wait == 0
+    assert taken == 100
+
+
+def test_a_slice_is_leased_so_that_not_every_request_asks(quiet_minute: Any) -> None:
+    rates = Rates(environment().redis)
+    budget = rates.budget(8, "requests")
+    assert budget.lease_and_take(1, 60_000) == 0
+    assert [budget.take(1) for _ in range(499)] == [0] * 499
+    assert budget.take(1) is None
+
+
+def test_without_redis_everybody_is_let_in_and_it_is_not_asked_again_at_once() -> None:
+    rates = Rates(NOWHERE)
+    budget = rates.budget(9, "requests")
+    assert budget.take(1) is None
+    assert budget.lease_and_take(1, 1) == 0
+    assert rates.is_blind()
+    assert [budget.take(1) for _ in range(50)] == [0] * 50
+
+
+@pytest.fixture
+def quiet_minute(valkey: Any) -> Any:
+    """Not within two seconds of the end of a minute, by the clock that counts."""
+    eventually(lambda: valkey.time()[0] % 60 < 58)
+    return valkey
+
+
+# --- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_key_that_works(server: str, house: None, capsys: pytest.CaptureFixture[str]) -> None:
+    call_command("create_api_key", "shop", "--scope", "events", "--scope", "touches")
+    key = capsys.readouterr().out.strip()
+    assert Client(server, key).event(told()).status_code == 202
+    assert ApiKey.objects.get().scopes == ["events", "touches"]
+    assert key not in str(ApiKey.objects.values())
+
+
+def test_the_command_refuses_a_name_that_is_taken() -> None:
+    create_api_key("shop", ["events"])
+    with pytest.raises(CommandError, match="name"):
+        call_command("create_api_key", "shop", "--scope", "events")

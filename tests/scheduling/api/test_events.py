@@ -1,0 +1,173 @@
+"""`POST /events` as senders use it: every content mode, once only, answered when it is stored."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import requests
+
+from scheduling.models import Customer, Event, Touch
+from tests.scheduling.api.serving import PATIENCE, Client, at_once, told
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_a_structured_event_is_stored_and_its_touches_are_named(api: Client, matrix: Any) -> None:
+    matrix.node(delay=timedelta(minutes=15))
+
+    answer = api.event(told(time="2026-03-01T08:00:00+08:00"))
+
+    event, touch = Event.objects.get(), Touch.objects.get()
+    assert answer.status_code == 202
+    assert answer.json() == {
+        "accepted": 1,
+        "duplicates": 0,
+        "touches": [str(touch.task_id)],
+        "events": [{"source": "/shop", "id": "e1", "duplicate": False, "touches": [str(touch.task_id)]}],
+    }
+    assert (event.source, event.event_id, event.type) == ("/shop", "e1", "material.downloaded")
+    assert (event.user_id, event.chat_id, event.data) == ("ann", "c1", {"chat_id": "c1"})
+    assert event.occurred_at == datetime(2026, 3, 1, tzinfo=UTC)
+    assert touch.due_at == event.occurred_at + timedelta(minutes=15)
+
+
+def test_plain_json_is_read_like_structured(api: Client) -> None:
+    assert api("POST", "/events", told()).status_code == 202
+    assert Event.objects.count() == 1
+
+
+def test_a_binary_event_comes_in_headers(api: Client) -> None:
+    headers = {
+        "ce-specversion": "1.0",
+        "ce-id": "%E8%AE%A2%E5%8D%95-1",
+        "ce-source": "/shop",
+        "ce-type": "order.paid",
+        "ce-subject": '"a \\"quoted\\" ann"',
+        "ce-time": "2026-03-01T00:00:00Z",
+        "ce-traceparent": "00-1-2-01",
+    }
+    answer = api("POST", "/events", {"chat_id": "c9", "amount": 3}, headers=headers)
+
+    event = Event.objects.get()
+    assert answer.status_code == 202
+    assert (event.event_id, event.user_id, event.chat_id) == ("订单-1", 'a "quoted" ann', "c9")
+    assert event.data == {"chat_id": "c9", "amount": 3}
+
+
+def test_a_binary_event_needs_no_data(api: Client) -> None:
+    headers = {f"ce-{name}": value for name, value in told(data=...).items()}
+    assert api("POST", "/events", headers=headers).status_code == 202
+    assert Event.objects.get().data == {}
+
+
+def test_a_batch_is_answered_in_its_order(api: Client, matrix: Any) -> None:
+    matrix.node()
+    answer = api.event(told("e1"), told("e2", subject="bob"), told("e1"))
+
+    events = answer.json()["events"]
+    assert [each["id"] for each in events] == ["e1", "e2", "e1"]
+    assert [each["duplicate"] for each in events] == [False, False, True]
+    assert events[0]["touches"] == events[2]["touches"]
+    assert (answer.json()["accepted"], answer.json()["duplicates"]) == (2, 1)
+    assert Touch.objects.count() == 2
+
+
+def test_five_hundred_fit_in_a_batch(api: Client) -> None:
+    answer = api.event(*(told(f"e{number}") for number in range(500)))
+    assert answer.json()["accepted"] == Event.objects.count() == 500
+
+
+def test_a_missing_time_is_the_time_of_receipt(api: Client) -> None:
+    before = datetime.now(UTC)
+    api.event(told())
+    assert before - timedelta(seconds=1) <= Event.objects.get().occurred_at <= datetime.now(UTC) + timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        "2026-03-01T08:00:00Z",
+        "2026-03-01t08:00:00z",
+        "2026-03-01T08:00:00.123456789+00:00",
+        "2026-03-01T16:00:00+08:00",
+    ],
+)
+def test_every_way_to_write_a_time_is_read(api: Client, at: str) -> None:
+    assert api.event(told(time=at)).status_code == 202
+    assert Event.objects.get().occurred_at.replace(microsecond=0) == datetime(2026, 3, 1, 8, tzinfo=UTC)
+
+
+def test_a_clock_that_is_a_little_ahead_is_forgiven(api: Client) -> None:
+    soon = datetime.now(UTC) + timedelta(minutes=4)
+    assert api.event(told(time=soon.isoformat())).status_code == 202
+
+
+def test_extension_attributes_are_allowed(api: Client) -> None:
+    answer = api.event(told(traceparent="00-1-2-01", sequence=3, urgent=True, dataschema=None))
+    assert answer.status_code == 202
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["👩‍👩‍👧‍👦", "שלום مرحبا", "é", "𠮷野家", "ＡＢＣ", "zero\u200bwidth", "字" * 10_000],
+)
+def test_text_is_stored_as_it_came(api: Client, text: str) -> None:
+    assert api.event(told(data={"text": text})).status_code == 202
+    assert Event.objects.get().data == {"text": text}
+
+
+def test_names_in_every_script_are_people(api: Client) -> None:
+    assert api.event(told("е1", subject="用户👩‍👧", data={"chat_id": "群·一"})).status_code == 202
+    assert Customer.objects.get().user_id == "用户👩‍👧"
+
+
+def test_a_hundred_copies_at_once_are_one_event(api: Client, matrix: Any) -> None:
+    matrix.node()
+    answers = at_once(100, lambda _: api.event(told()))
+
+    assert [answer.status_code for answer in answers] == [202] * 100
+    assert sum(answer.json()["accepted"] for answer in answers) == 1
+    assert len({tuple(answer.json()["touches"]) for answer in answers}) == 1
+    assert Event.objects.count() == Touch.objects.count() == 1
+
+
+def test_many_senders_at_once_get_their_own_receipts(api: Client) -> None:
+    answers = at_once(40, lambda number: api.event(told(f"e{number}", subject=f"user{number % 7}")))
+    assert [answer.json()["events"][0]["id"] for answer in answers] == [f"e{number}" for number in range(40)]
+    assert Event.objects.count() == 40
+
+
+def test_what_was_answered_is_stored(api: Client) -> None:
+    for number in range(20):
+        api.event(told(f"e{number}"))
+        assert Event.objects.filter(event_id=f"e{number}").exists()
+
+
+def test_a_broker_and_redis_that_are_away_cost_nothing(alone: str, key: str, matrix: Any) -> None:
+    matrix.node(delay=timedelta(0))
+    lonely = Client(alone, key)
+    lonely.event(told("first"))
+
+    started_at = time.monotonic()
+    answers = [lonely.event(told(f"e{number}")) for number in range(20)]
+
+    assert [answer.status_code for answer in answers] == [202] * 20
+    assert time.monotonic() - started_at < 2
+    assert Touch.objects.count() == 21
+
+
+def test_a_request_without_length_is_read(api: Client) -> None:
+    body = json.dumps(told()).encode()
+    headers = {"Authorization": f"Bearer {api.key}", "Content-Type": "application/cloudevents+json"}
+    sent = iter([body[:10], body[10:]])
+    answer = requests.post(f"{api.address}/api/v1/events", data=sent, headers=headers, timeout=PATIENCE)
+    assert answer.status_code == 202
+
+
+def test_a_body_of_exactly_the_limit_is_read(api: Client) -> None:
+    body = json.dumps(told()).encode()
+    assert api.raw(body + b" " * (1_048_576 - len(body))).status_code == 202

@@ -1,0 +1,100 @@
+"""202 means stored. What could not be stored is said to be so, soon, and may be sent again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import requests
+from django.db import connection, transaction
+
+from scheduling.models import Customer, Event
+from tests.scheduling.api.serving import Client, Gate, eventually, told
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.faults]
+
+WRITERS = """
+SELECT pid FROM pg_stat_activity
+WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%scheduling_customer%'
+"""
+
+
+@pytest.fixture
+def apart() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def blocked_writers() -> list[int]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_clear_snapshot()")  # a transaction sees the same activity for ever
+        cursor.execute(WRITERS)
+        return [row[0] for row in cursor.fetchall()]
+
+
+def kill(pid: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+
+def test_a_transaction_that_is_killed_is_never_answered_with_202(api: Client, apart: ThreadPoolExecutor) -> None:
+    Customer.objects.create(user_id="ann")
+    with transaction.atomic():
+        Customer.objects.select_for_update().get(user_id="ann")
+        answer: Future[Any] = apart.submit(api.event, told())
+        first = eventually(blocked_writers)[0]
+        assert not answer.done()
+        kill(first)
+        # It is tried once more on a new connection.
+        second = eventually(lambda: [pid for pid in blocked_writers() if pid != first])[0]
+        assert not answer.done()
+        kill(second)
+        assert answer.result().status_code == 503
+    assert answer.result().headers["Retry-After"]
+    assert not Event.objects.exists()
+
+
+def test_a_connection_that_breaks_once_is_not_noticed(api: Client, apart: ThreadPoolExecutor) -> None:
+    Customer.objects.create(user_id="ann")
+    with transaction.atomic():
+        Customer.objects.select_for_update().get(user_id="ann")
+        answer: Future[Any] = apart.submit(api.event, told())
+        kill(eventually(blocked_writers)[0])
+    assert answer.result().status_code == 202
+    assert Event.objects.count() == 1
+
+
+def test_without_a_database_the_answer_is_503_and_soon(gated: str, gate: Gate, key: str) -> None:
+    shop = Client(gated, key)
+    assert shop.event(told("before")).status_code == 202
+
+    gate.shut()
+    started_at = time.monotonic()
+    answers = [shop.event(told("during")), shop.get("/touches"), shop("PUT", "/customers/ann", {})]
+    ready = requests.get(f"{gated}/health/ready", timeout=20)
+    live = requests.get(f"{gated}/health/live", timeout=20)
+
+    assert time.monotonic() - started_at < 5
+    assert [answer.status_code for answer in answers] == [503] * 3
+    assert all(answer.headers["Content-Type"] == "application/problem+json" for answer in answers)
+    assert all(int(answer.headers["Retry-After"]) > 0 for answer in answers)
+    assert (ready.status_code, ready.json()["database"]["status"]) == (503, "down")
+    assert live.status_code == 200
+
+    gate.open()
+    assert shop.event(told("after")).status_code == 202
+    assert sorted(Event.objects.values_list("event_id", flat=True)) == ["after", "before"]
+
+
+def test_a_stranger_is_not_taken_for_one_while_nobody_can_tell(gated: str, gate: Gate, key: str) -> None:
+    gate.shut()
+    assert Client(gated, key).event(told()).status_code == 503
+
+
+def test_without_redis_a_node_is_ready_but_says_so(alone: str, house: None) -> None:
+    answer = requests.get(f"{alone}/health/ready", timeout=20)
+    assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+    assert [answer.json()[part]["status"] for part in ("database", "redis", "broker")] == ["ok", "down", "down"]
