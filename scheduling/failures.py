@@ -75,6 +75,7 @@ def bury_message(reason: str, body: Any, *, detail: str = "", queue: str = "") -
 
 
 def fingerprint(*parts: str) -> str:
-    """The same for failures that differ only in numbers, ids and addresses."""
-    normal = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|0x[0-9a-f]+|\d+", "#", "\n".join(parts).lower())
+    """The same for failures whose details, the last part, differ only in numbers, ids and addresses."""
+    detail = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|0x[0-9a-f]+|\d+", "#", parts[-1].lower())
+    normal = "\n".join([*parts[:-1], detail])
     return hashlib.sha256(normal[:2_000].encode()).hexdigest()[:32]
