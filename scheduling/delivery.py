@@ -209,14 +209,19 @@ class _Batch:
             repeatable=spec.idempotent,
             target=target,
         )
-        return Parcel(row.claim, message, channel, spec, row.attempt + 1, self.now, row.expires_at, self.clock)
+        return Parcel(
+            row.claim, message, channel, spec, row.attempt + 1, self.now, row.expires_at, self.clock, row.in_doubt
+        )
 
     def write(self) -> None:
-        touches.settle(self.settlements)
+        doubtful = {row.claim.task_id for row in self.due if row.in_doubt}
+        settlements = [outcomes.still_in_doubt(each) if each.task_id in doubtful else each for each in self.settlements]
+        touches.settle(settlements)
         if self.reservations:
             touches.reserve(self.reservations)
         _record_verdicts(self.verdicts, self.now)
-        failures.bury_touches(list(self.failed), details=self.failed)
+        buried = [each.task_id for each in settlements if each.state in ("failed", "unknown")]
+        failures.bury_touches(buried, details=self.failed)
 
     def announce_early(self) -> None:
         """A hint that came too soon, because this node's clock is ahead, is owed again."""

@@ -14,7 +14,7 @@ from kombu.exceptions import OperationalError
 from scheduling import configuration, failures
 from scheduling.broker import TOUCH_QUEUES, oldest_message_at, publish_touches
 from scheduling.ledger import Hint, Settlement
-from scheduling.models import Touch
+from scheduling.models import Attempt, Touch
 from scheduling.touches import touches
 
 log = structlog.get_logger(__name__)
@@ -87,9 +87,20 @@ def _rescue_runs() -> int:
             else:
                 settlements.append(Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=now))
         touches.settle(settlements)
+        Attempt.objects.bulk_create(
+            [_lost_attempt(rows[claim.task_id], claim.lease_no) for claim, was_sending in lapsed if was_sending]
+        )
         failures.bury_touches([each.task_id for each in settlements if each.state == "unknown"])
     log.warning("runs_rescued", count=len(settlements))
     return len(settlements)
+
+
+def _lost_attempt(row: Touch, lease_no: int) -> Attempt:
+    """Nobody came back from it, so nobody knows: the doubt has to outlive the next attempts."""
+    return Attempt(
+        touch=row, number=row.attempt, lease_no=lease_no, started_at=row.sending_at, outcome="unknown",
+        reason="worker_lost",
+    )  # fmt: skip
 
 
 def unpark_resumed() -> int:

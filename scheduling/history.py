@@ -30,6 +30,7 @@ class Due:
     expires_at: datetime
     reserved_at: datetime | None
     template_id: int | None
+    in_doubt: bool  #: an earlier attempt may have had its effect
     event: EventSpec
 
 
@@ -72,7 +73,7 @@ def load_due(claims: Mapping[UUID, Claim]) -> tuple[list[Due], datetime]:
     """The claimed touches, and the database's time."""
     rows = sql.rows(_LOAD_DUE, {"ids": list(claims)})
     ((now,),) = sql.rows("SELECT statement_timestamp()", {})
-    due = [Due(claims[row[0]], *row[1:10], EventSpec(*row[10:])) for row in rows]  # type: ignore[call-arg]
+    due = [Due(claims[row[0]], *row[1:11], EventSpec(*row[11:])) for row in rows]  # type: ignore[call-arg]
     return due, now
 
 
@@ -150,22 +151,29 @@ ORDER BY chat_id FOR NO KEY UPDATE
 
 _LOAD_DUE = """
 SELECT t.task_id, t.attempt, t.root_id, t.node_id, t.customer_id, t.priority, t.due_at, t.expires_at, t.reserved_at,
-       t.template_id, e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data
+       t.template_id,
+       t.attempt > 0 AND EXISTS (
+           SELECT FROM scheduling_attempt AS a WHERE a.touch_id = t.task_id AND a.outcome = 'unknown'
+       ) OR t.retry_of IS NOT NULL AND EXISTS (
+           SELECT FROM scheduling_touch AS p
+           WHERE p.task_id = t.retry_of AND p.root_id = t.root_id AND p.state = 'unknown'
+       ),
+       e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data
 FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
 WHERE t.task_id = ANY(%(ids)s)
 """
 
 _SLOTS = """
-SELECT customer_id, task_id, reserved_at, content_type, counts_toward_cap, state IN ('delivered', 'unknown'),
-       COALESCE(lease_until, due_at)
+SELECT customer_id, task_id, reserved_at, content_type, counts_toward_cap,
+       state NOT IN ('scheduled', 'queued', 'running'), COALESCE(lease_until, due_at)
 FROM scheduling_touch
 WHERE customer_id = ANY(%(customers)s) AND reserved_at IS NOT NULL
   AND reserved_at > statement_timestamp() - %(window)s
 """
 
 _COMMUNITY_SLOTS = """
-SELECT chat_id, task_id, reserved_at, content_type, counts_toward_cap, state IN ('delivered', 'unknown'),
-       COALESCE(lease_until, due_at)
+SELECT chat_id, task_id, reserved_at, content_type, counts_toward_cap,
+       state NOT IN ('scheduled', 'queued', 'running'), COALESCE(lease_until, due_at)
 FROM scheduling_touch
 WHERE chat_id = ANY(%(chats)s) AND reserved_at IS NOT NULL AND reserved_at > statement_timestamp() - %(window)s
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from scheduling import sql
@@ -18,6 +19,18 @@ JITTER = 0.1  #: of a retry's delay, so that what failed together does not come 
 
 
 def settlement(parcel: Parcel, result: Outcome | Held) -> Settlement:
+    ended = _settlement(parcel, result)
+    return still_in_doubt(ended) if parcel.in_doubt else ended
+
+
+def still_in_doubt(ended: Settlement) -> Settlement:
+    """An earlier attempt may have had its effect. Whatever stops the repeat says nothing about that one: the slot stays
+    taken, and an end that would mean "not delivered" is a question for a person."""
+    state = "unknown" if ended.state in ("failed", "suppressed") else ended.state
+    return replace(ended, state=state, frees_slot=False)
+
+
+def _settlement(parcel: Parcel, result: Outcome | Held) -> Settlement:
     claim = parcel.claim
     if isinstance(result, Delivered):
         return Settlement(claim.task_id, claim.lease_no, "delivered")

@@ -53,6 +53,7 @@ class Parcel:
     claimed_at: datetime  #: by the database's clock
     expires_at: datetime
     clock: float  #: this process's monotonic clock at `claimed_at`
+    in_doubt: bool = False  #: an earlier attempt may have had its effect
     sent_at: float = 0.0
     ended_at: float = 0.0
 

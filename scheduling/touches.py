@@ -50,6 +50,21 @@ class TouchLedger(Ledger):
             },
         )
 
+    def cancel(self, task_ids: Sequence[UUID], *, reason: str) -> set[UUID]:
+        """What waited for a retry gives its slot back, unless an attempt may have had its effect."""
+        cancelled = super().cancel(task_ids, reason=reason)
+        if cancelled:
+            sql.count(
+                f"""
+                UPDATE {self.table} AS row SET reserved_at = NULL
+                WHERE task_id = ANY(%(ids)s) AND reserved_at IS NOT NULL AND NOT EXISTS (
+                    SELECT FROM scheduling_attempt AS a WHERE a.touch_id = row.task_id AND a.outcome = 'unknown'
+                )
+                """,
+                {"ids": list(cancelled)},
+            )
+        return cancelled
+
     def free_slot(self, task_id: UUID) -> None:
         """A person found out that an unknown one was not delivered, or publishes it again under the same key."""
         sql.count(f"UPDATE {self.table} SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
