@@ -1,0 +1,303 @@
+"""I6: the guards are atomic for each customer. However many deliver at once, a cap of three lets three through."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.utils.timezone import now
+
+from scheduling import delivery, dispatcher, services
+from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
+from scheduling.models import FailedTask, HarassmentRule, Touch, Verdict
+from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
+from tests.scheduling.core.puppets import Theatre
+
+pytestmark = pytest.mark.django_db(transaction=True)
+MANY = 64
+
+
+@pytest.fixture
+def waiting(matrix: Any, happen: Any) -> Any:
+    """Touches of Ann that differ in nothing but their event, all due."""
+    matrix.node(guard_dedupe="ignore")
+
+    def waiting(count: int, **changes: Any) -> list[UUID]:
+        task_ids = [happen(**changes).task_ids[0] for _ in range(count)]
+        fall_due()
+        return task_ids
+
+    return waiting
+
+
+def counted() -> dict[str, int]:
+    states = list(Touch.objects.values_list("state", flat=True))
+    return {state: states.count(state) for state in set(states)}
+
+
+def cap(limit: int, scope: str = "user") -> None:
+    HarassmentRule.objects.filter(kind="cap").update(limit=limit, scope=scope)
+
+
+@pytest.mark.parametrize("batch", [1, 8, MANY])
+def test_of_64_that_race_three_are_delivered_and_the_others_end_suppressed(waiting: Any, race: Any, batch: int) -> None:
+    """I6: alone, split over batches, and all in one batch."""
+    task_ids = waiting(MANY)
+    batches = [task_ids[start : start + batch] for start in range(0, MANY, batch)]
+
+    race(len(batches), lambda number: delivery.deliver(batches[number]))
+
+    assert Touch.objects.exclude(reserved_at=None).count() == 3
+    assert counted()["delivered"] == 3
+    assert set(counted()) <= {"delivered", "scheduled", "suppressed"}
+    held = [row.pk for row in Touch.objects.filter(state="scheduled")]
+    assert {row.reason for row in Touch.objects.filter(pk__in=held)} <= {"cap"}
+
+    deliver_at_last(*task_ids)
+
+    assert counted() == {"delivered": 3, "suppressed": MANY - 3}
+    assert set(Touch.objects.filter(state="suppressed").values_list("reason", flat=True)) == {"cap"}
+    assert not Touch.objects.filter(state="suppressed").exclude(reserved_at=None).exists(), "they hold no slots"
+
+
+def test_a_community_has_its_own_cap_whoever_its_members_are(matrix: Any, happen: Any, race: Any) -> None:
+    """I6: customers first, then communities, and the count in a statement after both locks."""
+    matrix.node(guard_dedupe="ignore")
+    cap(3, "community")
+    task_ids = [happen(user=f"user-{number}", chat_id="c1").task_ids[0] for number in range(32)]
+    others = [happen(user=f"user-{number}", chat_id="").task_ids[0] for number in range(5)]
+    fall_due()
+
+    race(32, lambda number: delivery.deliver([task_ids[number]]))
+    deliver_at_last(*task_ids, *others)
+
+    assert Touch.objects.filter(chat_id="c1", state="delivered").count() == 3
+    assert Touch.objects.filter(chat_id="c1", state="suppressed", reason="community_cap").count() == 29
+    assert Touch.objects.filter(chat_id="", state="delivered").count() == 5
+
+
+def test_while_the_first_three_are_on_their_way_the_others_are_held_and_not_given_up(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+) -> None:
+    matrix.node(channel=puppet(), guard_dedupe="ignore")
+    task_ids = [happen().task_ids[0] for _ in range(6)]
+    fall_due()
+    theatre.blocks = True
+
+    delivery.deliver(task_ids)
+
+    leases = Touch.objects.filter(state="running").values_list("lease_until", flat=True)
+    held = Touch.objects.filter(state="scheduled")
+    assert (len(leases), held.count()) == (3, 3)
+    assert {row.reason for row in held} == {"cap"}
+    for verdict in Verdict.objects.filter(decision="hold"):
+        assert abs(verdict.next_eligible_at - min(leases)) < timedelta(seconds=1), "until the first lease"
+
+    theatre.let_go.set()
+    deliver(task_ids)
+    deliver_at_last(*task_ids)
+    assert counted() == {"delivered": 3, "suppressed": 3}
+
+
+def test_a_slot_comes_back_only_by_a_definite_refusal(matrix: Any, puppet: Any, happen: Any, theatre: Theatre) -> None:
+    cap(1)
+    matrix.node(channel=puppet(idempotent=False), guard_dedupe="ignore")
+    answers = [Permanent("http_400"), Unknown("timeout"), Delivered()]
+    theatre.play = lambda message: answers.pop(0)
+
+    refused, unknown, last = (happen().task_ids[0] for _ in range(3))
+    for task_id in (refused, unknown, last):
+        deliver_at_last(task_id)
+
+    ends = [(row.state, row.reason, row.reserved_at is None) for row in rows([refused, unknown, last])]
+    assert ends == [("failed", "http_400", True), ("unknown", "timeout", False), ("suppressed", "cap", True)]
+
+
+def test_a_retry_keeps_its_slot_and_spends_no_second_one(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+) -> None:
+    cap(1)
+    matrix.node(channel=puppet(), guard_dedupe="ignore")
+    answers = [Transient("http_503"), Transient("http_503"), Delivered()]
+    theatre.play = lambda message: answers.pop(0)
+    first, second = happen().task_ids[0], happen().task_ids[0]
+
+    (row,) = deliver_at_last(first)
+    taken_at = row.reserved_at
+    (other,) = deliver_at_last(second)
+    verdict = Verdict.objects.latest("pk")
+    assert (other.state, other.reason, verdict.next_eligible_at) == ("scheduled", "cap", row.due_at)
+
+    deliver_at_last(first)
+    (row,) = deliver_at_last(first)
+    assert (row.state, row.attempt, row.reserved_at) == ("delivered", 3, taken_at)
+    assert deliver_at_last(second)[0].state == "suppressed"
+
+
+def test_the_last_slot_waits_for_the_more_important_touch(matrix: Any, happen: Any) -> None:
+    cap(1)
+    matrix.node("offer", trigger="a", priority=2)
+    matrix.node("parcel", trigger="b", priority=0, delay=timedelta(seconds=40))
+    (low,), (high,) = happen("a").task_ids, happen("b").task_ids
+
+    deliver([low])
+    (held,) = rows([low])
+    (important,) = rows([high])
+    assert (held.state, held.reason, held.due_at) == ("scheduled", "slot_hold", important.due_at + timedelta(seconds=2))
+
+    assert deliver_at_last(high)[0].state == "delivered"
+    (row,) = deliver_at_last(low)
+    assert (row.state, row.reason) == ("suppressed", "cap")
+
+
+@pytest.mark.parametrize("hindrance", ["far away", "another customer", "parked", "ignores the cap", "less important"])
+def test_nothing_else_is_waited_for(matrix: Any, happen: Any, hindrance: str) -> None:
+    cap(1)
+    matrix.node("offer", trigger="a", priority=1)
+    switch = "ignore" if hindrance == "ignores the cap" else "apply"
+    matrix.node("parcel", trigger="b", priority=2 if hindrance == "less important" else 0, guard_cap=switch)
+    (low,) = happen("a").task_ids
+    (high,) = happen("b", user="bob" if hindrance == "another customer" else "ann").task_ids
+    Touch.objects.filter(pk=high).update(
+        due_at=now() + timedelta(seconds=90 if hindrance == "far away" else 40),
+        parked="all" if hindrance == "parked" else "",
+    )
+    deliver([low])
+    assert rows([low])[0].state == "delivered"
+
+
+def test_a_window_rolls(matrix: Any, happen: Any) -> None:
+    matrix.node(guard_dedupe="ignore")
+    for expected in ("delivered", "delivered", "delivered", "suppressed"):
+        (row,) = deliver_at_last(*happen().task_ids)
+        assert row.state == expected
+        pass_time(hours=1)
+    pass_time(hours=20)
+    (row,) = deliver_at_last(*happen().task_ids)
+    assert row.state == "delivered", "the first is a day old"
+    (row,) = deliver_at_last(*happen().task_ids)
+    assert row.state == "suppressed", "the second is not"
+
+
+def test_what_only_counts_is_sent_beyond_the_cap_and_takes_room_from_the_others(matrix: Any, happen: Any) -> None:
+    cap(1)
+    matrix.node("silent", trigger="s", guard_cap="count_only", guard_dedupe="ignore")
+    matrix.node("free", trigger="f", guard_cap="ignore", guard_dedupe="ignore")
+    matrix.node("guide", trigger="g")
+    free, silent, more, guide, again = (deliver_at_last(*happen(type).task_ids)[0] for type in "fssgf")
+    assert [row.state for row in (free, silent, more, guide, again)] == [*["delivered"] * 3, "suppressed", "delivered"]
+    assert [row.counts_toward_cap for row in (free, silent)] == [False, True]
+
+
+# --- slots of what was called off, and of what may have been delivered -----------------------------------------------
+
+
+def test_a_retry_that_is_called_off_gives_its_slot_back(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+) -> None:
+    cap(1)
+    matrix.node(channel=puppet(), guard_dedupe="ignore", cancel_on=["order.paid"])
+    answers = [Transient("http_503"), Delivered()]
+    theatre.play = lambda message: answers.pop(0)
+    (first,) = happen().task_ids
+    deliver_at_last(first)
+
+    happen("order.paid")
+    (second,) = happen().task_ids
+
+    assert deliver_at_last(second)[0].state == "delivered"
+    assert rows([first])[0].state == "cancelled"
+
+
+def test_a_retry_that_may_have_been_delivered_keeps_its_slot_when_it_is_called_off(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+) -> None:
+    cap(1)
+    matrix.node(channel=puppet(), guard_dedupe="ignore", cancel_on=["order.paid"])
+    theatre.play = lambda message: Unknown("timeout")
+    (first,) = happen().task_ids
+    deliver_at_last(first)
+
+    services.cancel_touch(first, actor="ann")
+    (second,) = happen().task_ids
+
+    (row,) = deliver_at_last(second)
+    assert (row.state, row.reason) == ("suppressed", "cap"), "three may have been heard already"
+
+
+@pytest.mark.parametrize("how", ["timeout", "worker lost"])
+def test_what_may_have_been_delivered_and_is_not_tried_again_stays_unknown_and_keeps_its_slot(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, how: str
+) -> None:
+    """I8: a guard that stops the retry says nothing about the first attempt."""
+    cap(1)
+    matrix.node(channel=puppet(), guard_dedupe="ignore")
+    (first,) = happen(occurred_at=now() - timedelta(hours=1)).task_ids
+    be_in_doubt(first, theatre, how)
+
+    happen("conversation.started")
+    (row,) = deliver_at_last(first)
+
+    assert (row.state, row.reason) == ("unknown", "conversation")
+    assert FailedTask.objects.get().failure == "unknown"
+    (other,) = deliver_at_last(*happen(occurred_at=now() + timedelta(minutes=1)).task_ids)
+    assert (other.state, other.reason) == ("suppressed", "cap")
+
+
+@pytest.mark.parametrize("how", ["timeout", "worker lost"])
+@pytest.mark.parametrize("refusal", [Permanent("http_400"), Transient("http_503")])
+def test_a_refusal_of_the_repeat_says_nothing_about_the_first_attempt(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, how: str, refusal: Any
+) -> None:
+    """I8: it may have been delivered, so a person decides."""
+    matrix.node(channel=puppet(retry_delays=[1]))
+    (task_id,) = happen().task_ids
+    be_in_doubt(task_id, theatre, how)
+    theatre.play = lambda message: refusal
+
+    (row,) = deliver_at_last(task_id)
+
+    assert (row.state, row.reason) == ("unknown", refusal.reason)
+    assert row.reserved_at is not None
+    assert FailedTask.objects.get().failure == "unknown"
+
+
+@pytest.mark.parametrize("how", ["timeout", "worker lost"])
+def test_a_doubt_outlives_a_hold(matrix: Any, puppet: Any, happen: Any, theatre: Theatre, how: str) -> None:
+    cap(1)
+    matrix.node(channel=puppet(), guard_dedupe="ignore")
+    (task_id,) = happen().task_ids
+    be_in_doubt(task_id, theatre, how)
+    services.pause("all")
+    deliver_at_last(task_id)
+    services.resume("all")
+    dispatcher.rescue()
+
+    (other,) = deliver_at_last(*happen().task_ids)
+    assert (other.state, other.reason) == ("scheduled", "cap"), "its slot is taken"
+    theatre.play = lambda message: Delivered()
+    assert deliver_at_last(task_id)[0].state == "delivered"
+    assert deliver_at_last(other.pk)[0].state == "suppressed"
+
+
+def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
+    """After this nobody knows whether it was delivered, and it waits to be tried again."""
+    from scheduling.sender import LEASE
+    from scheduling.touches import Reservation, touches
+    from tests.scheduling.core.conftest import lapse
+
+    fall_due(task_id)
+    if how == "timeout":
+        theatre.play = lambda message: Unknown("timeout")
+        deliver([task_id])
+    else:
+        (claim,) = touches.claim([task_id], lease=LEASE)
+        node = Touch.objects.get(pk=task_id).node
+        touches.reserve([Reservation(claim, "guide", node.template_id, 1, counts=True, sends_now=False)])
+        touches.mark_sending([claim])
+        lapse(task_id)
+        dispatcher.rescue()
+    (row,) = rows([task_id])
+    assert (row.state, row.attempt, row.reserved_at is None) == ("scheduled", 1, False)

@@ -1,0 +1,215 @@
+"""What a person does about what failed: each action once, with their name, and never a second message by accident."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.utils.timezone import now
+
+from scheduling import dispatcher, failed_tasks, failures
+from scheduling.errors import Conflict, NotFound
+from scheduling.failed_tasks import Actor
+from scheduling.ids import new_id
+from scheduling.models import FailedTask, HarassmentRule, Touch
+from tests.scheduling.core.conftest import deliver_at_last, pass_time, rows
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ANN = Actor("ann", reason="the shop asked for it")
+
+
+@pytest.fixture
+def buried(matrix: Any, hook: Any, happen: Any, receiver: Any) -> Any:
+    """A touch that failed (400) or whose outcome nobody knows (no answer)."""
+    hook.idempotent = False
+    hook.save()
+    matrix.node(channel=hook, expires_after=timedelta(hours=1))
+
+    def buried(answer: Any = 400, user: str = "ann") -> FailedTask:
+        receiver.script = [answer]
+        (row,) = deliver_at_last(*happen(user=user).task_ids)
+        return FailedTask.objects.get(task_id=row.pk)
+
+    return buried
+
+
+def test_a_failed_task_keeps_what_it_was_and_why_it_failed(buried: Any) -> None:
+    row = buried()
+    assert (row.state, row.failure, row.reason, row.detail) == ("open", "failed", "http_400", "as told")
+    assert (row.payload["node"], row.payload["user_id"], row.channel) == ("guide", "ann", "hook")
+    assert [attempt["status"] for attempt in row.attempts] == [400]
+
+
+def test_the_same_failure_has_the_same_fingerprint_and_another_has_another(buried: Any) -> None:
+    assert buried().fingerprint == buried(user="bob").fingerprint != buried(404, user="cid").fingerprint
+
+
+def test_a_retry_is_a_new_task_with_the_same_key_and_each_knows_the_other(buried: Any, receiver: Any) -> None:
+    row = buried()
+
+    task_id = failed_tasks.retry(row.pk, ANN)
+    assert dispatcher.hand_over_due() == 1
+    (again,) = deliver_at_last(task_id)
+
+    row.refresh_from_db()
+    assert (again.state, again.retry_of, again.root_id) == ("delivered", row.task_id, row.root_id)
+    assert (row.state, row.retried_as) == ("retried", task_id)
+    assert receiver.keys == [str(row.task_id)] * 2
+    assert [call.json["data"]["task_id"] for call in receiver.calls] == [str(row.task_id), str(task_id)]
+
+
+def test_a_retry_as_new_has_a_key_of_its_own(buried: Any, receiver: Any) -> None:
+    row = buried()
+    task_id = failed_tasks.retry(row.pk, ANN, as_new=True)
+    deliver_at_last(task_id)
+    assert receiver.keys == [str(row.task_id), str(task_id)]
+
+
+def test_a_retry_begins_a_new_life(buried: Any) -> None:
+    row = buried()
+    pass_time(days=3)
+    (again,) = deliver_at_last(failed_tasks.retry(row.pk, ANN))
+    assert again.state == "delivered"
+
+
+def test_a_retry_that_fails_again_is_a_failed_task_again_under_the_same_key(buried: Any, receiver: Any) -> None:
+    first = buried()
+    receiver.script = [400]
+    deliver_at_last(failed_tasks.retry(first.pk, ANN))
+    second = FailedTask.objects.get(state="open")
+    assert (second.root_id, second.task_id != first.task_id) == (first.root_id, True)
+    deliver_at_last(failed_tasks.retry(second.pk, ANN))
+    assert len(set(receiver.keys)) == 1
+
+
+def test_a_failed_touch_is_judged_anew_when_it_is_retried(buried: Any, happen: Any) -> None:
+    HarassmentRule.objects.filter(kind="cap").update(limit=1)
+    row = buried()
+    other = happen()
+    deliver_at_last(*other.task_ids)
+    (again,) = deliver_at_last(failed_tasks.retry(row.pk, ANN))
+    assert (again.state, again.reason) == ("suppressed", "dedupe")
+
+
+def test_an_unknown_one_takes_its_slot_along_because_it_is_the_same_delivery(buried: Any) -> None:
+    HarassmentRule.objects.filter(kind="cap").update(limit=1)
+    row = buried("hang_up")
+    (old,) = rows([row.task_id])
+
+    task_id = failed_tasks.retry(row.pk, ANN)
+
+    (before, again) = rows([row.task_id, task_id])
+    assert (before.reserved_at, again.reserved_at) == (None, old.reserved_at)
+    assert deliver_at_last(task_id)[0].state == "delivered"
+
+
+def test_of_two_who_click_at_once_one_publishes(buried: Any, race: Any) -> None:
+    row = buried()
+
+    def click(number: int) -> Any:
+        try:
+            return failed_tasks.retry(row.pk, Actor(f"person {number}"))
+        except Conflict as error:
+            return error
+
+    answers = race(8, click)
+
+    published = [answer for answer in answers if isinstance(answer, UUID)]
+    assert len(published) == 1
+    assert Touch.objects.filter(retry_of=row.task_id).count() == 1
+    assert FailedTask.objects.get().retried_as == published[0]
+
+
+def test_an_unknown_one_that_is_refused_when_it_is_retried_is_still_unknown(buried: Any, receiver: Any) -> None:
+    """I8: the refusal says nothing about the first time."""
+    row = buried("hang_up")
+    receiver.script = [400]
+    (again,) = deliver_at_last(failed_tasks.retry(row.pk, ANN))
+    assert (again.state, again.reason) == ("unknown", "http_400")
+    assert again.reserved_at is not None
+    assert FailedTask.objects.get(state="open").failure == "unknown"
+
+
+@pytest.mark.parametrize("delivered", [True, False])
+def test_a_person_who_found_out_settles_an_unknown_one(buried: Any, delivered: bool) -> None:
+    row = buried("hang_up")
+    failed_tasks.resolve(row.pk, ANN, delivered=delivered)
+    row.refresh_from_db()
+    assert row.state == ("resolved_delivered" if delivered else "resolved_not_delivered")
+    assert (rows([row.task_id])[0].reserved_at is None) == (not delivered)
+
+
+def test_a_slot_that_a_person_freed_can_be_taken_by_the_next(buried: Any, happen: Any) -> None:
+    HarassmentRule.objects.filter(kind="cap").update(limit=1)
+    row = buried("hang_up")
+    failed_tasks.resolve(row.pk, ANN, delivered=False)
+    assert deliver_at_last(*happen().task_ids)[0].state == "delivered"
+
+
+def test_only_an_unknown_outcome_can_be_resolved(buried: Any) -> None:
+    row = buried()
+    with pytest.raises(Conflict, match="unknown"):
+        failed_tasks.resolve(row.pk, ANN, delivered=True)
+    row.refresh_from_db()
+    assert row.state == "open"
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ("retry", {"retry": False, "ignore": False, "archive": False}),
+        ("ignore", {"retry": True, "ignore": False, "archive": True}),
+        ("archive", {"retry": False, "ignore": False, "archive": False}),
+    ],
+)
+def test_what_can_be_done_after_what(buried: Any, first: str, then: dict[str, bool]) -> None:
+    for number, (second, allowed) in enumerate(then.items()):
+        row = buried(user=f"user-{number}")
+        getattr(failed_tasks, first)(row.pk, ANN)
+        if allowed:
+            getattr(failed_tasks, second)(row.pk, ANN)
+        else:
+            with pytest.raises(Conflict):
+                getattr(failed_tasks, second)(row.pk, ANN)
+
+
+@pytest.mark.parametrize("action", ["retry", "ignore", "archive", "resolve"])
+def test_who_did_it_and_why_is_kept(buried: Any, action: str) -> None:
+    user = get_user_model().objects.create(username="ann")
+    row = buried("hang_up")
+    options = {"delivered": True} if action == "resolve" else {}
+
+    getattr(failed_tasks, action)(row.pk, Actor("Ann", user, "because"), **options)
+
+    row.refresh_from_db()
+    assert (row.actor, row.actor_name, row.action_reason) == (user, "Ann", "because")
+    assert abs(row.acted_at - now()) < timedelta(seconds=10)
+
+
+def test_what_is_not_there_is_not_found() -> None:
+    with pytest.raises(NotFound):
+        failed_tasks.retry(new_id(), ANN)
+
+
+def test_a_broker_message_can_be_put_away_but_not_published_again() -> None:
+    failures.bury_message("not_json", b"\xff\x00", queue="touch.high")
+    row = FailedTask.objects.get()
+    with pytest.raises(Conflict, match="ignore or archive"):
+        failed_tasks.retry(row.pk, ANN)
+    row.refresh_from_db()
+    assert (row.state, row.retried_as) == ("open", None)
+    failed_tasks.archive(row.pk, ANN)
+
+
+def test_many_are_published_again_at_a_pace_and_those_already_done_passed_over(buried: Any) -> None:
+    found = [buried(user=f"user-{number}").pk for number in range(5)]
+    failed_tasks.archive(found[2], ANN)
+
+    assert failed_tasks.retry_all(found, ANN, per_second=2) == 4
+
+    due = sorted(Touch.objects.exclude(retry_of=None).values_list("due_at", flat=True))
+    assert [(later - due[0]).total_seconds() for later in due] == [0, 0.5, 1, 1.5]
+    assert set(FailedTask.objects.filter(state="retried").values_list("actor_name", flat=True)) == {"ann"}
