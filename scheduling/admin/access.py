@@ -9,7 +9,7 @@ from django.contrib import admin, messages
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.timezone import now
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
@@ -66,7 +66,7 @@ class ApiKeyAdmin(OpsAdmin):
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> HttpResponse:
         """On the page itself, not in a message: messages travel in cookies."""
         page = self.page(
-            request, "ops/api_key.html", _now("The new API key"), key=obj.shown_once, original=obj,
+            request, "ops/api_key.html", gettext("The new API key"), key=obj.shown_once, original=obj,
             back=self.url("changelist"),
         )  # fmt: skip
         page["Cache-Control"] = "no-store"
@@ -84,10 +84,10 @@ class ApiKeyAdmin(OpsAdmin):
     @display(description=_("state"), label={"on": "success", "revoked": "danger", "expired": "warning"})  # type: ignore[untyped-decorator]
     def state_label(self, row: ApiKey) -> tuple[str, str]:
         if row.revoked_at:
-            return "revoked", _now("Revoked")
+            return "revoked", gettext("Revoked")
         if row.expires_at and row.expires_at <= now():
-            return "expired", _now("Expired")
-        return "on", _now("Valid")
+            return "expired", gettext("Expired")
+        return "on", gettext("Valid")
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
         row = self.get_object(request, str(object_id))
@@ -98,14 +98,14 @@ class ApiKeyAdmin(OpsAdmin):
         row = self.found(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
-            text = _now("Whoever uses it is refused from now on. This cannot be undone.")
-            title = _now("Revoke the key “%(name)s”?") % {"name": row.name}
+            text = gettext("Whoever uses it is refused from now on. This cannot be undone.")
+            title = gettext("Revoke the key “%(name)s”?") % {"name": row.name}
             return self.page(
-                request, "ops/confirm.html", title, text=text, button=_now("Revoke"), back=back, danger=True
+                request, "ops/confirm.html", title, text=text, button=gettext("Revoke"), back=back, danger=True
             )
         if row.revoked_at is None:
             row.revoked_at = now()
             row.save(update_fields=["revoked_at"])
-            self.log_change(request, row, _now("Revoked."))
-        messages.success(request, _now("The key was revoked."))
+            self.log_change(request, row, gettext("Revoked."))
+        messages.success(request, gettext("The key was revoked."))
         return redirect(back)

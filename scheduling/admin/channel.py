@@ -8,7 +8,7 @@ from django.contrib import admin
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.utils.html import format_html
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
 from unfold.decorators import action, display
@@ -43,7 +43,8 @@ class SecretField(forms.CharField):
     """Written, never read: empty keeps what is stored, a single “-” removes it."""
 
     def __init__(self, name: str, stored: bool) -> None:
-        placeholder = f"{MASK} {_now('stored')}" if stored else _now("not set")
+        known = gettext("stored")  # not inside the f-string: extraction does not look there
+        placeholder = f"{MASK} {known}" if stored else gettext("not set")
         super().__init__(
             label=SECRET_LABELS.get(name, name),
             required=False,
@@ -163,7 +164,7 @@ class ChannelAdmin(WithHistory, Retirable):
 
     def keeps_from_retiring(self, row: ChannelConfig) -> str:
         keys = ", ".join(row.nodes.filter(retired_at=None).values_list("key", flat=True)[:5])
-        return _now("Nodes still use it: %(nodes)s.") % {"nodes": keys} if keys else ""
+        return gettext("Nodes still use it: %(nodes)s.") % {"nodes": keys} if keys else ""
 
     @display(description=_("kind"), ordering="kind")  # type: ignore[untyped-decorator]
     def kind_name(self, row: ChannelConfig) -> str:
@@ -184,9 +185,9 @@ class ChannelAdmin(WithHistory, Retirable):
     @display(description=_("state"), label={"on": "success", "paused": "warning", "retired": "default"})  # type: ignore[untyped-decorator]
     def shown_state(self, row: ChannelConfig) -> tuple[str, str]:
         if row.retired_at:
-            return "retired", _now("Retired")
+            return "retired", gettext("Retired")
         paused = Pause.objects.filter(scope__in=("all", f"channel:{row.key}")).exists()
-        return ("paused", _now("Paused")) if paused else ("on", _now("Enabled"))
+        return ("paused", gettext("Paused")) if paused else ("on", gettext("Enabled"))
 
     @display(description=_("secrets"))  # type: ignore[untyped-decorator]
     def secrets_stored(self, row: ChannelConfig) -> str:

@@ -132,8 +132,10 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
         try:
             verb.act(row.pk, _actor(request, form), now())
             messages.success(request, _("Done: %(what)s.") % {"what": verb.title})
-        except AftertouchError as error:
-            messages.error(request, _("Nothing was changed: %(why)s") % {"why": _(str(error))})
+        except AftertouchError:
+            messages.error(
+                request, _("Nothing was changed: somebody acted on it meanwhile, or its state does not allow it.")
+            )
         return redirect(back)
     return tasks_admin.page(  # type: ignore[no-any-return]
         request, "ops/confirm.html", verb.title, form=form, text=verb.explains, button=verb.title, back=back,

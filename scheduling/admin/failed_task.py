@@ -11,7 +11,7 @@ from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, RangeDateTimeFilter
 from unfold.decorators import action, display
@@ -187,7 +187,7 @@ class FailedTaskAdmin(ReadOnlyAdmin):
         return self.page(
             request,
             "ops/failed_groups.html",
-            _now("Failed tasks by cause"),
+            gettext("Failed tasks by cause"),
             groups=listed,
             states=[(value, label, value == state) for value, label in FailedTask.State.choices],
             back=self.url("changelist"),
@@ -206,7 +206,7 @@ class FailedTaskAdmin(ReadOnlyAdmin):
         return self.page(
             request,
             "ops/failed_task.html",
-            _now("Failed task"),
+            gettext("Failed task"),
             original=row,
             row=row,
             tone=TONES[row.state],

@@ -15,7 +15,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 
 from scheduling.admin.fields import DataField, event_type_input
 from scheduling.admin.timeline import clock, verdict_facts
-from scheduling.admin.wording import spoken
+from scheduling.admin.wording import complaint, spoken
 from scheduling.ids import new_id
 from scheduling.intake import NewEvent
 from scheduling.models import Node
@@ -71,7 +71,7 @@ def _outcome(each: Foreseen) -> dict[str, Any]:
         "facts": verdict_facts(each.verdict),
         "subject": each.subject,
         "body": each.body,
-        "problem": each.problem,
+        "problem": complaint(each.problem),
     }
 
 

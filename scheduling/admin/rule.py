@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from django.contrib import admin
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
@@ -106,10 +106,10 @@ class HarassmentRuleAdmin(WithHistory, Retirable):
     def summary(self, row: HarassmentRule) -> str:
         span, whom = spoken(row.window), row.get_scope_display()
         texts = {
-            "cap": _now("At most %(limit)s in %(span)s (%(whom)s)"),
-            "dedupe": _now("The same content not again within %(span)s"),
-            "conversation": _now("Not into a new conversation"),
-            "quiet_hours": _now("Quiet from %(begin)s to %(end)s"),
+            "cap": gettext("At most %(limit)s in %(span)s (%(whom)s)"),
+            "dedupe": gettext("The same content not again within %(span)s"),
+            "conversation": gettext("Not into a new conversation"),
+            "quiet_hours": gettext("Quiet from %(begin)s to %(end)s"),
         }
         figures = {"limit": row.limit, "span": span, "whom": whom, "begin": "–", "end": "–"}
         if row.quiet_from and row.quiet_to:

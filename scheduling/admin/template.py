@@ -8,7 +8,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.urls import URLPattern, path
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import StackedInline
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
@@ -97,7 +97,7 @@ class TemplateAdmin(WithHistory, Retirable):
     def keeps_from_retiring(self, row: Template) -> str:
         alive = Node.objects.filter(Q(template=row) | Q(canary_template=row), retired_at=None)
         keys = ", ".join(alive.values_list("key", flat=True)[:5])
-        return _now("Nodes still say it: %(nodes)s.") % {"nodes": keys} if keys else ""
+        return gettext("Nodes still say it: %(nodes)s.") % {"nodes": keys} if keys else ""
 
     @display(description=_("languages"))  # type: ignore[untyped-decorator]
     def locales(self, row: Template) -> str:

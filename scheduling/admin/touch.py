@@ -9,9 +9,8 @@ from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.timezone import now
-from django.utils.translation import gettext as _now
+from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, RangeDateTimeFilter, RelatedDropdownFilter
 from unfold.decorators import action, display
 
@@ -88,7 +87,7 @@ class TouchAdmin(BigTable, ReadOnlyAdmin):
             return reason("paused")
         if row.state == "scheduled" and not row.reason:
             wait = row.due_at - now()
-            return _now("in %(span)s") % {"span": spoken(wait)} if wait.total_seconds() > 0 else _now("due")
+            return gettext("in %(span)s") % {"span": spoken(wait)} if wait.total_seconds() > 0 else gettext("due")
         return reason(row.reason)
 
     @display(description=_("customer"))  # type: ignore[untyped-decorator]
@@ -117,23 +116,23 @@ class TouchAdmin(BigTable, ReadOnlyAdmin):
         words = ngettext("%(count)s touch was called off.", "%(count)s touches were called off.", done)
         messages.success(request, words % {"count": done})
         if left := queryset.count() - done if len(waiting) < 1000 else 0:
-            messages.info(request, _now("%(count)s had begun or ended already.") % {"count": left})
+            messages.info(request, gettext("%(count)s had begun or ended already.") % {"count": left})
 
     @action(description=_("Call off"), icon="cancel", url_path="cancel", permissions=["change"])  # type: ignore[untyped-decorator]
     def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.found(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
-            text = _now("It will not be sent. This cannot be undone.")
-            title = _now("Call off this touch?")
+            text = gettext("It will not be sent. This cannot be undone.")
+            title = gettext("Call off this touch?")
             return self.page(
-                request, "ops/confirm.html", title, text=text, button=_now("Call off"), back=back, danger=True
+                request, "ops/confirm.html", title, text=text, button=gettext("Call off"), back=back, danger=True
             )
         try:
             services.cancel_touch(row.pk, actor=request.user.get_username())
-            messages.success(request, _now("It was called off."))
+            messages.success(request, gettext("It was called off."))
         except AftertouchError:
-            messages.error(request, _now("It had begun or ended already."))
+            messages.error(request, gettext("It had begun or ended already."))
         return redirect(back)
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
@@ -147,7 +146,7 @@ class TouchAdmin(BigTable, ReadOnlyAdmin):
         return self.page(
             request,
             "ops/touch.html",
-            _now("Touch"),
+            gettext("Touch"),
             original=row,
             touch=row,
             subtitle=None,

@@ -17,7 +17,7 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import configuration, routing
 from scheduling.admin.fields import DataField
-from scheduling.admin.wording import reason
+from scheduling.admin.wording import complaint, reason
 from scheduling.channels.base import Delivered, ImmediateChannel, Message, Outcome, Unknown
 from scheduling.channels.transport import close_shared_transport
 from scheduling.ids import new_id
@@ -54,7 +54,7 @@ def preview(request: HttpRequest) -> HttpResponse:
     try:
         subject, body, _locale = render(TemplateSpec(0, "preview", 0, "", "", (text,)), who, event)
     except CannotRender as error:
-        return JsonResponse({"body": "", "subject": "", "problem": str(error)})
+        return JsonResponse({"body": "", "subject": "", "problem": complaint(str(error))})
     return JsonResponse({"body": body, "subject": subject, "problem": ""})
 
 
@@ -126,7 +126,7 @@ def _send(template: Template, wanted: Mapping[str, Any]) -> tuple[Outcome | str,
     except routing.NoTarget as error:
         return f"{reason(error.reason)}: {error}", ""
     except CannotRender as error:
-        return _("The text cannot be rendered: %(problem)s") % {"problem": error}, ""
+        return _("The text cannot be rendered: %(problem)s") % {"problem": complaint(str(error))}, ""
     mark = _("[Test]")
     task_id = new_id()
     message = Message(

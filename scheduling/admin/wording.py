@@ -121,6 +121,8 @@ COMPLAINTS = (
      gettext_noop("a robot's address begins with %(start)s")),
     (r"must be one mail address", gettext_noop("must be one mail address")),
     (r"there is a key “(?P<name>.*)” already", gettext_noop("there is a key “%(name)s” already")),
+    (r"'.* object' has no attribute '(?P<name>.*)'", gettext_noop("the data has no “%(name)s”")),
+    (r"'(?P<name>.*)' is undefined", gettext_noop("“%(name)s” is not defined")),
     (r"must be whsec_.*", gettext_noop("must be whsec_ and 24 to 64 bytes in base64")),
 )  # fmt: skip
 
