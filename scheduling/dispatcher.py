@@ -97,6 +97,7 @@ def _rescue_runs() -> int:
 
 def _lost_attempt(row: Touch, lease_no: int) -> Attempt:
     """Nobody came back from it, so nobody knows: the doubt has to outlive the next attempts."""
+    assert row.sending_at is not None
     return Attempt(
         touch=row, number=row.attempt, lease_no=lease_no, started_at=row.sending_at, outcome="unknown",
         reason="worker_lost",
