@@ -72,7 +72,8 @@ def oldest_message_at(queue: str) -> datetime | None:
         connection.ensure_connection(max_retries=1, timeout=2)
         channel = connection.default_channel
         if hasattr(channel, "client"):
-            raw = channel.client.lindex(queue, -1)
+            # kombu prefixes only the commands it uses itself, and this is none of them.
+            raw = channel.client.lindex(f"{channel.global_keyprefix}{queue}", -1)
             return _published_at(raw) if raw else None
         try:
             waiting = channel.queue_declare(queue, passive=True).message_count

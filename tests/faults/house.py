@@ -26,7 +26,7 @@ from tests.faults.receiver import SECRET, Call, EffectReceiver
 PATIENCE = 60.0
 SETTLED_WITHIN = 120.0
 LATE = 1.0  #: seconds past due from which a touch counts as held up by the fault
-RATE = 40.0  #: events a second, each of four touches
+RATE = 12.0  #: events a second, each of four touches that nothing bundles
 ENDS = ("delivered", "suppressed", "cancelled", "failed", "unknown")
 PROGRAMS = ("web", "core", "beat")
 
@@ -98,12 +98,14 @@ class House:
     def await_gone(self, processes: Sequence[psutil.Process]) -> None:
         self.wait(lambda: not any(is_alive(process) for process in processes), "the killed are gone")
 
-    def lapse_leases(self, claimed_before: Any) -> int:
-        """Let the leases of dead or stopped holders be over now: their 45 s are the one wait that tests shorten."""
-        return int(
+    def lapse_leases(self, claimed_before: Any) -> dict[Any, int]:
+        """Let the leases of dead or stopped holders be over now: their 45 s are the one wait that tests shorten.
+        The lease numbers by touch."""
+        return dict(
             self.sql(
                 "UPDATE scheduling_touch SET lease_until = clock_timestamp() - interval '1 ms'"
-                " WHERE state IN ('queued', 'running') AND state = 'running' AND lease_until - %s < %s",
+                " WHERE state IN ('queued', 'running') AND state = 'running' AND lease_until - %s < %s"
+                " RETURNING task_id, lease_no",
                 [LEASE, claimed_before],
             )
         )
@@ -161,7 +163,7 @@ class Run:
         self.house.wait(lambda: len(self.load.accepted) >= aim, f"{events} more events are accepted", timeout)
 
     def reach_a_random_point(self) -> None:
-        self.go_on(self.chance.randint(20, 80))
+        self.go_on(self.chance.randint(15, 45))
         time.sleep(self.chance.random() * 0.25)
 
     def strike(self) -> Any:

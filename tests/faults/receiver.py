@@ -35,7 +35,7 @@ class EffectReceiver:
     until `open`.
     """
 
-    def __init__(self, answer_after: tuple[float, float] = (0.005, 0.15)) -> None:
+    def __init__(self, answer_after: tuple[float, float] = (0.01, 0.6)) -> None:
         self.answer_after = answer_after
         self.calls: list[Call] = []
         self.forged = 0

@@ -21,7 +21,7 @@ def test_a_server_is_struck(the_house: House, under_load: UnderLoad, blow: str) 
     with under_load(the_house, blow) as run:
         run.reach_a_random_point()
         STRIKES[blow](run)
-        run.go_on(40)
+        run.go_on(20)
 
 
 def test_events_are_accepted_quickly_while_the_broker_hangs(the_house: House, under_load: UnderLoad) -> None:
@@ -32,7 +32,7 @@ def test_events_are_accepted_quickly_while_the_broker_hangs(the_house: House, un
         the_house.stack.kill("Valkey", signal.SIGSTOP)
         try:
             before = len(run.load.accepted)
-            run.go_on(150, timeout=30)
+            run.go_on(60, timeout=30)
             meanwhile = sorted(each.took for each in run.load.accepted[before:])
         finally:
             the_house.stack.kill("Valkey", signal.SIGCONT)
