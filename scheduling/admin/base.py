@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -17,12 +18,14 @@ from django.urls import reverse
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy
 from simple_history.admin import SimpleHistoryAdmin
+from simple_history.template_utils import HistoricalRecordContextHelper
 from unfold.admin import ModelAdmin
 from unfold.paginator import InfinitePaginator
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.fields import DurationField, NumberField
 from scheduling.admin.wording import complaint
+from scheduling.durations import format_duration
 from scheduling.errors import InvalidInput
 
 
@@ -143,6 +146,25 @@ class WithHistory(SimpleHistoryAdmin):  # type: ignore[misc]
     def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
         """An old state is read, not written back: forms check what the whole row says today."""
         return True
+
+    def set_history_delta_changes(self, request: HttpRequest, historical_records: Any, **kwargs: Any) -> None:
+        super().set_history_delta_changes(request, historical_records, **kwargs)
+        for record in historical_records:
+            record.history_change_reason = record.history_change_reason or "–"
+
+    def get_historical_record_context_helper(self, request: HttpRequest, historical_record: Any) -> Any:
+        return ReadableChanges(self.model, historical_record)
+
+
+class ReadableChanges(HistoricalRecordContextHelper):  # type: ignore[misc]
+    """Spans and lists as they are typed, not as Python prints them."""
+
+    def prepare_delta_change_value(self, change: Any, value: Any) -> Any:
+        if isinstance(value, timedelta):
+            return format_duration(value)
+        if isinstance(value, list):
+            return ", ".join(map(str, value))
+        return super().prepare_delta_change_value(change, value)
 
 
 class ReadOnlyAdmin(OpsAdmin):

@@ -145,7 +145,16 @@ class ChannelAdmin(WithHistory, Retirable):
             target = (*(f"secret_{name}" for name in reversed(secret_names())), "settings")
         general = ("key", "kind", "idempotent", "timeout", "retry_delays")
         fieldsets = (
-            (None, {"fields": general}), (_("Receiver"), {"fields": target}),
+            (None, {"fields": general}), (
+                _("Receiver"),
+                {
+                    "fields": target,
+                    "description": _(
+                        "For a webhook or a mail relay. "
+                        "Robots need no address here: theirs belong to the communities."
+                    ),
+                },
+            ),
             (_("Life"), {"fields": ("version", "change_reason")}),
         )  # fmt: skip
         self.fieldsets = fieldsets

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.http import HttpRequest
+from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
@@ -91,7 +92,13 @@ class CommunityAdmin(Retirable):
         return [
             (None, {"fields": ("chat_id", "name")}),
             *(
-                (KIND_LABELS.get(place, place), {"fields": [tuple(f"target_{place}_{name}" for name in names)]})
+                (
+                    KIND_LABELS.get(place) or gettext("channel %s") % place,
+                    {
+                        "fields": [tuple(f"target_{place}_{name}" for name in names)],
+                        "classes": [] if place in stored else ["collapse"],
+                    },
+                )
                 for place, names in places(stored)
             ),
         ]

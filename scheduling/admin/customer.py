@@ -52,9 +52,9 @@ class CustomerAdmin(BigTable, OpsAdmin):
     readonly_fields = ("opted_out_at", "last_active_at", "conversation_at", "created_at")
     shown_as: ClassVar[dict[str, str]] = {"addresses": "addresses_text"}
     fieldsets = (
-        (None, {"fields": (("user_id", "name"), ("level", "locale", "timezone"), "addresses")}),
+        (None, {"fields": (("user_id", "name"), "level", ("locale", "timezone"), "addresses")}),
         (_("Consent"), {"fields": (("opted_out", "opted_out_at"),)}),
-        (_("Behaviour"), {"fields": (("last_active_at", "conversation_at", "created_at"),)}),
+        (_("Behaviour"), {"fields": ("last_active_at", "conversation_at", "created_at")}),
     )
     change_form_outer_after_template = "ops/customer_touches.html"
     list_filter_submit = False

@@ -61,6 +61,7 @@ class TextInline(StackedInline):  # type: ignore[misc]
     form = TextForm
     extra = 0
     min_num = 1
+    hide_title = True
     fields = (("locale", "subject"), "body")
 
 

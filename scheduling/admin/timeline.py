@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -12,6 +14,7 @@ from django.utils.timezone import localtime
 from django.utils.translation import gettext as _
 
 from scheduling.admin.wording import reason, spoken
+from scheduling.durations import parse_duration
 from scheduling.models import Attempt, FailedTask, Touch, Verdict
 
 
@@ -42,12 +45,18 @@ def clock(at: datetime | None) -> str:
     return date_format(localtime(at), "Y-m-d H:i:s") if at else "–"
 
 
-def instant(text: str) -> str:
-    """A verdict's figure: an instant is told by the wall clock, anything else as it is."""
+def figure(text: str) -> str:
+    """What a verdict observed or its limit, in words: instants by the wall clock, caps with their window."""
     try:
-        return clock(datetime.fromisoformat(text)) if "T" in text else text
+        return clock(datetime.fromisoformat(text))
     except ValueError:
-        return text
+        pass
+    if found := re.fullmatch(r"(\d+) in (\S+)", text):
+        with suppress(ValueError):
+            return _("%(count)s in %(span)s") % {"count": found[1], "span": spoken(parse_duration(found[2]))}
+    if found := re.fullmatch(r"(\d+) \((\d+) unsettled\)", text):
+        return _("%(count)s, %(open)s of them still being sent") % {"count": found[1], "open": found[2]}
+    return text
 
 
 def _event(touch: Touch) -> Moment:
@@ -82,8 +91,8 @@ def verdict_facts(verdict: Any) -> list[tuple[str, str]]:
     version = f" (v{verdict.rule_version})" if verdict.rule_version else ""
     facts = [
         (_("rule"), f"{reason(verdict.rule)}{version}" if verdict.rule else ""),
-        (_("observed"), instant(verdict.observed)),
-        (_("limit"), instant(verdict.limit)),
+        (_("observed"), figure(verdict.observed)),
+        (_("limit"), figure(verdict.limit)),
         (_("next eligible"), clock(verdict.next_eligible_at) if verdict.next_eligible_at else ""),
     ]
     return [(label, value) for label, value in facts if value]
