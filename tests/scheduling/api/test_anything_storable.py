@@ -1,0 +1,84 @@
+"""What the strict parser lets through, PostgreSQL stores and gives back unchanged."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from django.db import connection
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg.types.json import Jsonb
+
+from scheduling.api.cloudevents import parse_event
+from scheduling.api.strict_json import DEPTH_LIMIT, LARGEST, SMALLEST, NotJson, decode
+from scheduling.errors import InvalidInput
+
+ANY_TEXT = st.text(st.characters())
+ATTRIBUTES = ["specversion", "id", "source", "type", "subject", "time", "data", "datacontenttype", "extra"]
+ANY_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | ANY_TEXT,
+    lambda children: st.lists(children, max_size=4) | st.dictionaries(ANY_TEXT, children, max_size=4),
+    max_leaves=20,
+)
+
+
+@pytest.mark.django_db
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=ANY_JSON)
+def test_what_is_let_through_comes_back_from_the_database(value: Any) -> None:
+    try:
+        decoded = decode(json.dumps(value).encode())
+    except InvalidInput:
+        return
+    assert decoded == value
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT %s::jsonb", [Jsonb(decoded)])
+        (stored,) = cursor.fetchone()
+    # PostgreSQL writes a float that is whole without its exponent, which reads as an integer.
+    assert json.loads(stored, parse_int=float) == json.loads(json.dumps(decoded), parse_int=float)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("number", [SMALLEST, -(2**53) - 1, 0, 2**53 + 1, LARGEST])
+def test_a_whole_number_keeps_every_digit(number: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT %s::jsonb", [Jsonb(decode(str(number).encode()))])
+        assert cursor.fetchone() == (str(number),)
+
+
+@given(body=st.binary(max_size=200))
+def test_no_bytes_surprise_the_parser(body: bytes) -> None:
+    with suppress(NotJson, InvalidInput):
+        decode(body)
+
+
+@given(
+    raw=st.dictionaries(
+        st.sampled_from(["specversion", "id", "source", "type", "subject", "time", "data", "datacontenttype", "x"]),
+        ANY_JSON,
+    )
+)
+def test_no_value_surprises_the_reader_of_events(raw: dict[str, Any]) -> None:
+    found: Any = None
+    try:
+        found = parse_event(raw, datetime.now(UTC))
+    except InvalidInput as error:
+        found = error.errors
+        assert {bool(each.message) for each in found} == {True}
+    assert found
+
+
+def test_the_deepest_that_is_allowed() -> None:
+    assert decode(b"[" * DEPTH_LIMIT + b"]" * DEPTH_LIMIT)
+    with pytest.raises(InvalidInput):
+        decode(b"[" * (DEPTH_LIMIT + 1) + b"]" * (DEPTH_LIMIT + 1))
+
+
+def test_a_document_of_many_oddities_names_a_bounded_number() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        decode(b"[" + b",".join([b"NaN"] * 10_000) + b"]")
+    assert len(caught.value.errors) == 100

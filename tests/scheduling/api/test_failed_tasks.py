@@ -1,0 +1,112 @@
+"""Acting on failed tasks over the API: as in the back office, with the key as the actor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from scheduling import failures
+from scheduling.ids import new_id
+from scheduling.models import FailedTask, Touch
+from tests.scheduling.api.serving import Client, at_once
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def fail(house: None, matrix: Any, happen: Callable[..., Any]) -> Callable[..., FailedTask]:
+    matrix.node(delay=timedelta(hours=1))
+
+    def fail(state: str = "failed", reason: str = "http_500", **changes: Any) -> FailedTask:
+        (task_id,) = happen(**changes).task_ids
+        Touch.objects.filter(pk=task_id).update(state=state, reason=reason)
+        failures.bury_touches([task_id])
+        return FailedTask.objects.get(task_id=task_id)
+
+    return fail
+
+
+def test_a_failed_task_is_listed_with_what_it_was(api: Client, fail: Callable[..., FailedTask]) -> None:
+    row = fail()
+    (item,) = api.get("/failed-tasks").json()["items"]
+    assert (item["id"], item["task_id"], item["state"]) == (str(row.pk), str(row.task_id), "open")
+    assert (item["failure"], item["reason"], item["channel"]) == ("failed", "http_500", "log")
+    assert item["payload"]
+    assert item["delivery_key"] == str(row.task_id)
+
+
+def test_failed_tasks_are_found_by_what_they_are(api: Client, fail: Callable[..., FailedTask]) -> None:
+    first, second = fail(), fail("unknown", "timeout", user="bob")
+    FailedTask.objects.filter(pk=second.pk).update(state="ignored", channel="hook", origin="message")
+
+    def found(**filters: Any) -> list[str]:
+        return [item["id"] for item in api.get("/failed-tasks", **filters).json()["items"]]
+
+    assert found() == [str(second.pk), str(first.pk)]
+    assert found(state="open") == found(reason="http_500") == found(channel="log") == found(origin="touch")
+    assert found(state="open") == found(fingerprint=first.fingerprint) == [str(first.pk)]
+    assert api.get("/failed-tasks", state="lost").status_code == 422
+
+
+def test_pages_of_failed_tasks_follow_each_other(api: Client, fail: Callable[..., FailedTask]) -> None:
+    rows = [fail(user=f"u{number}") for number in range(3)]
+    first = api.get("/failed-tasks", limit=2).json()
+    second = api.get("/failed-tasks", limit=2, cursor=first["next"]).json()
+    items = first["items"] + second["items"]
+    assert [item["id"] for item in items] == [str(row.pk) for row in reversed(rows)]
+    assert second["next"] is None
+
+
+def test_a_retry_keeps_the_delivery_key_and_says_who_and_why(api: Client, fail: Callable[..., FailedTask]) -> None:
+    row = fail()
+    told = api("POST", f"/failed-tasks/{row.pk}/retry", {"reason": "receiver is back"}).json()
+    again = Touch.objects.get(pk=told["retried_as"])
+    assert (told["state"], told["actor"], told["action_reason"]) == ("retried", "api:shop", "receiver is back")
+    assert (again.retry_of, again.root_id) == (row.task_id, row.task_id)
+
+
+def test_sending_again_as_new_must_be_confirmed(api: Client, fail: Callable[..., FailedTask]) -> None:
+    row = fail()
+    refused = api("POST", f"/failed-tasks/{row.pk}/retry", {"as_new": True})
+    assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "confirm")
+    told = api("POST", f"/failed-tasks/{row.pk}/retry", {"as_new": True, "confirm": True}).json()
+    assert str(Touch.objects.get(pk=told["retried_as"]).root_id) == told["retried_as"]
+
+
+def test_of_many_who_retry_at_once_one_publishes(api: Client, fail: Callable[..., FailedTask]) -> None:
+    row = fail()
+    answers = at_once(10, lambda _: api("POST", f"/failed-tasks/{row.pk}/retry", {}))
+    assert sorted(answer.status_code for answer in answers) == [200] + [409] * 9
+    assert Touch.objects.count() == 2
+
+
+def test_an_unknown_outcome_is_resolved(api: Client, fail: Callable[..., FailedTask]) -> None:
+    row = fail("unknown", "timeout")
+    told = api("POST", f"/failed-tasks/{row.pk}/resolve", {"delivered": True, "reason": "seen"}).json()
+    assert told["state"] == "resolved_delivered"
+    assert api("POST", f"/failed-tasks/{row.pk}/resolve", {"delivered": True}).status_code == 409
+
+
+def test_what_certainly_failed_has_nothing_to_resolve(api: Client, fail: Callable[..., FailedTask]) -> None:
+    assert api("POST", f"/failed-tasks/{fail().pk}/resolve", {"delivered": False}).status_code == 409
+
+
+def test_resolving_needs_an_answer(api: Client, fail: Callable[..., FailedTask]) -> None:
+    answer = api("POST", f"/failed-tasks/{fail('unknown').pk}/resolve", {})
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "delivered")
+
+
+def test_ignoring_and_archiving(api: Client, fail: Callable[..., FailedTask]) -> None:
+    row = fail()
+    assert api("POST", f"/failed-tasks/{row.pk}/ignore", {}).json()["state"] == "ignored"
+    assert api("POST", f"/failed-tasks/{row.pk}/archive", {"reason": "old"}).json()["state"] == "archived"
+    assert api("POST", f"/failed-tasks/{row.pk}/retry", {}).status_code == 409
+
+
+@pytest.mark.parametrize("action", ["retry", "resolve", "ignore", "archive"])
+def test_a_failed_task_that_is_not_there(api: Client, action: str) -> None:
+    body = {"delivered": True} if action == "resolve" else {}
+    assert api("POST", f"/failed-tasks/{new_id()}/{action}", body).status_code == 404

@@ -1,0 +1,157 @@
+"""What the back office reads: a touch's story, and what people complain about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.utils.timezone import now
+
+from scheduling import selectors
+from scheduling.ids import new_id
+from scheduling.models import Attempt, Complaint, Customer, Event, Touch, Verdict
+
+pytestmark = pytest.mark.django_db
+
+LONG_AGO, HOUR = datetime(2026, 3, 1, tzinfo=UTC), timedelta(hours=1)
+
+
+def deliver(task_id: UUID, at: datetime | None = None, **changes: Any) -> Touch:
+    """As it stands after a delivery."""
+    Touch.objects.filter(pk=task_id).update(
+        state="delivered", lease_until=None, settled_at=at or now(), reserved_at=at or now(), **changes
+    )
+    return Touch.objects.get(pk=task_id)
+
+
+def complain(touch: Touch, happen: Callable[..., Any]) -> None:
+    """About this touch, without the search for the likely one."""
+    event = happen("complaint.received", user=touch.customer.user_id)
+    Complaint.objects.filter(event_id=event.id).update(touch=touch)
+
+
+# --- a touch's story -------------------------------------------------------------------------------------------------
+
+
+def test_the_story_of_a_touch_is_told_in_order(matrix: Any, happen: Callable[..., Any]) -> None:
+    matrix.node()
+    (task_id,) = happen(event_id="e1", occurred_at=LONG_AGO).task_ids
+    Event.objects.update(received_at=LONG_AGO + HOUR)
+    Touch.objects.update(
+        state="delivered", created_at=LONG_AGO + HOUR, queued_at=LONG_AGO + 2 * HOUR, lease_until=None,
+        settled_at=LONG_AGO + 6 * HOUR,
+    )  # fmt: skip
+    touch = Touch.objects.get()
+    Verdict.objects.create(touch=touch, at=LONG_AGO + 3 * HOUR, decision="hold", rule="quiet_hours")
+    Verdict.objects.create(touch=touch, at=LONG_AGO + 5 * HOUR, decision="send")
+    Attempt.objects.create(
+        touch=touch, number=1, lease_no=2, started_at=LONG_AGO + 5 * HOUR, ended_at=LONG_AGO + 6 * HOUR,
+        outcome="delivered", status=200, body="hi",
+    )  # fmt: skip
+    complain(touch, happen)
+
+    story = selectors.touch_timeline(task_id)
+
+    assert [(moment.kind, moment.what) for moment in story] == [
+        ("event", "material.downloaded"),
+        ("received", "material.downloaded"),
+        ("planned", "guide"),
+        ("handed_over", ""),
+        ("hold", "quiet_hours"),
+        ("send", ""),
+        ("attempt", "1"),
+        ("reply", "delivered"),
+        ("settled", "delivered"),
+        ("complaint", ""),
+    ]
+    assert [moment.at for moment in story] == sorted(moment.at for moment in story)
+    assert story[7].detail["status"] == 200
+    assert {moment.kind for moment in story} < set(selectors.KINDS)
+
+
+def test_nothing_is_told_of_a_touch_that_is_not_there() -> None:
+    assert selectors.touch_timeline(new_id()) == []
+
+
+def test_a_story_costs_the_same_however_long(
+    matrix: Any, happen: Callable[..., Any], django_assert_num_queries: Any
+) -> None:
+    matrix.node()
+    (task_id,) = happen().task_ids
+    for number in range(5):
+        Verdict.objects.create(touch_id=task_id, at=now(), decision="hold", rule=str(number))
+    with django_assert_num_queries(4):
+        selectors.touch_timeline(task_id)
+
+
+# --- complaints ------------------------------------------------------------------------------------------------------
+
+
+def test_complaints_are_counted_by_node_template_and_community(
+    matrix: Any, happen: Callable[..., Any], django_assert_num_queries: Any
+) -> None:
+    guide, paid = matrix.node("guide"), matrix.node("paid", trigger="order.paid")
+    good, bad = (happen(user=user, chat_id="c1").task_ids[0] for user in ("ann", "bob"))
+    other = happen("order.paid", user="cid", chat_id="c2").task_ids[0]
+    deliver(good, template=guide.template, template_version=1)
+    deliver(other, template=paid.template, template_version=1)
+    touch = deliver(bad, template=guide.template, template_version=2)
+    complain(touch, happen)
+    complain(touch, happen)
+
+    with django_assert_num_queries(3):
+        rates = selectors.complaint_rates(now() - HOUR)
+
+    def told(found: list[selectors.ComplaintRate]) -> list[tuple[Any, ...]]:
+        return [(each.key, each.version, each.delivered, each.complaints, each.rate) for each in found]
+
+    assert told(rates.by_node) == [("guide", None, 2, 1, 0.5), ("paid", None, 1, 0, 0)]
+    assert told(rates.by_template) == [("guide", 2, 1, 1, 1), ("guide", 1, 1, 0, 0), ("paid", 1, 1, 0, 0)]
+    assert told(rates.by_community) == [("c1", None, 2, 1, 0.5), ("c2", None, 1, 0, 0)]
+
+
+def test_only_what_was_delivered_since_then_is_counted(matrix: Any, happen: Callable[..., Any]) -> None:
+    matrix.node()
+    waiting, early = (happen(user=user).task_ids[0] for user in ("ann", "bob"))
+    complain(deliver(early, at=now() - 2 * HOUR), happen)
+    assert Touch.objects.get(pk=waiting).state != "delivered"
+
+    assert selectors.complaint_rates(now() - HOUR) == selectors.ComplaintRates([], [], [])
+    assert selectors.complaint_rates(now() - 3 * HOUR).by_node[0].complaints == 1
+
+
+def test_without_a_community_a_touch_counts_for_none(matrix: Any, happen: Callable[..., Any]) -> None:
+    matrix.node()
+    deliver(happen().task_ids[0])
+    assert selectors.complaint_rates(now() - HOUR).by_community == []
+
+
+# --- finding touches -------------------------------------------------------------------------------------------------
+
+
+def test_an_event_is_found_by_its_id_among_many_sources(matrix: Any, happen: Callable[..., Any]) -> None:
+    matrix.node()
+    for number in range(5):
+        happen(source=f"s{number}", event_id="e1", user=f"u{number}")
+        happen(source=f"s{number}", event_id="e2", user=f"u{number}")
+    found = selectors.touches_page(event="e1")
+    assert {(touch.event.source, touch.event.event_id) for touch in found} == {
+        (f"s{number}", "e1") for number in range(5)
+    }
+
+
+def test_a_page_costs_the_same_however_many(
+    matrix: Any, happen: Callable[..., Any], django_assert_num_queries: Any
+) -> None:
+    matrix.node()
+    for number in range(5):
+        happen(user=f"u{number}")
+    with django_assert_num_queries(3):
+        page = selectors.touches_page(limit=5)
+        assert [(touch.node.key, touch.event.type, list(touch.verdicts.all())) for touch in page] == [
+            ("guide", "material.downloaded", [])
+        ] * 5
+    assert Customer.objects.count() == 5
