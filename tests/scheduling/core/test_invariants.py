@@ -1,0 +1,175 @@
+"""The invariants that no other file names: messages, time limits, purity, and no outside world in a transaction."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import connection
+from pytest_django import Settings
+
+from config.environment import ROOT
+from scheduling import broker, delivery, dispatcher, presence, sender
+from scheduling.channels.quota import QuotaGate
+from scheduling.ledger import HINT_LEASE
+from scheduling.models import ChannelConfig, Touch
+from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, lapse
+from tests.scheduling.core.puppets import Theatre
+
+PURE = ("matrix", "delay", "guard", "specs", "errors")
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_what_is_pure_knows_no_django_no_celery_and_no_redis(module: str) -> None:
+    """I10: by its imports, and by what is loaded once it is imported."""
+    tree = ast.parse(Path(ROOT, "scheduling", f"{module}.py").read_text(encoding="utf-8"))
+    named = {
+        alias.name if isinstance(node, ast.Import) else node.module or ""
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
+    }
+    assert not {name for name in named if name.split(".")[0] in {"django", "celery", "kombu", "redis", "psycopg"}}
+
+    look = f"import sys, scheduling.{module}; print([m for m in ('django', 'celery', 'redis') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_what_is_pure_never_asks_for_the_time(module: str) -> None:
+    """I10: `now` is a parameter."""
+    tree = ast.parse(Path(ROOT, "scheduling", f"{module}.py").read_text(encoding="utf-8"))
+    called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    clocks = {"now", "utcnow", "today", "monotonic", "localtime", "perf_counter"}
+    assert not {name for name in called if name.split(".")[-1] in clocks or name == "time.time"}
+
+
+def test_a_lease_that_is_not_renewed_outlasts_what_it_covers() -> None:
+    """I7: the batch, the longest timeout of a channel as shipped, and the second that the sender adds."""
+    longest = ChannelConfig._meta.get_field("timeout").default.total_seconds()
+    assert sender.BATCH_DEADLINE.total_seconds() + longest + 1 < sender.LEASE.total_seconds()
+    assert sender.BATCH_DEADLINE.total_seconds() == 20
+    assert sender.LEASE.total_seconds() == 45
+    assert HINT_LEASE.total_seconds() == 10
+
+
+# --- I1: a message is a hint -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_where_the_broker_is_away_publishing_costs_about_a_second_and_nothing_is_lost(
+    matrix: Any, happen: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I1: a failed publish is only a lost hint; the row's lease brings it back."""
+    import time
+
+    from celery import current_app
+
+    matrix.node()
+    (task_id,) = happen().task_ids
+    fall_due(task_id)
+    with monkeypatch.context() as patched:
+        patched.setattr(current_app.conf, "broker_url", "redis://127.0.0.1:1/0")
+        current_app.pool.force_close_all()
+        current_app.amqp._producer_pool = None
+        current_app._pool = None
+        lapse(task_id)
+        assert dispatcher.rescue() == (0, 0), "it is not known how long the queue is"
+        began = time.monotonic()
+        hints = [broker.Hint(task_id, Touch.objects.get().due_at, 1, 0)]
+        assert broker.publish_touches(hints, {}) == 0
+        assert time.monotonic() - began < 3
+    current_app.pool.force_close_all()
+    current_app.amqp._producer_pool = None
+    current_app._pool = None
+
+    assert dispatcher.rescue() == (1, 0)
+    assert dispatcher.hand_over_due() == 1
+    assert deliver_at_last(task_id)[0].state == "delivered"
+
+
+# --- I4: no outside world in a transaction ---------------------------------------------------------------------------
+
+
+class Witness:
+    """Remembers, at each call of the outside world, whether the calling thread was inside a transaction."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[bool]] = {}
+
+    def watch(self, name: str, function: Any) -> Any:
+        def watched(*args: Any, **named: Any) -> Any:
+            self.seen.setdefault(name, []).append(connection.in_atomic_block)
+            return function(*args, **named)
+
+        return watched
+
+
+class Silent:
+    """A Presence provider without objections."""
+
+    def objections(self, questions: Any) -> list[str]:
+        return [""] * len(questions)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_outside_is_called_inside_a_transaction(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, settings: Settings, valkey: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """I4: neither a channel, nor the broker, nor Redis, nor Presence, from intake to the last rescue."""
+    from scheduling.channels.log import Log
+    from scheduling.channels.registry import channel_kinds
+
+    settings.CHANNELS = settings.CHANNELS | {"limited": "tests.scheduling.core.puppets.Limited"}
+    settings.PRESENCE = ["tests.scheduling.core.test_invariants.Silent"]
+    channel_kinds.cache_clear()
+    presence.providers.cache_clear()
+    witness = Witness()
+    for module, name in [
+        (dispatcher, "publish_touches"),
+        (delivery, "publish_touches"),
+        (dispatcher, "oldest_message_at"),
+    ]:
+        monkeypatch.setattr(module, name, witness.watch(name, getattr(module, name)))
+    monkeypatch.setattr(QuotaGate, "acquire", witness.watch("quota", QuotaGate.acquire))
+    monkeypatch.setattr(Log, "send_now", witness.watch("send_now", Log.send_now))
+    monkeypatch.setattr(Silent, "objections", witness.watch("presence", Silent.objections))
+
+    matrix.node("sent", channel=puppet("i4"))
+    matrix.node("limited", channel=puppet("i4-limited", kind="limited"))
+    matrix.node("logged")
+    matrix.node("early", trigger="later", guard_dedupe="ignore")
+    receipt = happen()
+    later = happen("later", user="bob")
+    Touch.objects.filter(pk__in=later.task_ids).update(due_at="2999-01-01T00:00Z")
+    deliver(later.task_ids)
+    deliver_at_last(*receipt.task_ids)
+    fall_due()
+    lapse(*later.task_ids)
+    dispatcher.rescue()
+    dispatcher.hand_over_due()
+    presence.providers.cache_clear()
+
+    assert theatre.in_transaction == [False, False]
+    assert set(witness.seen) == {"publish_touches", "oldest_message_at", "quota", "send_now", "presence"}
+    assert not any(inside for calls in witness.seen.values() for inside in calls), witness.seen
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_announcement_of_a_batch_is_made_outside_of_its_transaction(matrix: Any) -> None:
+    """I4: see also the intake's tests, where a second connection looks."""
+    from scheduling.intake import NewEvent, record_events
+
+    matrix.node()
+    inside: list[bool] = []
+    record_events(
+        [NewEvent("shop", "e1", "material.downloaded", "ann")],
+        announce=lambda hints: inside.append(connection.in_atomic_block),
+    )
+    assert inside == [False]

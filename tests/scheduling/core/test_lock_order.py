@@ -1,0 +1,157 @@
+"""Customers by id, then communities, then touches: whoever writes keeps to it, so nobody waits in a circle."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils.timezone import now
+
+from scheduling import absence, delivery, dispatcher, services
+from scheduling.errors import AftertouchError
+from scheduling.ids import new_id
+from scheduling.intake import NewEvent, Receipt, record_events
+from scheduling.models import Customer, FailedTask, HarassmentRule, Touch
+from scheduling.models.ledger import WAITING
+from tests.scheduling.core.conftest import fall_due
+
+pytestmark = pytest.mark.django_db(transaction=True)
+USERS = [f"user-{number}" for number in range(10)]
+CHATS = ["", "c1", "c2", "c3"]
+TYPES = ["download", "download", "download", "order.paid", "complaint.received", "conversation.started", "silent"]
+BATCHES = 20
+SEED = 20_260_303
+
+
+def test_random_writers_on_the_same_customers_never_deadlock_and_lose_no_touch(
+    matrix: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I6, I9: events, deliveries, cancellations, complaints, edits of customers, rescues and scans, all at once."""
+    matrix.node("guide", trigger="download", cancel_on=["order.paid"], guard_dedupe="ignore", priority=1)
+    matrix.node("offer", trigger="download", on_repeat="restart", guard_dedupe="ignore", priority=2)
+    matrix.node("ask", trigger="download", on_repeat="keep", over_cap="defer", priority=0)
+    matrix.node("nudge", trigger="silent", guard_cap="count_only")
+    HarassmentRule.objects.create(kind="cap", scope="community", limit=20, window=timedelta(hours=1))
+    errors: list[BaseException] = []
+    receipts: list[Receipt] = []
+    done = threading.Event()
+
+    def take_in(dice: random.Random) -> None:
+        events = [
+            NewEvent(
+                source="shop", event_id=str(new_id()), type=dice.choice(TYPES), user_id=dice.choice(USERS),
+                chat_id=dice.choice(CHATS), occurred_at=now() - timedelta(seconds=dice.randrange(60)),
+            )
+            for _ in range(dice.randint(1, 12))
+        ]  # fmt: skip
+        receipts.extend(record_events(events))
+
+    def hand_in(dice: random.Random) -> None:
+        waiting = list(Touch.objects.filter(state__in=WAITING).values_list("pk", flat=True)[:200])
+        delivery.deliver(dice.sample(waiting, min(len(waiting), 30)))
+
+    def interfere(dice: random.Random) -> None:
+        services.put_customer(dice.choice(USERS), {"level": dice.choice(["vip", "normal"]), "opted_out": False})
+        for task_id in dice.sample(list(Touch.objects.values_list("pk", flat=True)), 1):
+            services.cancel_touch(task_id, actor="ann")
+
+    def keep_moving(dice: random.Random) -> None:
+        dispatcher.hand_over_due()
+        dispatcher.rescue()
+        absence.scan()
+
+    def act(number: int, work: Callable[[random.Random], None], rounds: int | None) -> None:
+        dice = random.Random(SEED + number)
+        try:
+            while rounds is None or rounds > 0:
+                if rounds is None and done.is_set():
+                    break
+                with suppress(AftertouchError, ValueError):  # there was nothing to cancel
+                    work(dice)
+                rounds = rounds and rounds - 1
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    monkeypatch.setattr(dispatcher, "publish_touches", lambda hints, channels: 0)
+    with ThreadPoolExecutor(8) as pool:
+        intakes = [pool.submit(act, number, take_in, BATCHES) for number in range(4)]
+        for number, work in enumerate((hand_in, hand_in, interfere, keep_moving)):
+            pool.submit(act, 100 + number, work, None)
+        for each in intakes:
+            each.result(60)
+        done.set()
+
+    assert errors == [], f"seed {SEED}"
+    assert len(receipts) >= 4 * BATCHES
+    named = {task_id for receipt in receipts for task_id in receipt.task_ids}
+    assert named == set(Touch.objects.values_list("pk", flat=True)), "every touch is in a receipt, and the other way"
+    _drain()
+    assert set(Touch.objects.values_list("state", flat=True)) <= {"delivered", "suppressed", "cancelled"}
+    assert not FailedTask.objects.exists()
+    assert not Touch.objects.filter(parked__gt="").exists()
+    for customer in Customer.objects.all():
+        capped = customer.touches.filter(state="delivered").exclude(node__guard_cap="count_only")
+        assert capped.count() <= 3, f"{customer} was told more than three times (seed {SEED})"
+
+
+def _drain() -> None:
+    """What is held is woken until nothing is held by what has not ended."""
+    ends_at = time.monotonic() + 30
+    Touch.objects.filter(node__key="ask").exclude(state__in=("delivered", "suppressed", "cancelled")).update(
+        expires_at=now()  # a deferred one would wait for a day
+    )
+    while waiting := list(Touch.objects.filter(state__in=WAITING).values_list("pk", flat=True)):
+        assert time.monotonic() < ends_at, f"{len(waiting)} never end"
+        fall_due()
+        delivery.deliver(waiting)
+
+
+def test_whoever_delivers_waits_for_who_takes_an_event_in_and_sees_what_it_did(
+    matrix: Any, happen: Any, elsewhere: Any
+) -> None:
+    """I6: the guard reads history and customer after the lock, so it knows of a conversation begun meanwhile."""
+    from django.db import transaction
+
+    matrix.node()
+    (task_id,) = happen(occurred_at=now() - timedelta(hours=1)).task_ids
+    fall_due()
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            happen("conversation.started")
+            delivering = pool.submit(_deliver_and_close, task_id)
+            _until_somebody_waits_for_a_lock(elsewhere)
+            assert not delivering.done()
+        delivering.result(20)
+
+    row = Touch.objects.get()
+    assert (row.state, row.reason) == ("suppressed", "conversation")
+
+
+def _deliver_and_close(task_id: Any) -> None:
+    try:
+        delivery.deliver([task_id])
+    finally:
+        connection.close()
+
+
+def _until_somebody_waits_for_a_lock(elsewhere: Any) -> None:
+    def waiting() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+            )
+            return bool(cursor.fetchone()[0])
+
+    ends_at = time.monotonic() + 20
+    while not elsewhere(waiting):
+        assert time.monotonic() < ends_at, "nobody waits"
