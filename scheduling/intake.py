@@ -260,18 +260,21 @@ class _Batch:
         )
 
     def call_off(self) -> None:
-        """`cancel_on`: what is stored and waits because of an earlier event is obsolete now."""
-        for event in self._news():
-            nodes = self.config.cancelling.get(event.type, ())
-            if nodes:
-                waiting = _waiting({self.customers[event.user_id].id}, {node.id for node in nodes})
-                obsolete = [
-                    task_id
-                    for rows in waiting.values()
-                    for task_id, happened_at, _ in rows
-                    if happened_at <= event.occurred_at
-                ]
-                touches.cancel(obsolete, reason=f"event:{event.type}")
+        """`cancel_on`: what is stored and waits because of an earlier event is obsolete now. One look for the whole
+        batch; where two events call the same touch off, the first is its reason."""
+        calling = [(event, node.id) for event in self._news() for node in self.config.cancelling.get(event.type, ())]
+        if not calling:
+            return
+        waiting = _waiting(
+            {self.customers[event.user_id].id for event, _ in calling}, {node_id for _, node_id in calling}
+        )
+        reasons: dict[UUID, str] = {}
+        for event, node_id in calling:
+            for task_id, happened_at, _ in waiting.get((self.customers[event.user_id].id, node_id), ()):
+                if happened_at <= event.occurred_at:
+                    reasons.setdefault(task_id, event.type)
+        for kind in sorted(set(reasons.values())):
+            touches.cancel([task_id for task_id, why in reasons.items() if why == kind], reason=f"event:{kind}")
 
     def note_customers(self) -> None:
         """Raise activity and conversation; a complaint opts its customer out of marketing and names its touch."""
