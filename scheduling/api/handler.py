@@ -14,7 +14,7 @@ from django.core.handlers.asgi import ASGIHandler, ASGIRequest, get_script_prefi
 from django.core.handlers.exception import convert_exception_to_response
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
-from django.urls import set_script_prefix
+from django.urls import set_script_prefix, set_urlconf
 
 from scheduling.api import metrics
 from scheduling.api.problems import MEDIA_TYPE, Problem, problem_response
@@ -72,6 +72,14 @@ class ApiHandler(ASGIHandler):
         if response.status_code >= 400 and not str(response.get("Content-Type", "")).startswith(MEDIA_TYPE):
             return _as_problem(response), route
         return response, route
+
+    async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
+        """Without Django's log line for each refusal, which would cost a flood of them a hop to a thread each: the
+        metrics count refusals, and what fails unexpectedly is logged where it is turned into a problem."""
+        set_urlconf(settings.ROOT_URLCONF)
+        chain: Any = self._middleware_chain
+        response: HttpResponseBase = await chain(request)
+        return response
 
     def make_view_atomic(self, view: Callable[..., Any]) -> Callable[..., Any]:
         """Django asks here how to call a view."""
