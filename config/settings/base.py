@@ -29,6 +29,7 @@ INSTALLED_APPS = [
     "django_celery_beat",
     "simple_history",
     "channels",
+    "ninja",  # its bundled Swagger files, so that the API's page needs no CDN
     "scheduling",
 ]
 
