@@ -1,7 +1,61 @@
+"""Signed webhooks to a receiver that takes 50 ms, from one core node with two processes."""
+
 from __future__ import annotations
 
-from benchmarks.bench import Bench
+import base64
+import json
+import time
+from datetime import UTC, datetime
+from urllib.request import Request, urlopen
+
+from benchmarks import contest, readings, workload
+from benchmarks.bench import Bench, wait_until
+from config.embedded.ports import free_port
+
+GOAL = 1_500.0
+TAKES = 0.05
+SECRET = "whsec_" + base64.b64encode(b"known to this benchmark only....").decode()
 
 
 def webhook(bench: Bench) -> None:
-    raise NotImplementedError
+    count = bench.size(15_000, 3_000)
+    for _ in range(bench.repeat):
+        port = free_port()
+        url = f"http://127.0.0.1:{port}/"
+        with bench.running("benchmarks.receiver", str(port), str(TAKES)):
+            wait_until(lambda url=url: _answers(url), 20, "the receiver")
+            _measure(bench, url, count)
+
+
+def _measure(bench: Bench, url: str, count: int) -> None:
+    cells = workload.matrix(channel="webhook", config={"url": f"{url}hook", "secret": SECRET})
+    with bench.core():
+        contest.warm_up(cells[0])
+        _ask(url, "DELETE")
+        workload.clear()
+        workload.customers(count)
+        due_at = datetime.fromtimestamp(time.time() + 14, UTC)
+        workload.plan([workload.Plan(number + 1, cells[0], due_at) for number in range(count)])
+        time.sleep(max(due_at.timestamp() - time.time(), 0) + 1)
+        workload.await_finished(contest.PATIENCE)
+        told = json.loads(_ask(url, "GET"))
+        reading = readings.of_touches()
+    add = bench.figures.add
+    note = f"{count:,} to one receiver that takes {TAKES * 1000:.0f} ms, one node, -c 2"
+    add("webhook", "received", told["count"] / (told["last_at"] - told["first_at"]), "/s",
+        goal=GOAL, at_least=True, note=note)  # fmt: skip
+    add("webhook", "delivered, from the due time to the last settled", reading.per_second, "/s")
+    add("webhook", "received twice", told["twice"], "touches", goal=0)
+    add("webhook", "not received", count - told["count"] + told["twice"], "touches", goal=0)
+
+
+def _answers(url: str) -> bool:
+    try:
+        return bool(_ask(url, "GET"))
+    except OSError:
+        return False
+
+
+def _ask(url: str, method: str) -> bytes:
+    with urlopen(Request(url, method=method), timeout=5) as reply:
+        return bytes(reply.read())

@@ -1,0 +1,82 @@
+"""An HTTP receiver that takes its time: answers every POST after 50 ms and counts what came.
+
+`GET /` tells the count, the instant of the first and the last request, and how many ids came twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from functools import partial
+
+import httptools
+import uvloop
+
+OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-type: text/plain\r\n\r\nok"
+
+
+class Tally:
+    def __init__(self, delay: float) -> None:
+        self.delay = delay
+        self.forget()
+
+    def forget(self) -> None:
+        self.ids: set[str] = set()
+        self.count, self.first_at, self.last_at = 0, 0.0, 0.0
+
+    def take(self, delivery_key: str) -> None:
+        self.last_at = time.time()
+        self.first_at = self.first_at or self.last_at
+        self.count += 1
+        self.ids.add(delivery_key)
+
+    def told(self) -> bytes:
+        twice = self.count - len(self.ids)
+        body = json.dumps(
+            {"count": self.count, "first_at": self.first_at, "last_at": self.last_at, "twice": twice}
+        ).encode()
+        return b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+
+
+class Connection(asyncio.Protocol):
+    def __init__(self, tally: Tally) -> None:
+        self.tally = tally
+        self.parser = httptools.HttpRequestParser(self)
+        self.delivery_key = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.parser.feed_data(data)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"webhook-id":
+            self.delivery_key = value.decode()
+
+    def on_message_complete(self) -> None:
+        method = self.parser.get_method()
+        if method == b"POST":
+            self.tally.take(self.delivery_key)
+            asyncio.get_running_loop().call_later(self.tally.delay, self.answer, OK)
+        elif method == b"DELETE":
+            self.tally.forget()
+            self.answer(OK)
+        else:
+            self.answer(self.tally.told())
+
+    def answer(self, reply: bytes) -> None:
+        if not self.transport.is_closing():
+            self.transport.write(reply)
+
+
+async def receive(port: int, delay: float) -> None:
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(partial(Connection, Tally(delay)), "127.0.0.1", port, backlog=1024)
+    await server.serve_forever()
+
+
+if __name__ == "__main__":
+    uvloop.run(receive(int(sys.argv[1]), float(sys.argv[2])))
