@@ -19,13 +19,15 @@ def idle(bench: Bench) -> None:
     with running_stack(ours, state_dir=bench.state_dir / "stack") as stack:
         time.sleep(SETTLES_WITHIN)
         for _ in range(bench.repeat):
-            pids = {**stack.pids, "supervisor": psutil.Process(stack.pids["core"]).ppid()}
-            before = {name: _seconds(pid, with_children=name != "supervisor") for name, pid in pids.items()}
+            supervisor = psutil.Process(stack.pids["core"]).ppid()
+            alone = {"supervisor": supervisor, "its owner": psutil.Process(supervisor).ppid()}
+            pids = {**stack.pids, **alone}
+            before = {name: _seconds(pid, with_children=name not in alone) for name, pid in pids.items()}
             servers = {name: _seconds(pid) for name, pid in _servers(bench).items()}
             time.sleep(seconds)
             total = 0.0
             for name, pid in pids.items():
-                spent = _seconds(pid, with_children=name != "supervisor") - before[name]
+                spent = _seconds(pid, with_children=name not in alone) - before[name]
                 total += spent
                 bench.figures.add("idle", name, spent / seconds * 100, "% of a core")
             bench.figures.add(
@@ -43,11 +45,12 @@ def _servers(bench: Bench) -> dict[str, int]:
 
 
 def _seconds(pid: int, *, with_children: bool = True) -> float:
-    """Processor time so far, with that of children that have ended since."""
+    """Processor time so far, of children too; of those that have ended, where their parent has noticed."""
     process = psutil.Process(pid)
     own = process.cpu_times()
-    spent = own.user + own.system + own.children_user + own.children_system
+    spent = own.user + own.system
     if with_children:
+        spent += own.children_user + own.children_system
         for child in family([process])[1:]:
             times = child.cpu_times()
             spent += times.user + times.system
