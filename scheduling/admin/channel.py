@@ -12,7 +12,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.admin import TabularInline
 from unfold.decorators import action, display
-from unfold.widgets import UnfoldAdminPasswordInput, UnfoldAdminSelectWidget
+from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
 
 from scheduling.admin.base import CheckedForm, WithHistory, plainly
 from scheduling.admin.fields import DurationsField, SettingsField
@@ -49,7 +49,7 @@ class SecretField(forms.CharField):
             label=SECRET_LABELS.get(name, name),
             required=False,
             help_text=_("Never shown again. Empty: stays as it is. A single “-” removes it."),
-            widget=UnfoldAdminPasswordInput(attrs={"placeholder": placeholder, "autocomplete": "new-password"}),
+            widget=UnfoldAdminPasswordWidget(attrs={"placeholder": placeholder, "autocomplete": "new-password"}),
         )
 
 
@@ -85,6 +85,7 @@ class ChannelForm(CheckedForm):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.stored: Mapping[str, Any] = self.instance.config or {}
+        self.config: Mapping[str, Any] = self.stored  #: as it will be, once the form is clean
         self.fields["settings"].initial = {k: v for k, v in self.stored.items() if k not in secret_names()}
         for name in secret_names():
             self.fields[f"secret_{name}"] = SecretField(name, bool(self.stored.get(name)))
@@ -94,7 +95,7 @@ class ChannelForm(CheckedForm):
         if "settings" in cleaned and "kind" in cleaned:
             given = {name: cleaned.get(f"secret_{name}", "").strip() for name in secret_names()}
             same_kind = cleaned["kind"] == self.instance.kind or not self.instance.kind
-            cleaned["config"] = {**cleaned["settings"], **merged(self.stored if same_kind else {}, given)}
+            self.config = cleaned["config"] = {**cleaned["settings"], **merged(self.stored if same_kind else {}, given)}
         return cleaned
 
     def place(self, path: str) -> str | None:
@@ -104,7 +105,7 @@ class ChannelForm(CheckedForm):
         return super().place(path)
 
     def save(self, commit: bool = True) -> Any:
-        self.instance.config = self.values()["config"]
+        self.instance.config = self.config
         return super().save(commit)
 
 
@@ -116,6 +117,13 @@ class DisabledInline(TabularInline):  # type: ignore[misc]
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Who may edit the channel may send there again."""
+        return bool(request.user.has_perm("scheduling.change_channelconfig"))
 
 
 @admin.register(ChannelConfig)

@@ -1,0 +1,140 @@
+"""The cast of the back office: who may see, who may act, who may edit."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.test import Client
+from django.urls import reverse
+
+from scheduling.management.commands.bootstrap import Command
+
+
+@pytest.fixture(autouse=True)
+def static_root(settings: Any, tmp_path: Path) -> None:
+    """WhiteNoise warns where nobody has collected files yet; the finders serve them here."""
+    settings.STATIC_ROOT = tmp_path
+
+
+@pytest.fixture
+def as_member(db: None) -> Callable[[str], Client]:
+    """A client logged in as a member of viewer, operator or editor, or as `admin`. English, so that texts are told."""
+
+    def as_member(group: str) -> Client:
+        Command().grant_permissions()
+        if group == "admin":
+            user = User.objects.create_superuser("admin", password="x")
+        else:
+            user = User.objects.create_user(group, password="x", is_staff=True)
+            user.groups.add(Group.objects.get(name=group))
+        client = Client(headers={"accept-language": "en"})
+        client.force_login(user)
+        client.cookies["django_language"] = "en"
+        return client
+
+    return as_member
+
+
+@pytest.fixture
+def editor(as_member: Callable[[str], Client]) -> Client:
+    return as_member("editor")
+
+
+@pytest.fixture
+def operator(as_member: Callable[[str], Client]) -> Client:
+    return as_member("operator")
+
+
+@pytest.fixture
+def viewer(as_member: Callable[[str], Client]) -> Client:
+    return as_member("viewer")
+
+
+@pytest.fixture
+def admin_url() -> Callable[..., str]:
+    def admin_url(name: str, *args: Any) -> str:
+        return reverse(f"admin:scheduling_{name}", args=args)
+
+    return admin_url
+
+
+@pytest.fixture
+def filled(editor: Client) -> Callable[..., dict[str, Any]]:
+    """What a browser would send for this form as it stands, with changes."""
+
+    def filled(url: str, client: Client = editor, **changes: Any) -> dict[str, Any]:
+        context = client.get(url).context
+        forms = [context["adminform"].form]
+        for inline in context["inline_admin_formsets"]:
+            forms += [inline.formset.management_form, *inline.formset.forms]
+        data = {}
+        for form in forms:
+            for field in form:
+                value = field.value()
+                if value is not None and value is not False:
+                    data[field.html_name] = value
+        return {key: value for key, value in {**data, **changes}.items() if value is not None}
+
+    return filled
+
+
+class Receiver(ThreadingHTTPServer):
+    """A webhook's receiver that takes everything and remembers it."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+        super().__init__(("127.0.0.1", 0), Answer)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}/"
+
+
+class Answer(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.bodies.append(json.loads(body))  # type: ignore[attr-defined]
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *args: Any) -> None:
+        """Nobody reads it."""
+
+
+@pytest.fixture
+def receiver(settings: Any) -> Iterator[Receiver]:
+    settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ["127.0.0.1"]
+    with Receiver() as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def failed(matrix: Any, happen: Callable[..., Any]) -> Callable[..., Any]:
+    """A touch that failed because its text wants data that the event did not bring; its failed task."""
+    from scheduling.delivery import deliver
+    from scheduling.models import FailedTask, Node
+
+    def failed(user: str = "ann", *, unknown: bool = False) -> Any:
+        if not Node.objects.filter(key="broken").exists():
+            template = matrix.template("broken", body="{{ event.data.order_no }}")
+            matrix.node("broken", trigger="order.paid", template=template)
+        receipt = happen("order.paid", user)
+        deliver(receipt.task_ids)
+        row = FailedTask.objects.get(task_id=receipt.task_ids[0])
+        if unknown:
+            row.failure = "unknown"
+            row.save()
+        return row
+
+    return failed

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from scheduling.models import ApiKey, Pause
+from scheduling.services import create_api_key, digest_of
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+def test_a_key_is_shown_once(as_member: Any, admin_url: Url) -> None:
+    client = as_member("admin")
+    page = client.post(admin_url("apikey_add"), {"name": "shop", "scopes": ["events", "touches"]})
+    key = page.context["key"]
+    row = ApiKey.objects.get()
+    assert (row.digest, row.scopes) == (digest_of(key), ["events", "touches"])
+    assert "no-store" in page["cache-control"]
+    assert key in page.content.decode()
+    assert key not in client.get(admin_url("apikey_change", row.pk)).content.decode()
+    assert key not in str(client.cookies)
+
+
+def test_a_key_needs_a_scope_and_a_name_of_its_own(as_member: Any, admin_url: Url) -> None:
+    client = as_member("admin")
+    create_api_key("shop", ["events"])
+    page = client.post(admin_url("apikey_add"), {"name": "shop"})
+    assert set(page.context["adminform"].form.errors) == {"name", "scopes"}
+
+
+def test_a_revoked_key_stays_revoked(as_member: Any, admin_url: Url) -> None:
+    client = as_member("admin")
+    create_api_key("shop", ["events"])
+    row = ApiKey.objects.get()
+    client.post(admin_url("apikey_revoke", row.pk))
+    row.refresh_from_db()
+    first = row.revoked_at
+    assert first is not None
+    client.post(admin_url("apikey_revoke", row.pk))
+    row.refresh_from_db()
+    assert row.revoked_at == first
+    assert client.post(admin_url("apikey_delete", row.pk), {"post": "yes"}).status_code == 403
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator", "editor"])
+def test_members_make_and_revoke_no_keys(as_member: Any, admin_url: Url, group: str) -> None:
+    client = as_member(group)
+    create_api_key("shop", ["events"])
+    row = ApiKey.objects.get()
+    assert client.post(admin_url("apikey_add"), {"name": "x", "scopes": ["events"]}).status_code == 403
+    assert client.post(admin_url("apikey_revoke", row.pk)).status_code == 403
+
+
+def test_a_pause_is_told_on_every_page_until_it_ends(
+    matrix: Any, operator: Client, viewer: Client, admin_url: Url
+) -> None:
+    node = matrix.node()
+    to_pause = operator.get(admin_url("node_pause_or_resume", node.pk))["location"]
+    assert to_pause == f"{admin_url('pause_add')}?scope=node%3Aguide"
+    operator.post(admin_url("pause_add"), {"scope": "node:guide", "reason": "wrong text"})
+    row = Pause.objects.get()
+    assert (row.scope, row.reason, row.paused_by.username) == ("node:guide", "wrong text", "operator")
+    for url in (reverse("admin:index"), admin_url("event_changelist"), admin_url("node_matrix")):
+        page = viewer.get(url).content.decode()
+        assert "Paused: node guide" in page
+        assert "wrong text" in page
+    to_resume = operator.get(admin_url("node_pause_or_resume", node.pk))["location"]
+    operator.post(to_resume)
+    assert not Pause.objects.exists()
+    assert "Paused: node guide" not in viewer.get(reverse("admin:index")).content.decode()
+
+
+def test_a_pause_that_another_has_ended_is_no_error(operator: Client, admin_url: Url) -> None:
+    answer = operator.post(f"{admin_url('pause_end')}?scope=all", follow=True)
+    assert "not paused any more" in answer.content.decode()
+
+
+def test_a_viewer_neither_pauses_nor_resumes(matrix: Any, viewer: Client, admin_url: Url) -> None:
+    assert viewer.post(admin_url("pause_add"), {"scope": "all"}).status_code == 403
+    Pause.objects.create(scope="all")
+    assert viewer.post(f"{admin_url('pause_end')}?scope=all").status_code == 403
+    assert Pause.objects.exists()
+
+
+def test_the_house_can_be_paused_as_a_whole(matrix: Any, operator: Client, viewer: Client, admin_url: Url) -> None:
+    operator.post(admin_url("pause_add"), {"scope": "all", "reason": ""})
+    matrix.node(delay=timedelta(hours=1))
+    assert "Paused: everything" in viewer.get(admin_url("node_matrix")).content.decode()
+    assert operator.post(admin_url("pause_add"), {"scope": "node:nowhere"}).context["form"].errors

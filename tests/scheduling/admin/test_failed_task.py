@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.messages import get_messages
+from django.test import Client
+from django.utils.timezone import now
+
+from scheduling.models import FailedTask, Touch
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+Failed = Callable[..., Any]
+
+
+def said(answer: Any) -> str:
+    return " ".join(str(message) for message in get_messages(answer.wsgi_request))
+
+
+def confirm(client: Client, url: str, action: str, **data: Any) -> Any:
+    """The confirmation page's form, as a browser would send it on."""
+    page = client.post(url, {"action": action, **data})
+    assert page.status_code == 200
+    hidden: dict[str, list[str]] = {}
+    for name, value in page.context["hidden"]:
+        hidden.setdefault(name, []).append(str(value))
+    return client.post(url, {**hidden, "reason": "because"})
+
+
+def test_the_page_shows_the_original_and_every_attempt(failed: Failed, viewer: Client, admin_url: Url) -> None:
+    row = failed()
+    row.attempts = [{"number": 1, "started_at": now().isoformat(), "outcome": "transient", "reason": "http_503",
+                     "detail": "busy", "status": 503}]  # fmt: skip
+    row.save()
+    page = viewer.get(admin_url("failedtask_change", row.pk)).content.decode()
+    for words in ("Data for the text is missing", "broken", "Receiver answered HTTP 503", "busy"):
+        assert words in page
+
+
+def test_retry_keeps_the_delivery_key_and_sending_as_new_does_not(
+    failed: Failed, operator: Client, admin_url: Url
+) -> None:
+    same, new = failed("ann"), failed("bob")
+    operator.post(admin_url("failedtask_act", same.pk, "retry"), {"reason": "fixed"})
+    page = operator.get(admin_url("failedtask_act", new.pk, "again")).content.decode()
+    assert "the customer gets it twice" in page
+    operator.post(admin_url("failedtask_act", new.pk, "again"), {"reason": "asked for"})
+    assert Touch.objects.get(retry_of=same.task_id).root_id == same.root_id
+    assert Touch.objects.get(retry_of=new.task_id).root_id != new.root_id
+    same.refresh_from_db()
+    assert (same.state, same.actor_name, same.action_reason) == ("retried", "operator", "fixed")
+    done = operator.get(admin_url("failedtask_change", same.pk)).content.decode()
+    assert "fixed" in done
+    assert "operator" in done
+
+
+@pytest.mark.parametrize(
+    ("verb", "state"),
+    [
+        ("delivered", "resolved_delivered"),
+        ("not_delivered", "resolved_not_delivered"),
+        ("ignore", "ignored"),
+        ("archive", "archived"),
+    ],
+)
+def test_an_unknown_one_is_settled_by_a_person(
+    failed: Failed, operator: Client, admin_url: Url, verb: str, state: str
+) -> None:
+    row = failed(unknown=True)
+    operator.post(admin_url("failedtask_act", row.pk, verb), {"reason": "asked the customer"})
+    row.refresh_from_db()
+    assert row.state == state
+
+
+def test_nothing_is_done_without_a_reason(failed: Failed, operator: Client, admin_url: Url) -> None:
+    row = failed()
+    page = operator.post(admin_url("failedtask_act", row.pk, "ignore"), {"reason": ""})
+    assert "required" in str(page.context["form"].errors)
+    row.refresh_from_db()
+    assert row.state == "open"
+
+
+def test_who_comes_second_is_told(failed: Failed, operator: Client, admin_url: Url) -> None:
+    row = failed()
+    url = admin_url("failedtask_act", row.pk, "retry")
+    operator.post(url, {"reason": "first"})
+    answer = operator.post(url, {"reason": "second"})
+    assert "somebody acted on it meanwhile" in said(answer)
+    assert Touch.objects.filter(retry_of=row.task_id).count() == 1
+
+
+def test_selected_ones_are_retried_at_a_pace(failed: Failed, operator: Client, admin_url: Url) -> None:
+    rows = [failed(f"user{number}") for number in range(3)]
+    chosen = [str(row.pk) for row in rows[:2]]
+    answer = confirm(operator, admin_url("failedtask_changelist"), "bulk_retry", _selected_action=chosen)
+    assert "Retry: 2 failed tasks." in said(answer)
+    again = Touch.objects.filter(retry_of__in=[row.task_id for row in rows]).order_by("due_at")
+    assert len(again) == 2
+    assert again[1].due_at - again[0].due_at == timedelta(seconds=0.05)
+
+
+def test_all_that_match_the_filter_means_those_that_were_there(
+    failed: Failed, operator: Client, admin_url: Url
+) -> None:
+    first = [failed(f"user{number}") for number in range(3)]
+    url = f"{admin_url('failedtask_changelist')}?reason={first[0].reason}"
+    page = operator.post(url, {"action": "bulk_ignore", "select_across": "1", "_selected_action": [str(first[0].pk)]})
+    late = failed("late")
+    hidden: dict[str, list[str]] = {}
+    for name, value in page.context["hidden"]:
+        hidden.setdefault(name, []).append(str(value))
+    operator.post(url, {**hidden, "reason": "noise"})
+    late.refresh_from_db()
+    assert late.state == "open"
+    assert FailedTask.objects.filter(state="ignored").count() == 3
+
+
+def test_the_same_cause_is_one_line(failed: Failed, viewer: Client, admin_url: Url) -> None:
+    rows = [failed(f"user{number}") for number in range(3)]
+    other = failed("odd")
+    FailedTask.objects.filter(pk=other.pk).update(fingerprint="other")
+    groups = viewer.get(admin_url("failedtask_groups")).context["groups"]
+    assert [group["count"] for group in groups] == [3, 1]
+    shown = viewer.get(groups[0]["link"]).context["cl"].result_list
+    assert {row.pk for row in shown} == {row.pk for row in rows}
+
+
+def test_the_list_begins_with_what_is_open(failed: Failed, viewer: Client, admin_url: Url) -> None:
+    done, waiting = failed("ann"), failed("bob")
+    FailedTask.objects.filter(pk=done.pk).update(state="archived")
+    url = admin_url("failedtask_changelist")
+    assert [row.pk for row in viewer.get(url).context["cl"].result_list] == [waiting.pk]
+    assert len(viewer.get(f"{url}?state=all").context["cl"].result_list) == 2
+
+
+def test_a_message_that_nobody_can_read_has_no_retry(operator: Client, admin_url: Url) -> None:
+    from scheduling.failures import bury_message
+
+    bury_message("not_json", "garbage", queue="ticks")
+    row = FailedTask.objects.get()
+    verbs = operator.get(admin_url("failedtask_change", row.pk)).context["verbs"]
+    assert [str(each["verb"].title) for each in verbs] == ["Ignore", "Archive"]
+
+
+def test_a_viewer_sees_no_button_and_is_refused(failed: Failed, viewer: Client, admin_url: Url) -> None:
+    row = failed()
+    page = viewer.get(admin_url("failedtask_change", row.pk))
+    assert page.context["verbs"] == []
+    for verb in ("retry", "again", "delivered", "ignore", "archive"):
+        assert viewer.get(admin_url("failedtask_act", row.pk, verb)).status_code == 403
+        assert viewer.post(admin_url("failedtask_act", row.pk, verb), {"reason": "x"}).status_code == 403
+    viewer.post(
+        admin_url("failedtask_changelist"),
+        {"action": "bulk_ignore", "confirmed": "1", "reason": "x", "_selected_action": [str(row.pk)]},
+    )
+    row.refresh_from_db()
+    assert row.state == "open"

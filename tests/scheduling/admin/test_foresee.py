@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from scheduling.delivery import deliver
+from scheduling.models import Event
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+def test_what_would_be_sent_and_what_not(
+    matrix: Any, viewer: Client, admin_url: Url, happen: Callable[..., Any]
+) -> None:
+    matrix.node(delay=timedelta(minutes=15))
+    matrix.node("again", template=matrix.template("again", content_type="used"))
+    matrix.node("off", enabled=False)
+    matrix.node("data", template=matrix.template("data", body="{{ event.data.order_no }}"))
+    used = matrix.node("used", trigger="order.paid", template=matrix.template("used"))
+    deliver(happen("order.paid").task_ids)
+    before = Event.objects.count()
+    page = viewer.get(admin_url("event_foresee"), {"type": "material.downloaded", "user_id": "ann"})
+    by_node = {each["node"]: each for each in page.context["outcomes"]}
+    assert (by_node["guide"]["title"], by_node["guide"]["body"]) == ("Would be sent", "hi ann")
+    assert by_node["again"]["title"] == "Would not be sent"
+    assert dict(by_node["again"]["facts"])["rule"] == "Same content sent lately (v1)"
+    assert by_node["data"]["title"] == "Would fail"
+    assert "order_no" in by_node["data"]["problem"]
+    assert [node.key for node in page.context["switched_off"]] == ["off"]
+    assert Event.objects.count() == before
+    assert used.touches.count() == 1
+
+
+def test_an_event_that_nobody_waits_for_plans_nothing(matrix: Any, viewer: Client, admin_url: Url) -> None:
+    page = viewer.get(admin_url("event_foresee"), {"type": "order.paid", "user_id": "ann"})
+    assert page.context["outcomes"] == []
+    assert "no node that is enabled" in page.content.decode()
+
+
+def test_bad_data_is_told_at_its_field(matrix: Any, viewer: Client, admin_url: Url) -> None:
+    page = viewer.get(admin_url("event_foresee"), {"type": "order.paid", "user_id": "ann", "event_data": "{"})
+    assert list(page.context["form"].errors) == ["event_data"]
+    assert page.context["outcomes"] is None

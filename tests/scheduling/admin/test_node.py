@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from scheduling.models import Node, Stage
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+def test_an_edited_delay_is_a_new_version_with_author_and_reason(
+    matrix: Any, editor: Client, admin_url: Url, filled: Any
+) -> None:
+    node = matrix.node(delay=timedelta(minutes=15))
+    url = admin_url("node_change", node.pk)
+    answer = editor.post(url, filled(url, delay="1h30m", change_reason="too early"))
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    node.refresh_from_db()
+    assert (node.delay, node.version) == (timedelta(minutes=90), 2)
+    last = node.history.first()
+    assert (last.history_user.username, last.history_change_reason) == ("editor", "too early")
+    history = editor.get(admin_url("node_history", node.pk)).content.decode()
+    assert "15m" in history
+    assert "1h30m" in history
+
+
+def test_saving_without_a_change_is_no_new_version(matrix: Any, editor: Client, admin_url: Url, filled: Any) -> None:
+    rules = {"by_level": {"vip": 3600}, "default": 86400, "active_within": 86400, "active_factor": 0.6}
+    node = matrix.node(delay_rules=rules, cancel_on=["order.paid", "a.b"], rollout_communities=["c1"], dynamic=True)
+    url = admin_url("node_change", node.pk)
+    assert editor.post(url, filled(url)).status_code == 302
+    node.refresh_from_db()
+    assert (node.version, node.delay_rules, node.cancel_on) == (1, rules, ["order.paid", "a.b"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("delay", "15 minutes", "not a duration"),
+        ("delay", "", "required"),
+        ("delay_rules", "vip=1h", "default"),
+        ("delay_rules", "vip=soon, default=1d", "not a duration"),
+        ("delay_rules", "default=1d, factor=x", "not a number"),
+        ("rollout_percent", "101", "100"),
+        ("goal_event", "order.paid", ""),
+        ("expires_after", "0", "above zero"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_at_its_field(
+    matrix: Any, editor: Client, admin_url: Url, filled: Any, field: str, value: str, complaint: str
+) -> None:
+    url = admin_url("node_change", matrix.node().pk)
+    answer = editor.post(url, filled(url, **{field: value}))
+    assert answer.status_code == 200
+    errors = answer.context["adminform"].form.errors
+    assert list(errors) == ["goal_within" if field == "goal_event" else field]
+    assert complaint in str(errors)
+
+
+def test_own_delay_rules_and_lists_are_typed_as_text(matrix: Any, editor: Client, admin_url: Url, filled: Any) -> None:
+    node = matrix.node()
+    url = admin_url("node_change", node.pk)
+    changes = {
+        "delay_rules": "vip=1h，normal=2h, default=24h, factor=0.5",
+        "cancel_on": "order.paid, order.paid\nrefund.asked",
+        "rollout_communities": "c1\nc2",
+    }
+    assert editor.post(url, filled(url, **changes)).status_code == 302
+    node.refresh_from_db()
+    assert node.delay_rules == {"by_level": {"vip": 3600, "normal": 7200}, "default": 86400, "active_factor": 0.5}
+    assert node.cancel_on == ["order.paid", "refund.asked"]
+    assert node.rollout_communities == ["c1", "c2"]
+
+
+def test_the_matrix_shows_a_card_where_stage_and_event_meet(matrix: Any, viewer: Client, admin_url: Url) -> None:
+    Stage.objects.create(key="aftersale", name="After the sale")
+    matrix.node("guide", delay=timedelta(minutes=15), rollout_percent=30)
+    matrix.node("off", trigger="order.paid", enabled=False, dynamic=True)
+    page = viewer.get(admin_url("node_matrix"))
+    text = page.content.decode()
+    for words in ("After the sale", "15 minutes", "dynamic", "Switched off", "Rollout 30%"):
+        assert words in text
+    by_stage = {row.stage.key: row for row in page.context["rows"]}
+    assert [[card.node.key for card in cell.cards] for cell in by_stage["presale"].cells] == [["guide"], ["off"]]
+    assert [[card.node.key for card in cell.cards] for cell in by_stage["aftersale"].cells] == [[], []]
+    assert "at-add" not in text
+
+
+def test_a_new_node_comes_prefilled_from_its_cell(matrix: Any, editor: Client, admin_url: Url) -> None:
+    matrix.node()
+    page = editor.get(admin_url("node_matrix"))
+    link = page.context["rows"][0].cells[0].add_link
+    form = editor.get(link).context["adminform"].form
+    assert form["trigger"].value() == "material.downloaded"
+    assert str(form["stage"].value()) == str(matrix.stage.pk)
+
+
+def test_a_used_node_is_retired_and_not_deleted(
+    matrix: Any, editor: Client, admin_url: Url, happen: Callable[..., Any]
+) -> None:
+    node = matrix.node()
+    happen()
+    assert editor.post(admin_url("node_delete", node.pk), {"post": "yes"}).status_code == 403
+    retire = admin_url("node_retire", node.pk)
+    assert "Retire “guide”?" in editor.get(retire).content.decode()
+    editor.post(retire)
+    node.refresh_from_db()
+    assert node.retired_at is not None
+    assert node.version == 2
+    assert "guide" not in [row.key for row in editor.get(admin_url("node_changelist")).context["cl"].result_list]
+    editor.post(admin_url("node_bring_back", node.pk))
+    node.refresh_from_db()
+    assert node.retired_at is None
+
+
+def test_an_unused_node_can_be_deleted(matrix: Any, editor: Client, admin_url: Url) -> None:
+    node = matrix.node()
+    editor.post(admin_url("node_delete", node.pk), {"post": "yes"})
+    assert not Node.objects.filter(pk=node.pk).exists()
+
+
+def test_a_viewer_changes_nothing(matrix: Any, viewer: Client, admin_url: Url) -> None:
+    node = matrix.node(delay=timedelta(minutes=15))
+    page = viewer.get(admin_url("node_change", node.pk)).content.decode()
+    assert "15 minutes" in page
+    for url in (
+        admin_url("node_change", node.pk),
+        admin_url("node_retire", node.pk),
+        admin_url("node_pause_or_resume", node.pk),
+    ):
+        assert viewer.post(url, {"delay": "1h"}).status_code == 403, url
+    node.refresh_from_db()
+    assert (node.version, node.retired_at) == (1, None)
+
+
+def test_the_page_says_how_many_touches_wait(
+    matrix: Any, viewer: Client, admin_url: Url, happen: Callable[..., Any]
+) -> None:
+    node = matrix.node(delay=timedelta(hours=1))
+    happen(user="ann")
+    happen(user="bob")
+    page = viewer.get(admin_url("node_change", node.pk)).content.decode()
+    link = f"{admin_url('touch_changelist')}?node__id__exact={node.pk}&amp;state__in=scheduled,queued"
+    assert f'href="{link}">2<' in page
+    assert len(viewer.get(link.replace("&amp;", "&")).context["cl"].result_list) == 2

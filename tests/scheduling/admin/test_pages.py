@@ -1,0 +1,119 @@
+"""Every page opens, for whoever may see it, in both languages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.db.models import Model
+from django.test import Client
+from django.urls import reverse
+
+pytestmark = pytest.mark.django_db
+
+OWN_PAGES = [
+    "scheduling_node_matrix", "scheduling_failedtask_groups", "scheduling_event_foresee", "scheduling_pause_add",
+]  # fmt: skip
+#: What Unfold, celery-beat and simple-history would say in English without our catalogue.
+ENGLISH = [
+    "Filters", "Select action", "Type to search", "No results found", "This page yielded into no results",
+    "Reset filters", "Apply Filters", "Search apps and models", "Go back", "Return to site", "Select value",
+    "Changed by", "Change reason", "Welcome back", "Previous", "Add new item", ">General<", "Arguments", "Schedule<",
+    "Light", "Dark", "Save and continue", "History", "Delete", "Periodic tasks", "Log out", "Change password",
+]  # fmt: skip
+
+
+@pytest.fixture
+def furnished(matrix: Any, happen: Callable[..., Any], failed: Callable[..., Any]) -> None:
+    """A row of everything that ops look at."""
+    from scheduling.delivery import deliver
+    from scheduling.models import Community, DelayRule, Pause
+
+    matrix.node("guide", rollout_percent=50, rollout_communities=["c1"], canary_template=matrix.template("new"))
+    deliver(happen(chat_id="c1").task_ids)
+    failed()
+    DelayRule.objects.create(pk=1, by_level={"vip": 3600})
+    Community.objects.create(
+        chat_id="c1", targets={"wecom": {"url": "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=1"}}
+    )
+    Pause.objects.create(scope="node:guide")
+
+
+def pages(model: type[Model]) -> list[str]:
+    names = f"admin:{model._meta.app_label}_{model._meta.model_name}_"
+    found = [reverse(f"{names}changelist"), reverse(f"{names}add")]
+    row = model._default_manager.first()
+    return found + (
+        [reverse(f"{names}change", args=[row.pk]), reverse(f"{names}history", args=[row.pk])] if row else []
+    )
+
+
+def every_page() -> list[str]:
+    models = [page for model in admin.site._registry for page in pages(model)]
+    return [reverse("admin:index"), *(reverse(f"admin:{name}") for name in OWN_PAGES), *models]
+
+
+@pytest.mark.usefixtures("furnished")
+def test_every_page_opens_for_a_superuser(as_member: Callable[[str], Client]) -> None:
+    client = as_member("admin")
+    statuses = {page: client.get(page).status_code for page in every_page()}
+    closed = {page: status for page, status in statuses.items() if status not in (200, 302)}
+    # What the machinery writes can't be added by hand.
+    assert all(page.endswith("/add/") and status == 403 for page, status in closed.items()), closed
+
+
+@pytest.mark.usefixtures("furnished")
+@pytest.mark.parametrize("group", ["viewer", "operator", "editor"])
+def test_no_page_breaks_for_a_member(as_member: Callable[[str], Client], group: str) -> None:
+    client = as_member(group)
+    for page in every_page():
+        assert client.get(page).status_code in (200, 302, 403), page
+
+
+@pytest.mark.usefixtures("furnished")
+def test_a_viewer_can_look_at_everything_of_ours_and_save_nothing(viewer: Client) -> None:
+    for model in admin.site._registry:
+        if model._meta.app_label != "scheduling":
+            continue
+        for page in pages(model):
+            answer = viewer.get(page)
+            if page.endswith("/add/"):
+                assert answer.status_code == 403, page
+                continue
+            assert answer.status_code in (200, 302), page
+            assert 'name="_save"' not in answer.content.decode(), page
+            if page.endswith("/change/") and model.__name__ not in ("Touch", "FailedTask"):
+                assert viewer.post(page, {}).status_code == 403, page
+
+
+@pytest.mark.usefixtures("furnished")
+def test_no_page_speaks_english_to_chinese_readers(as_member: Callable[[str], Client]) -> None:
+    client = as_member("admin")
+    client.cookies["django_language"] = "zh-hans"
+    for page in every_page():
+        answer = client.get(page)
+        if answer.status_code != 200:
+            continue
+        visible = re.sub(r"<(script|style)\b.*?</\1>|<!--.*?-->", "", answer.content.decode(), flags=re.DOTALL)
+        words = re.sub(r'\s(?!placeholder|title|aria-label)[\w:.@-]+="[^"]*"', "", visible)
+        assert [word for word in ENGLISH if word in words] == [], page
+
+
+def test_the_login_leads_home(client: Client, as_member: Callable[[str], Client]) -> None:
+    as_member("viewer")
+    answer = client.post(reverse("admin:login"), {"username": "viewer", "password": "x"})
+    assert answer.status_code == 302
+    assert answer["location"] == reverse("admin:index")
+
+
+def test_nothing_is_loaded_from_elsewhere(as_member: Callable[[str], Client]) -> None:
+    page = as_member("viewer").get(reverse("admin:index")).content.decode()
+    assert not re.search(r'(src|href)="(https?:)?//', page)
+
+
+def test_the_language_can_be_switched(viewer: Client) -> None:
+    viewer.post("/i18n/setlang/", {"language": "zh-hans"})
+    assert "总览" in viewer.get(reverse("admin:index")).content.decode()

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from scheduling.models import Community, Template, TemplateText, Touch
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+def test_a_text_that_cannot_be_rendered_is_refused_at_its_body(
+    matrix: Any, editor: Client, admin_url: Url, filled: Any
+) -> None:
+    template = matrix.template("guide")
+    url = admin_url("template_change", template.pk)
+    for body, complaint in (
+        ("hi {{ user.nickname }}", "unknown variable “user.nickname”"),
+        ("hi\n{{ user.name", "line 2"),
+        ("{{ wallet }}", "unknown variable “wallet”"),
+    ):
+        answer = editor.post(url, filled(url, **{"texts-0-body": body}))
+        errors = answer.context["inline_admin_formsets"][0].formset.errors[0]
+        assert list(errors) == ["body"]
+        assert complaint in str(errors)
+
+
+def test_a_changed_text_is_a_new_version_of_its_template(
+    matrix: Any, editor: Client, admin_url: Url, filled: Any
+) -> None:
+    template = matrix.template("guide")
+    url = admin_url("template_change", template.pk)
+    assert editor.post(url, filled(url, **{"texts-0-body": "dear {{ user.name }}"})).status_code == 302
+    template.refresh_from_db()
+    assert template.version == 2
+    assert TemplateText.objects.get(template=template).body == "dear {{ user.name }}"
+
+
+def test_a_template_is_made_with_its_first_text(editor: Client, admin_url: Url) -> None:
+    data = {
+        "key": "new", "content_type": "guide", "category": "service", "texts-TOTAL_FORMS": "1",
+        "texts-INITIAL_FORMS": "0", "texts-0-locale": "zh-hans", "texts-0-body": "您好 {{ user.name }}",
+    }  # fmt: skip
+    assert editor.post(admin_url("template_add"), data).status_code == 302
+    assert Template.objects.get(key="new").texts.get().body == "您好 {{ user.name }}"
+
+
+def test_the_preview_says_what_a_customer_would_read(matrix: Any, viewer: Client, admin_url: Url) -> None:
+    from scheduling.services import put_customer
+
+    put_customer("ann", {"name": "Ann Lee"})
+    url = admin_url("template_preview")
+    body = "hi {{ user.name }}, order {{ event.data.order_no }}"
+    said = viewer.post(url, {"body": body, "user_id": "ann", "data": '{"order_no": "A1"}'}).json()
+    assert said["body"] == "hi Ann Lee, order A1"
+    assert "order_no" in viewer.post(url, {"body": body, "user_id": "ann"}).json()["problem"]
+    assert "not JSON" in viewer.post(url, {"body": body, "data": "{"}).json()["problem"]
+
+
+def test_a_test_really_goes_out_once_and_is_marked(matrix: Any, editor: Client, admin_url: Url) -> None:
+    template = matrix.template("guide")
+    url = admin_url("template_send_test", template.pk)
+    page = editor.post(url, {"channel": matrix.channel.pk, "user_id": "ann"})
+    assert page.context["result"]["title"] == "Delivered"
+    assert page.context["body"] == "[Test] hi ann"
+    assert Touch.objects.count() == 0
+
+
+def test_a_test_without_a_target_says_so(matrix: Any, editor: Client, admin_url: Url) -> None:
+    from scheduling.models import ChannelConfig
+
+    robot = ChannelConfig.objects.create(key="robot", kind="wecom")
+    community = Community.objects.create(chat_id="c1")
+    template = matrix.template("guide")
+    page = editor.post(admin_url("template_send_test", template.pk), {"channel": robot.pk, "community": community.pk})
+    assert page.context["result"]["title"] == "Not sent"
+    assert "Nowhere to send it" in page.context["result"]["text"]
+
+
+def test_a_test_reaches_a_webhook(matrix: Any, editor: Client, admin_url: Url, receiver: Any) -> None:
+    from scheduling.models import ChannelConfig
+
+    hook = ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": receiver.url})
+    page = editor.post(admin_url("template_send_test", matrix.template("guide").pk), {"channel": hook.pk})
+    assert page.context["result"]["title"] == "Delivered"
+    assert [each["data"]["node"] for each in receiver.bodies] == ["test"]
+
+
+def test_a_template_in_use_is_neither_deleted_nor_retired(matrix: Any, editor: Client, admin_url: Url) -> None:
+    template = matrix.node().template
+    assert editor.post(admin_url("template_delete", template.pk), {"post": "yes"}).status_code == 403
+    assert "guide" in editor.get(admin_url("template_retire", template.pk)).context["problem"]
+    editor.post(admin_url("template_retire", template.pk))
+    template.refresh_from_db()
+    assert template.retired_at is None
+
+
+def test_a_viewer_sends_no_test(matrix: Any, viewer: Client, admin_url: Url) -> None:
+    url = admin_url("template_send_test", matrix.template("guide").pk)
+    assert viewer.get(url).status_code == 403
+    assert viewer.post(url, {"channel": matrix.channel.pk}).status_code == 403

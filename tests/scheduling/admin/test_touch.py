@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+from scheduling.delivery import deliver
+from scheduling.models import Touch
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+Happen = Callable[..., Any]
+
+
+def listed(client: Client, url: str) -> set[Any]:
+    return {row.pk for row in client.get(url).context["cl"].result_list}
+
+
+def test_a_delivered_touch_tells_its_life_in_order(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
+    matrix.node()
+    (task_id,) = happen().task_ids
+    deliver([task_id])
+    page = viewer.get(admin_url("touch_change", task_id))
+    assert [moment.title for moment in page.context["moments"]] == [
+        "Event", "Planned", "Guards agreed", "Attempt 1", "Delivered",
+    ]  # fmt: skip
+    assert "hi ann" in page.content.decode()
+
+
+def test_a_suppressed_touch_tells_the_rule_and_its_figures(
+    matrix: Any, viewer: Client, admin_url: Url, happen: Happen
+) -> None:
+    matrix.node()
+    first, second = happen().task_ids[0], happen().task_ids[0]
+    deliver([first])
+    deliver([second])
+    page = viewer.get(admin_url("touch_change", second))
+    (verdict,) = [moment for moment in page.context["moments"] if moment.title == "Suppressed" and moment.facts[1:]]
+    facts = dict(verdict.facts)
+    assert facts["rule"] == "Same content sent lately (v1)"
+    assert facts["observed"] == "guide"
+    assert facts["limit"]
+    assert facts["next eligible"]
+
+
+def test_a_touch_links_to_what_became_of_it(failed: Callable[..., Any], operator: Client, admin_url: Url) -> None:
+    row = failed()
+    operator.post(admin_url("failedtask_act", row.pk, "retry"), {"reason": "data came"})
+    again = Touch.objects.get(retry_of=row.task_id)
+    old = operator.get(admin_url("touch_change", row.task_id)).content.decode()
+    assert admin_url("failedtask_change", row.pk) in old
+    assert admin_url("touch_change", again.pk) in old
+    assert admin_url("touch_change", row.task_id) in operator.get(admin_url("touch_change", again.pk)).content.decode()
+
+
+@pytest.mark.parametrize("by", ["task_id", "user", "event", "chat"])
+def test_whole_ids_find_touches(matrix: Any, viewer: Client, admin_url: Url, happen: Happen, by: str) -> None:
+    matrix.node()
+    (wanted,) = happen(user="ann", chat_id="c1", event_id="e1").task_ids
+    happen(user="bob", chat_id="c2", event_id="e2")
+    term = {"task_id": str(wanted), "user": "ann", "event": "e1", "chat": "c1"}[by]
+    assert listed(viewer, f"{admin_url('touch_changelist')}?q={term}") == {wanted}
+
+
+def test_filters_narrow_the_list(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
+    node, other = matrix.node(), matrix.node("other", template=matrix.template("other"))
+    first, second = happen().task_ids
+    deliver([first, second])
+    url = admin_url("touch_changelist")
+    assert listed(viewer, f"{url}?node__id__exact={other.pk}") == {second}
+    assert listed(viewer, f"{url}?state__exact=delivered&node__id__exact={node.pk}") == {first}
+    assert listed(viewer, f"{url}?reason=cap") == set()
+
+
+def test_the_list_counts_nothing(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
+    matrix.node()
+    happen()
+    with CaptureQueriesContext(
+        connection,
+    ) as queries:
+        viewer.get(admin_url("touch_changelist"))
+    counts = [query["sql"] for query in queries if "COUNT(" in query["sql"] and "scheduling_touch" in query["sql"]]
+    assert counts == []
+
+
+def test_an_operator_calls_off_what_waits(matrix: Any, operator: Client, admin_url: Url, happen: Happen) -> None:
+    matrix.node(delay=timedelta(hours=1))
+    one, two = happen(user="ann").task_ids[0], happen(user="bob").task_ids[0]
+    operator.post(admin_url("touch_cancel", one))
+    operator.post(admin_url("touch_changelist"), {"action": "cancel_selected", "_selected_action": [str(two)]})
+    assert set(Touch.objects.values_list("state", "reason")) == {("cancelled", "by:operator")}
+    answer = operator.post(admin_url("touch_cancel", one), follow=True)
+    assert "already" in answer.content.decode()
+
+
+def test_a_viewer_calls_nothing_off(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
+    matrix.node(delay=timedelta(hours=1))
+    (task_id,) = happen().task_ids
+    assert "Call off" not in viewer.get(admin_url("touch_change", task_id)).content.decode()
+    assert viewer.post(admin_url("touch_cancel", task_id)).status_code == 403
+    viewer.post(admin_url("touch_changelist"), {"action": "cancel_selected", "_selected_action": [str(task_id)]})
+    assert Touch.objects.get().state in ("scheduled", "queued")
+
+
+def test_a_customers_page_shows_what_was_and_what_will_be(
+    matrix: Any, viewer: Client, admin_url: Url, happen: Happen
+) -> None:
+    matrix.node("now")
+    matrix.node("later", delay=timedelta(days=1), template=matrix.template("later"))
+    touches = {touch.node.key: touch for touch in Touch.objects.filter(pk__in=happen().task_ids)}
+    deliver([touches["now"].pk])
+    page = viewer.get(admin_url("customer_change", touches["now"].customer_id))
+    assert [each["row"].pk for each in page.context["upcoming"]] == [touches["later"].pk]
+    assert [each["row"].pk for each in page.context["past"]] == [touches["now"].pk]

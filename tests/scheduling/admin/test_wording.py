@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.utils.translation import override
+
+from scheduling.admin.fields import DelayRulesField, DurationsField, LevelsField, NamesField
+from scheduling.admin.timeline import figure
+from scheduling.admin.wording import complaint, reason, spoken
+
+
+@pytest.mark.parametrize(
+    ("span", "english", "chinese"),
+    [
+        (timedelta(minutes=15), "15 minutes", "15 分钟"),
+        (timedelta(hours=2), "2 hours", "2 小时"),
+        (timedelta(days=7), "7 days", "7 天"),
+        (timedelta(days=1, hours=2, minutes=3), "1 day 2 hours", "1 天 2 小时"),
+        (timedelta(0), "at once", "立即"),
+    ],
+)
+def test_spans_are_spoken(span: timedelta, english: str, chinese: str) -> None:
+    with override("en"):
+        assert spoken(span) == english
+    with override("zh-hans"):
+        assert spoken(span) == chinese
+
+
+def test_codes_are_told_in_words_and_unknown_ones_stay() -> None:
+    with override("zh-hans"):
+        assert reason("cap") == "客户推送次数已达上限"
+        assert reason("http_503") == "接收方返回 HTTP 503"
+        assert reason("by:ann") == "由 ann 取消"
+        assert reason("brand_new") == "brand_new"
+
+
+def test_complaints_are_told_in_the_readers_language() -> None:
+    with override("zh-hans"):
+        assert complaint("must be between 0 and 100") == "必须在 0 到 100 之间"
+        assert complaint("line 3: unexpected '}'") == "第 3 行：unexpected '}'"
+        assert complaint("nobody has heard of this") == "nobody has heard of this"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (DelayRulesField(), {"by_level": {"vip": 3600}, "default": 86400, "active_within": 90, "active_factor": 0.6}),
+        (DelayRulesField(), {"by_level": {}, "default": 60}),
+        (LevelsField(), {"vip": 3600, "normal": 7200.5}),
+        (DurationsField(), [10, 60, 0.25]),
+        (NamesField(), ["a", "b c"]),
+    ],
+)
+def test_what_is_written_is_read_as_it_was(field: object, value: object) -> None:
+    text = field.prepare_value(value)  # type: ignore[attr-defined]
+    assert field.clean(text) == value  # type: ignore[attr-defined]
+    assert not field.has_changed(value, text)  # type: ignore[attr-defined]
+
+
+def test_figures_of_verdicts_are_told_in_words() -> None:
+    with override("zh-hans"):
+        assert figure("3 in 1d") == "1 天内 3 次"
+        assert figure("3 (1 unsettled)") == "3 次，其中 1 次正在发送"
+        assert figure("2026-01-02T03:04:05+00:00") == "2026-01-02 11:04:05"
+        assert figure("marketing") == "marketing"
