@@ -8,6 +8,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
 
 from channels.routing import ProtocolTypeRouter
 from django.core.asgi import get_asgi_application
+from django.core.signals import request_finished
+from django.db import connections
 
 import config.celery  # noqa: F401  (before anything publishes)
 
@@ -16,6 +18,13 @@ browser = get_asgi_application()  # before anything that needs the models
 from scheduling.api.handler import ApiHandler  # noqa: E402
 
 api = ApiHandler()
+
+
+@request_finished.connect
+def let_go_of_the_connection(**_: object) -> None:
+    """A browser's request has a thread of its own under ASGI; a connection that outlived it would be nobody's. The API
+    sends no such signal and keeps its few connections."""
+    connections.close_all()
 
 
 async def http(scope, receive, send):  # type: ignore[no-untyped-def]

@@ -6,8 +6,10 @@ from typing import Any
 
 import psycopg
 import structlog
-from django.db import connection
+from celery.beat import SchedulingError
+from django.db import connection as database
 from django_celery_beat.schedulers import DatabaseScheduler
+from kombu.common import ignore_errors
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +40,17 @@ class LeaderScheduler(DatabaseScheduler):
             self._initial_read, self._heap = True, None
         return float(super().tick(*args, **kwargs))
 
+    def apply_async(self, *args: Any, **kwargs: Any) -> Any:
+        """Publishes are not retried here, so nobody else finds out that an AMQP connection is dead: dial anew."""
+        try:
+            return super().apply_async(*args, **kwargs)
+        except SchedulingError:
+            self.__dict__.pop("producer", None)
+            connection = self.__dict__.pop("connection", None)
+            if connection is not None:
+                ignore_errors(connection, connection.release)
+            raise
+
     def _holds_lock(self) -> bool:
         try:
             if self._lock_connection is None or self._lock_connection.closed:
@@ -63,5 +76,5 @@ class LeaderScheduler(DatabaseScheduler):
 
 
 def _parameters() -> dict[str, Any]:
-    parameters = connection.get_connection_params()
+    parameters = database.get_connection_params()
     return {key: parameters[key] for key in ("host", "port", "dbname", "user", "password") if key in parameters}

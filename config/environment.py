@@ -33,6 +33,7 @@ class Environment(BaseSettings):
     django_secret_key: SecretStr = SecretStr("")
     django_allowed_hosts: Annotated[list[str], NoDecode] = []
     django_csrf_trusted_origins: Annotated[list[str], NoDecode] = []
+    django_debug: bool = False
     django_log_level: str = Field("INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")
 
     aftertouch_state_dir: Path = ROOT / ".state"

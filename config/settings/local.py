@@ -1,9 +1,12 @@
-"""A developer's machine, and the demo: embedded servers, a demo login, readable errors."""
+"""A developer's machine, and the demo: embedded servers and a demo login. `DJANGO_DEBUG=true` shows errors in full, and
+makes Django keep every statement it runs, which is slow."""
 
 from __future__ import annotations
 
 from config.settings.base import *  # noqa: F403
+from config.settings.base import ENV, STATIC_ROOT
 
-DEBUG = True
+DEBUG = ENV.django_debug
 AFTERTOUCH_DEMO = True
 INTERNAL_IPS = ["127.0.0.1"]
+STATIC_ROOT.mkdir(parents=True, exist_ok=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from config.settings.base import *  # noqa: F403
+from config.settings.base import STATIC_ROOT
 
 ALLOWED_HOSTS = ["*"]
 AFTERTOUCH_DEMO = True
+STATIC_ROOT.mkdir(parents=True, exist_ok=True)
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
