@@ -1,0 +1,193 @@
+"""A day in operations, in a real browser: change a delay, ask what would happen, watch a touch arrive, retry a failed
+one. With `AFTERTOUCH_SCREENSHOTS=1` it leaves pictures in docs/screenshots."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import User
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+PICTURES: Path = settings.BASE_DIR / "docs" / "screenshots"
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def static_root() -> None:
+    """WhiteNoise warns where nobody has collected files yet; here the finders serve them."""
+    Path(settings.STATIC_ROOT).mkdir(parents=True, exist_ok=True)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    path = os.environ.get("RPA_CHROMIUM_PATH") or next(filter(None, map(shutil.which, NAMES)), None)
+    if not path:
+        pytest.skip("there is no Chromium: set RPA_CHROMIUM_PATH or install the package chromium")
+    # Playwright keeps an event loop in this thread, which Django would take for an async context.
+    before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
+    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
+        yield browser
+        browser.close()
+    if before is None:
+        del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
+
+
+@pytest.fixture
+def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
+    """A page of an operator who is logged in, in a language and a light."""
+    User.objects.create_superuser("ops", password="a day in operations")
+    contexts = []
+
+    def ops(language: str = "zh-hans", scheme: str = "light", width: int = 1400) -> Any:
+        context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        context.add_cookies([{"name": "django_language", "value": language, "url": live_server.url}])
+        contexts.append(context)
+        page = context.new_page()
+        page.goto(f"{live_server.url}/admin/")
+        page.fill("[name=username]", "ops")
+        page.fill("[name=password]", "a day in operations")
+        page.click("#login-form button[type=submit]")
+        page.wait_for_selector("#nav-sidebar-apps", state="attached")
+        return page
+
+    yield ops
+    for context in contexts:
+        context.close()
+
+
+@pytest.fixture
+def house(matrix: Any) -> Any:
+    """The article's matrix, in short."""
+    from scheduling.models import Customer, DelayRule, EventType, Stage
+
+    matrix.stage.name = "售前"
+    matrix.stage.save()
+    for key, name in (
+        ("material.downloaded", "资料下载"),
+        ("order.paid", "订单支付"),
+        ("service.completed", "服务完成"),
+    ):
+        EventType.objects.create(key=key, name=name)
+    DelayRule.objects.create(pk=1, by_level={"vip": 3600, "normal": 7200})
+    Customer.objects.create(user_id="ann", name="王小安", level="vip")
+    guide = matrix.template("guide", body="您好 {{ user.name }}，这是使用指南，点此预约顾问。")
+    matrix.node("presale-download", template=guide, delay=timedelta(minutes=15))
+    matrix.stage = Stage.objects.create(key="insale", name="售中", position=1)
+    tracking = matrix.template("tracking", body="{{ user.name }}，您的包裹 {{ event.data.order_no }} 已发出。")
+    matrix.node("insale-paid", trigger="order.paid", template=tracking, delay=timedelta(hours=2), priority=0)
+    matrix.stage = Stage.objects.create(key="aftersale", name="售后", position=2)
+    matrix.node("aftersale-survey", trigger="service.completed", delay=timedelta(days=7), rollout_percent=30)
+    return matrix
+
+
+def picture(page: Any, name: str) -> None:
+    if os.environ.get("AFTERTOUCH_SCREENSHOTS") == "1":
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=PICTURES / f"{name}.png")
+
+
+@pytest.mark.usefixtures("house")
+def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]) -> None:
+    from scheduling.delivery import deliver
+    from scheduling.models import FailedTask, Node, Touch
+
+    page = ops()
+
+    # The matrix, a card, another delay.
+    page.click("text=矩阵")
+    page.wait_for_selector("text=15 分钟")
+    picture(page, "matrix")
+    page.click("a.at-node:has-text('15 分钟')")
+    page.fill("[name=delay]", "soon")
+    page.click("[name=_save]")
+    page.wait_for_selector(".field-delay :text('不是时长')")
+    page.fill("[name=delay]", "20m")
+    page.fill("[name=change_reason]", "客户反馈太早")
+    page.click("[name=_save]")
+    page.wait_for_selector("#changelist")
+    node = Node.objects.get(key="presale-download")
+    assert (node.delay, node.version) == (timedelta(minutes=20), 2)
+
+    # What would happen?
+    page.click("text=效果预演")
+    page.fill("[name=type]", "material.downloaded")
+    page.fill("[name=user_id]", "ann")
+    page.click("text=开始预演")
+    page.wait_for_selector(".at-outcome:has-text('会发送')")
+    assert "您好 王小安" in page.inner_text(".at-outcome")
+    picture(page, "preview")
+
+    # It comes to pass: the download was 20 minutes ago.
+    from django.utils.timezone import now
+
+    (task_id,) = happen("material.downloaded", occurred_at=now() - timedelta(minutes=20)).task_ids
+    deliver([task_id])
+    page.goto(f"{live_server.url}/admin/scheduling/touch/?q={task_id}")
+    page.click("#result_list tbody th a")
+    page.wait_for_selector(".at-timeline")
+    said = page.inner_text(".at-timeline")
+    assert [words in said for words in ("事件", "已计划", "规则检查通过", "第 1 次发送", "已送达")] == [True] * 5
+    assert "您好 王小安，这是使用指南" in said
+    picture(page, "timeline")
+
+    # An order without its number fails; ops mend the text and retry.
+    (failed_id,) = happen("order.paid", occurred_at=now() - timedelta(hours=2)).task_ids
+    deliver([failed_id])
+    page.click("#nav-sidebar-apps >> text=失败任务")
+    page.click("#result_list tbody th a")
+    page.wait_for_selector("h2:has-text('缺少模板所需数据')")
+    picture(page, "failed-task")
+    page.click("a.at-button:has-text('重试')")
+    page.fill("[name=reason]", "模板已修正")
+    page.click("form button:has-text('重试')")
+    page.wait_for_selector(".at-tag:has-text('重新发布')")
+    failed = FailedTask.objects.get(task_id=failed_id)
+    assert (failed.state, failed.actor_name, failed.action_reason) == ("retried", "ops", "模板已修正")
+    again = Touch.objects.get(pk=failed.retried_as)
+    assert again.root_id == Touch.objects.get(pk=failed_id).root_id
+
+
+@pytest.mark.usefixtures("house")
+def test_the_preview_follows_the_typing(ops: Callable[..., Any], live_server: Any) -> None:
+    from scheduling.models import Template
+
+    page = ops("en")
+    page.goto(f"{live_server.url}/admin/scheduling/template/{Template.objects.get(key='guide').pk}/change/")
+    page.wait_for_selector("#template-preview :text('您好 Zhang San')")
+    page.fill("[name='texts-0-body']", "Dear {{ user.name }}, {{ event.data.gift }}")
+    page.wait_for_selector("#template-preview :text('the data has no “gift”')")
+    page.fill("#preview_data", '{"gift": "tea"}')
+    page.fill("#preview_user", "ann")
+    page.wait_for_selector("#template-preview :text('Dear 王小安, tea')")
+
+
+@pytest.mark.usefixtures("house")
+def test_pages_look_right_in_every_light(ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]) -> None:
+    """Wide and narrow, light and dark, both languages: nothing is wider than its screen."""
+    happen("order.paid", user="ann")
+    for name, language, scheme, width in (
+        ("overview-light", "zh-hans", "light", 1400),
+        ("overview-dark-en", "en", "dark", 1400),
+        ("narrow", "zh-hans", "light", 390),
+    ):
+        page = ops(language, scheme, width)
+        page.goto(f"{live_server.url}/admin/")
+        picture(page, name)
+        for path in ("", "scheduling/node/matrix/", "scheduling/touch/", "scheduling/event/foresee/"):
+            page.goto(f"{live_server.url}/admin/{path}")
+            page.wait_for_load_state("load")
+            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert overflow <= 0, (name, path, overflow)
+        picture(page, f"{name}-foresee")
