@@ -51,6 +51,10 @@ class Bench:
         """A peer gets a database of its own on the same server."""
         return self.endpoints.redis_url.rsplit("/", 1)[0] + f"/{database}"
 
+    @property
+    def servers(self) -> dict[str, psutil.Process]:
+        return {name: psutil.Process(pid) for name, pid in servers.status(self.state_dir).items() if pid}
+
     def start(self, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Run `python -m words…` with the bench's environment."""
         self._logs += 1
@@ -150,6 +154,16 @@ def family(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
     """These and everything below them."""
     found = {each.pid: each for process in processes for each in (process, *process.children(recursive=True))}
     return list(found.values())
+
+
+def spent(processes: Sequence[psutil.Process]) -> float:
+    """Processor seconds so far, of children too; of those that have ended, where their parent has noticed."""
+    total = 0.0
+    for process in processes:
+        own = process.cpu_times()
+        total += own.user + own.system + own.children_user + own.children_system
+        total += sum(sum(child.cpu_times()[:2]) for child in family([process])[1:])
+    return total
 
 
 def resident(processes: Sequence[psutil.Process]) -> float:

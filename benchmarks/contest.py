@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
+import psutil
 import redis
 
 from benchmarks import readings, workload
-from benchmarks.bench import Bench, wait_until
+from benchmarks.bench import Bench, resident, spent, wait_until
 from benchmarks.peers import article
 from benchmarks.readings import Reading
 
@@ -18,13 +20,17 @@ PATIENCE = 180.0
 Offsets = Sequence[float]  #: seconds from the first due time
 
 
-def ours(bench: Bench, offsets: Offsets, *, customers: int, nodes: int = 1, lead: float = 14.0) -> Reading:
+def ours(
+    bench: Bench, offsets: Offsets, *, customers: int, nodes: int = 1, waiting: int = 0, lead: float = 14.0
+) -> Reading:
     """Full ledger, all guards, log channel. The rows are there before the tick that hands them over."""
     cells = workload.matrix(nodes=nodes)
-    with bench.core():
+    with bench.core() as worker:
         warm_up(cells[0])
         workload.clear()
         workload.customers(customers)
+        if waiting:
+            workload.wait_for_days(waiting, cells[0], customers=customers)
         begins_at = time.time() + lead
         plans = [
             workload.Plan(
@@ -37,9 +43,12 @@ def ours(bench: Bench, offsets: Offsets, *, customers: int, nodes: int = 1, lead
         workload.plan(plans)
         if time.time() > begins_at - 6:
             raise TimeoutError("planning took so long that no tick is left before the first is due")
+        time.sleep(max(begins_at - time.time() - 0.5, 0))
+        involved = [worker, *bench.servers.values()]
+        before, worker_mb, broker_mb = spent(involved), resident([worker]), resident([bench.servers["Valkey"]])
         time.sleep(max(begins_at + max(offsets) - time.time(), 0) + 0.5)
         workload.await_finished(PATIENCE)
-        return readings.of_touches()
+        return replace(readings.of_touches(), cpu=spent(involved) - before, worker_mb=worker_mb, broker_mb=broker_mb)
 
 
 def warm_up(node: workload.Node) -> None:
@@ -53,13 +62,14 @@ def warm_up(node: workload.Node) -> None:
 
 def by_article(bench: Bench, offsets: Offsets) -> Reading:
     url = bench.redis_url(1)
-    with redis.Redis.from_url(url) as client, bench.running("benchmarks.peers.article", url):
+    with redis.Redis.from_url(url) as client, bench.running("benchmarks.peers.article", url) as program:
         client.flushdb()
         client.zadd(article.DUE, {f"warm-{number}": time.time() for number in range(WARM_UP)})
         wait_until(lambda: client.llen(article.LATENESS) >= WARM_UP, 30, "the article's dispatcher")
         begins_at = time.time() + 5
         client.zadd(article.DUE, {f"call-{number}": begins_at + each for number, each in enumerate(offsets)})
-        return _collect(client, article.LATENESS, begins_at, offsets)
+        involved = [program, bench.servers["Valkey"]]
+        return _collect(client, article.LATENESS, begins_at, offsets, involved)
 
 
 def by_plain_celery(bench: Bench, offsets: Offsets) -> Reading:
@@ -71,7 +81,7 @@ def by_plain_celery(bench: Bench, offsets: Offsets) -> Reading:
     plain_celery.app.conf.broker_url = url
     with redis.Redis.from_url(url) as client:
         client.flushdb()
-        with bench.running(*words, env=env):
+        with bench.running(*words, env=env) as worker:
             for _ in range(WARM_UP):
                 plain_celery.handle.delay(time.time())
             wait_until(lambda: client.llen(plain_celery.LATENESS) >= WARM_UP, 60, "plain Celery")
@@ -82,15 +92,20 @@ def by_plain_celery(bench: Bench, offsets: Offsets) -> Reading:
                 plain_celery.handle.apply_async((begins_at + each,), eta=eta)
             if time.time() > begins_at:
                 raise TimeoutError("plain Celery was not done publishing before the first was due")
-            return _collect(client, plain_celery.LATENESS, begins_at, offsets)
+            involved = [worker, bench.servers["Valkey"]]
+            return _collect(client, plain_celery.LATENESS, begins_at, offsets, involved)
 
 
-def _collect(client: redis.Redis, key: str, begins_at: float, offsets: Offsets) -> Reading:
+def _collect(
+    client: redis.Redis, key: str, begins_at: float, offsets: Offsets, involved: list[psutil.Process]
+) -> Reading:
     count = len(offsets) + WARM_UP
+    time.sleep(max(begins_at - time.time() - 0.5, 0))
+    before = spent(involved)
     time.sleep(max(begins_at + max(offsets) - time.time(), 0))
     ended_at = _until(lambda: client.llen(key) >= count)
     lateness = [float(each) for each in client.lrange(key, WARM_UP, -1)]
-    return Reading(lateness, len(offsets) / (ended_at - begins_at))
+    return Reading(lateness, len(offsets) / (ended_at - begins_at), cpu=spent(involved) - before)
 
 
 def _until(happened: Callable[[], bool]) -> float:

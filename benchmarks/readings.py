@@ -15,10 +15,18 @@ class Reading:
 
     lateness: list[float]
     per_second: float
+    cpu: float = 0.0  #: processor seconds of everything that took part
+    worker_mb: float = 0.0
+    broker_mb: float = 0.0
 
     @property
     def early(self) -> int:
         return sum(each < 0 for each in self.lateness)
+
+    @property
+    def cpu_each(self) -> float:
+        """Microseconds of processor time a call: what neighbours on the machine disturb least."""
+        return self.cpu / len(self.lateness) * 1e6 if self.lateness else float("nan")
 
     def milliseconds(self, percent: float) -> float:
         return percentile(self.lateness, percent) * 1000

@@ -96,6 +96,19 @@ def plan(plans: Sequence[Plan]) -> None:
             cursor.execute(f"VACUUM ANALYZE {table}")
 
 
+def wait_for_days(count: int, node: Node, *, customers: int) -> None:
+    """Touches that fall due evenly over the next seven days, written by the server itself."""
+    with connection.cursor() as cursor:
+        # The rows are right by construction, and checking two million references would take longer than the bench.
+        cursor.execute("SET session_replication_role = replica")
+        try:
+            cursor.execute(_FILL, {"count": count, "customers": customers, "node": node.pk, "type": node.trigger})
+        finally:
+            cursor.execute("RESET session_replication_role")
+        for table in FILLED[-3:]:
+            cursor.execute(f"VACUUM ANALYZE {table}")
+
+
 def unfinished() -> int:
     """Touches of which nothing has been decided yet; what a guard holds counts as decided."""
     with connection.cursor() as cursor:
@@ -123,4 +136,21 @@ _COPY_TOUCHES = """
 COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, hints, reason,
     created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at, content_type, counts_toward_cap)
 FROM STDIN
+"""
+
+_FILL = """
+WITH happened AS (
+    INSERT INTO scheduling_event (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id,
+        data)
+    SELECT uuidv7(), 'waiting', n, %(type)s, now(), now(), n %% %(customers)s + 1, 'user-' || n %% %(customers)s + 1,
+        '', '{"item": "Aftertouch"}'
+    FROM generate_series(1, %(count)s) AS n
+    RETURNING id, event_id::int AS n, customer_id
+)
+INSERT INTO scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, hints,
+    reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at, content_type,
+    counts_toward_cap)
+SELECT id, id, 'scheduled', 1, due_at, due_at, '', 0, 0, 0, '', now(), id, %(node)s, 1, customer_id, '',
+    due_at + interval '3 days', '', true
+FROM happened, LATERAL (SELECT now() + interval '10 minutes' + n * (interval '7 days' / %(count)s) AS due_at) AS plan
 """

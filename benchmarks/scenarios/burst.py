@@ -24,8 +24,11 @@ def burst(bench: Bench) -> None:
         add("burst", "ours: lateness p50", ours.milliseconds(50), "ms")
         add("burst", "ours: lateness p99", ours.milliseconds(99), "ms")
         add("burst", "ours: early", ours.early, "calls", goal=0)
+        add("burst", "ours: processor time each", ours.cpu_each, "µs", note="worker, PostgreSQL and Valkey together")
         add("burst", "the article's", article.per_second, "/s")
+        add("burst", "the article's: processor time each", article.cpu_each, "µs")
         add("burst", "plain Celery", plain.per_second, "/s")
+        add("burst", "plain Celery: processor time each", plain.cpu_each, "µs")
         times = ours.per_second / article.per_second
         add("burst", "ours / the article's", times, "×", goal=TIMES_THE_ARTICLE, at_least=True)
         times = ours.per_second / plain.per_second

@@ -1,7 +1,109 @@
+"""Events through the real server into PostgreSQL, each planning a touch: in batches, and one a request."""
+
 from __future__ import annotations
 
-from benchmarks.bench import Bench
+import asyncio
+import time
+from collections.abc import Iterator
+from itertools import count
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import aiohttp
+
+from benchmarks import workload
+from benchmarks.bench import Bench, wait_until
+from benchmarks.figures import percentile
+from scheduling.models import ApiKey, Event, Touch
+from scheduling.services import create_api_key
+
+BATCH = 500
+GOAL_BATCHED = 5_000.0
+GOAL_SINGLY = 500.0
+GOAL_P99 = 150.0
+AT_ONCE_BATCHED = 4
+AT_ONCE_SINGLY = 32
+SENDERS = 50_000
+WEB = (
+    "uvicorn", "config.asgi:application", "--host", "127.0.0.1", "--ws", "websockets-sansio", "--workers", "2",
+    "--log-level", "warning", "--port",
+)  # fmt: skip
 
 
 def intake(bench: Bench) -> None:
-    raise NotImplementedError
+    batches, singles = bench.size(80, 10), bench.size(5_000, 500)
+    workload.matrix()
+    ApiKey.objects.filter(name="bench").delete()
+    key = create_api_key("bench", ["events"], rate_per_minute=100_000_000)
+    base = bench.environment["AFTERTOUCH_BASE_URL"]
+    with bench.running(*WEB, bench.environment["AFTERTOUCH_PORT"]):
+        wait_until(lambda: _lives(base), 60, "the web server")
+        for number in range(bench.repeat):
+            workload.clear()
+            events = _events(f"run-{number}")
+            asyncio.run(_measure(bench, base, key, events, 4, 200))
+            before = Event.objects.count()
+            seconds, _ = asyncio.run(_measure(bench, base, key, events, batches, 0))
+            _proved(before + batches * BATCH)
+            add = bench.figures.add
+            add("intake", "in batches of 500", batches * BATCH / seconds, "/s", goal=GOAL_BATCHED, at_least=True,
+                note="two server processes, each event stored with its customer and a touch")  # fmt: skip
+            seconds, took = asyncio.run(_measure(bench, base, key, events, 0, singles))
+            _proved(before + batches * BATCH + singles)
+            add("intake", "one a request", singles / seconds, "/s", goal=GOAL_SINGLY, at_least=True,
+                note=f"{AT_ONCE_SINGLY} at once")  # fmt: skip
+            add("intake", "one a request: p50", percentile(took, 50) * 1000, "ms")
+            add("intake", "one a request: p99", percentile(took, 99) * 1000, "ms", goal=GOAL_P99)
+
+
+async def _measure(
+    bench: Bench, base: str, key: str, events: Iterator[dict[str, object]], batches: int, singles: int
+) -> tuple[float, list[float]]:
+    """Send this many of each; the seconds it took and how long each answer took."""
+    took: list[float] = []
+    bodies = [
+        *(("application/cloudevents-batch+json", [next(events) for _ in range(BATCH)]) for _ in range(batches)),
+        *(("application/cloudevents+json", next(events)) for _ in range(singles)),
+    ]
+    waiting = iter(bodies)
+    connector = aiohttp.TCPConnector(limit=0)
+    headers = {"Authorization": f"Bearer {key}"}
+    async with aiohttp.ClientSession(base, connector=connector, headers=headers) as client:
+
+        async def send() -> None:
+            for kind, body in waiting:
+                began_at = time.perf_counter()
+                async with client.post("/api/v1/events", json=body, headers={"Content-Type": kind}) as answer:
+                    text = await answer.text()
+                took.append(time.perf_counter() - began_at)
+                if answer.status != 202:
+                    raise AssertionError(f"{answer.status}: {text[:500]}")
+
+        began_at = time.perf_counter()
+        await asyncio.gather(*(send() for _ in range(AT_ONCE_SINGLY if singles else AT_ONCE_BATCHED)))
+        return time.perf_counter() - began_at, took
+
+
+def _events(source: str) -> Iterator[dict[str, object]]:
+    for number in count():
+        yield {
+            "specversion": "1.0",
+            "id": f"{source}-{number}",
+            "source": "bench",
+            "type": "bench.guide-0",
+            "subject": f"user-{number * 7919 % SENDERS}",
+            "data": {"chat_id": f"chat-{number % 500}", "item": "Aftertouch", "order": number},
+        }
+
+
+def _proved(expected: int) -> None:
+    """What was accepted is there, with its touch."""
+    assert Event.objects.count() == expected == Touch.objects.count()
+
+
+def _lives(base: str) -> bool:
+    try:
+        with urlopen(f"{base}/health/live", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False

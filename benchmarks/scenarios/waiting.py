@@ -1,7 +1,76 @@
+"""Touches that wait for days: do they slow anything down, or cost memory?"""
+
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime, timedelta
+
+from django.db import connection, transaction
+
+from benchmarks import contest, workload
 from benchmarks.bench import Bench
+from scheduling.dispatcher import PASS_LIMIT
+from scheduling.touches import touches
+
+GOAL_STATEMENT = 50.0
+GOAL_P99 = 60.0
+STATEMENTS = 10
+HORIZON = timedelta(seconds=30)
+DUE = 10_000
 
 
 def waiting(bench: Bench) -> None:
-    raise NotImplementedError
+    levels = (0, 10_000) if bench.quick else (0, 10_000, 100_000, 1_000_000)
+    for _ in range(bench.repeat):
+        for level in levels:
+            _statement(bench, level, last=level == levels[-1])
+            _spread(bench, level, last=level == levels[-1])
+
+
+def _statement(bench: Bench, level: int, *, last: bool) -> None:
+    """Nothing else runs: what one statement takes by itself."""
+    (cell,) = workload.matrix()
+    workload.customers(DUE)
+    if level:
+        workload.wait_for_days(level, cell, customers=DUE)
+    due_at = datetime.now(UTC) + timedelta(seconds=20)
+    workload.plan([workload.Plan(number + 1, cell, due_at) for number in range(DUE)])
+    plan = _explain() if last else ""
+    for _ in range(STATEMENTS - 1):
+        began_at = time.perf_counter()
+        handed_over = len(touches.hand_over(horizon=HORIZON, limit=PASS_LIMIT))
+        took = (time.perf_counter() - began_at) * 1000
+        assert handed_over == PASS_LIMIT
+        bench.figures.add("waiting", f"{level:,} waiting: hand over {PASS_LIMIT:,}", took, "ms", goal=GOAL_STATEMENT)
+    if plan:
+        print(plan)
+
+
+def _explain() -> str:
+    """The plan of the very statement, with what it read; undone again."""
+    seen: list[tuple[str, object]] = []
+
+    def note(execute, sql, parameters, many, context):  # type: ignore[no-untyped-def]
+        seen.append((sql, parameters))
+        return execute(sql, parameters, many, context)
+
+    with transaction.atomic():
+        with connection.execute_wrapper(note):
+            touches.hand_over(horizon=HORIZON, limit=PASS_LIMIT)
+        transaction.set_rollback(True)
+    with transaction.atomic(), connection.cursor() as cursor:
+        statement, parameters = seen[0]
+        cursor.execute("EXPLAIN (ANALYZE, BUFFERS) " + statement, parameters)
+        lines = [row[0] for row in cursor.fetchall()]
+        transaction.set_rollback(True)
+    return "\n".join(lines)
+
+
+def _spread(bench: Bench, level: int, *, last: bool) -> None:
+    seconds = DUE / 1000
+    offsets = [number * seconds / DUE for number in range(DUE)]
+    reading = contest.ours(bench, offsets, customers=DUE, waiting=level)
+    add = bench.figures.add
+    add("waiting", f"{level:,} waiting: spread p99", reading.milliseconds(99), "ms", goal=GOAL_P99 if last else None)
+    add("waiting", f"{level:,} waiting: worker's memory", reading.worker_mb, "MB")
+    add("waiting", f"{level:,} waiting: broker's memory", reading.broker_mb, "MB")
