@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import time
@@ -9,13 +10,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import psutil
 import psycopg
-import json
 
 from config.embedded.processes import is_alive, wait_until
 from config.stack import RunningStack, running_stack
@@ -191,7 +192,7 @@ class Run:
         touches, calls = self.touches(), self.house.receiver.calls_of(self.load.prefix)
         found = self._what_was_lost(touches)
         by_key = {str(row["key"]): row for row in touches}
-        found += [f"a call for a touch that does not exist: {each[0]}" for key, each in calls.items() if key not in by_key]
+        found += [f"a call for no touch: {each[0]}" for key, each in calls.items() if key not in by_key]
         for key, row in by_key.items():
             found += [f"{problem}: {_short(row)} {calls.get(key)}" for problem in odd(row, calls.get(key, []))]
         effects: Counter[tuple[str, str]] = Counter()
@@ -222,7 +223,7 @@ class Run:
     def _recovery(self, touches: list[dict[str, Any]]) -> float:
         """From each fault to the end of the last touch that it held up, the longest of them."""
         longest, strikes = 0.0, [*self.struck_at, None]
-        for struck, following in zip(strikes, strikes[1:], strict=False):
+        for struck, following in pairwise(strikes):
             held_up = [
                 row["settled_at"] - struck
                 for row in touches

@@ -31,8 +31,8 @@ class EffectReceiver:
     """Answers on `/once`, where a repeated key has no second effect, and on `/plain`, where every call has one.
 
     The effect happens as the call comes in and the answer follows later, so a sender that dies in between leaves the
-    hard case. Users named `bad-…` are refused for good, `shaky-…` at the first call on `/once`; `close` holds all answers back
-    until `open`.
+    hard case. Users named `bad-…` are refused for good, `shaky-…` at the first call on `/once`. `close` holds all
+    answers back until `open`.
     """
 
     def __init__(self, answer_after: tuple[float, float] = (0.01, 0.6)) -> None:

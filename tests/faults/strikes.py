@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 
-import psutil
 import redis
 
 from tests.faults.house import Run

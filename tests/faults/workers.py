@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,14 +71,10 @@ def celery(environment: Mapping[str, str], *words: str, app: str = "config", log
     finally:
         if program.is_alive():
             process.terminate()
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(40)
-            except subprocess.TimeoutExpired:
-                pass
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         process.wait(10)
 
 

@@ -1,0 +1,53 @@
+"""Other brokers under load: a Sentinel fail-over, and RabbitMQ killed and started again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, sentinels
+from tests.faults.house import Run, house
+
+pytestmark = pytest.mark.faults
+
+UnderLoad = Callable[..., AbstractContextManager[Run]]
+
+
+def test_sentinels_name_another_primary(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
+    folder = state_folder("sentinel")
+    with sentinels(folder) as watched, house(folder / "house", {"CELERY_BROKER_URL": watched.broker_url}) as made:
+        before = watched.primary_port()
+        assert before == watched.primary.port
+        with under_load(made, "Sentinel fail-over") as run:
+            run.reach_a_random_point()
+            worker = made.stack.pids["core"]
+            run.strike()
+            watched.primary.kill()
+            made.wait(lambda: watched.primary_port() not in (0, before), "another primary is named")
+            run.notes.append(f"new primary after {(made.now() - run.struck_at[-1]).total_seconds():.1f} s")
+            run.go_on(40)
+        assert made.stack.pids["core"] == worker
+
+
+@pytest.mark.rabbitmq
+@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"not installed: {missing_for_rabbitmq()}")
+def test_rabbitmq_is_killed_and_started_again(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
+    """Events are accepted while it is away, and what they planned is delivered once it is back."""
+    folder = state_folder("rabbitmq")
+    with rabbitmq(folder) as node, house(folder / "house", {"CELERY_BROKER_URL": node.url}) as made:
+        with under_load(made, "RabbitMQ killed, away, started") as run:
+            run.reach_a_random_point()
+            worker = made.stack.pids["core"]
+            node.kill()
+            before = len(run.load.accepted)
+            run.go_on(40)
+            slowest = max(each.took for each in run.load.accepted[before:])
+            run.strike()
+            node.start()
+            run.go_on(30)
+            run.notes.append(f"202 while it was away: at worst {slowest:.2f} s")
+        assert made.stack.pids["core"] == worker
+    assert slowest < 3

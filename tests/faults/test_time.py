@@ -1,0 +1,125 @@
+"""Beats that stand by, and a wait of days through restarts of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from uuid import uuid4
+
+import pytest
+
+from config.beat_leader import LEADER_LOCK
+from config.embedded import servers
+from tests.faults.house import House
+from tests.faults.load import Door
+from tests.faults.workers import Program, celery
+
+pytestmark = pytest.mark.faults
+
+
+@contextmanager
+def without_beat(house: House) -> Iterator[None]:
+    house.stack.stop("beat")
+    try:
+        yield
+    finally:
+        house.stack.start("beat")
+
+
+def leaders(house: House) -> int:
+    return int(
+        house.sql(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+            " AND (classid::bigint << 32) | objid::bigint = %s",
+            [LEADER_LOCK],
+        )[0][0]
+    )
+
+
+def runs(house: House) -> int:
+    """How often the hand-over was sent."""
+    return int(
+        house.sql("SELECT total_run_count FROM django_celery_beat_periodictask WHERE task = 'scheduling.hand_over'")[0][
+            0
+        ]
+    )
+
+
+def leads(beat: Program) -> bool:
+    return "beat_leads" in beat.log
+
+
+def test_of_two_beats_one_ticks_and_the_other_takes_over(the_house: House, told: object) -> None:
+    house, environment = the_house, the_house.stack.environment
+    with (
+        without_beat(house),
+        celery(environment, "beat", "-l", "INFO", log="beat-a") as first,
+        celery(environment, "beat", "-l", "INFO", log="beat-b") as second,
+    ):
+        house.wait(lambda: leads(first) or leads(second), "one of them leads")
+        leader, standby = (first, second) if leads(first) else (second, first)
+        began_at, before = house.now(), runs(house)
+        house.wait(lambda: runs(house) >= before + 3, "it ticks")
+        took = (house.now() - began_at).total_seconds()
+        assert took > 8, f"three ticks of 5 s came in {took:.1f} s"
+        assert not leads(standby)
+        assert leaders(house) == 1
+        killed_at = house.now()
+        leader.kill()
+        house.wait(lambda: leads(standby), "the other one takes over", timeout=20)
+        took = (house.now() - killed_at).total_seconds()
+        told(f"kill -9 of the leading beat · the other one leads after {took:.1f} s")  # type: ignore[operator]
+        before = runs(house)
+        house.wait(lambda: runs(house) > before, "it ticks", timeout=20)
+
+
+def test_seven_days_with_restarts_of_everything_in_between(the_house: House, told: object) -> None:
+    """The clock is moved by moving the touch's times; a moved clock would move the leases of all others as well."""
+    house, user = the_house, f"ann-{uuid4().hex[:8]}"
+    door = Door(house.stack.base_url, house.api_key)
+    event = {"specversion": "1.0", "id": user, "source": "faults", "type": "load.week", "subject": user}
+    status, body = door.post(event)
+    door.close()
+    assert status == 202, body
+    for days in ("1 day", "5 days", "1 day -6 seconds"):
+        _restart_everything(house)
+        assert not house.receiver.calls_of(user)
+        assert house.sql("SELECT state FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
+                         " WHERE e.event_id = %s", [user]) == [("scheduled",)]  # fmt: skip
+        house.sql(
+            "UPDATE scheduling_touch AS t SET due_at = due_at - %(by)s::interval,"
+            " planned_at = planned_at - %(by)s::interval, expires_at = expires_at - %(by)s::interval"
+            " FROM scheduling_event AS e WHERE e.id = t.event_id AND e.event_id = %(event)s",
+            {"by": days, "event": user},
+        )
+    house.stack.restart("core")
+    house.wait(lambda: bool(house.receiver.calls_of(user)), "it is delivered")
+    house.wait(
+        lambda: house.sql(
+            "SELECT t.state FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
+            " WHERE e.event_id = %s", [user]
+        ) == [("delivered",)],
+        "it is settled",
+    )  # fmt: skip
+    (calls,) = house.receiver.calls_of(user).values()
+    due_at = house.sql(
+        "SELECT planned_at FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
+        " WHERE e.event_id = %s", [user]
+    )[0][0]  # fmt: skip
+    assert len(calls) == 1
+    assert calls[0].at >= due_at.timestamp()
+    told(  # type: ignore[operator]
+        f"7 days through three restarts of everything · delivered once, {calls[0].at - due_at.timestamp():.2f} s late"
+    )
+
+
+def _restart_everything(house: House) -> None:
+    stack, before = house.stack, house.stack.server_pids
+    for server in before:
+        stack.kill(server)
+    house.wait(
+        lambda: all(stack.server_pids.get(server, pid) != pid for server, pid in before.items()), "the servers are back"
+    )
+    servers.start(stack.state_dir)  # proves that they answer
+    for program in ("core", "beat", "web"):
+        stack.restart(program)
