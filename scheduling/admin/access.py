@@ -44,10 +44,9 @@ class ApiKeyAdmin(OpsAdmin):
     shown_as: ClassVar[dict[str, str]] = {"scopes": "scope_names"}
     actions_detail = ("revoke",)
 
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         fields = ("name", "scopes", "rate_per_minute", "expires_at")
-        self.fields = fields if obj is None else (*fields, "begins_with", "created_at", "revoked_at")
-        return super().get_fieldsets(request, obj)
+        return [(None, {"fields": fields if obj is None else (*fields, "begins_with", "created_at", "revoked_at")})]
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """Revoked keys stay, so that it is known who had one."""

@@ -46,10 +46,14 @@ class OpsAdmin(ModelAdmin):  # type: ignore[misc]
     write_only: ClassVar[frozenset[str]] = frozenset()
 
     def get_fieldsets(self, request: HttpRequest, obj: models.Model | None = None) -> Any:
-        fieldsets = super().get_fieldsets(request, obj)
+        fieldsets = self.layout(request, obj) or super().get_fieldsets(request, obj)
         if obj is None or self.has_change_permission(request, obj):
             return fieldsets
         return [(name, {**options, "fields": self._for_viewers(options["fields"])}) for name, options in fieldsets]
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
+        """The fieldsets, where they depend on the row or on who looks at it."""
+        return None
 
     def _for_viewers(self, fields: Any) -> list[Any]:
         return [

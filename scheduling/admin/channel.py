@@ -146,27 +146,17 @@ class ChannelAdmin(WithHistory, Retirable):
         kwargs["fields"] = None if obj is None or self.has_change_permission(request, obj) else []
         return super().get_form(request, obj, change, **kwargs)
 
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         if obj is not None and not self.has_change_permission(request, obj):
-            target: tuple[Any, ...] = ("secrets_stored",)
+            receiver: tuple[str, ...] = ("secrets_stored",)
         else:
-            target = (*(f"secret_{name}" for name in reversed(secret_names())), "settings")
-        general = ("key", "kind", "idempotent", "timeout", "retry_delays")
-        fieldsets = (
-            (None, {"fields": general}), (
-                _("Receiver"),
-                {
-                    "fields": target,
-                    "description": _(
-                        "For a webhook or a mail relay. "
-                        "Robots need no address here: theirs belong to the communities."
-                    ),
-                },
-            ),
+            receiver = (*(f"secret_{name}" for name in reversed(secret_names())), "settings")
+        where = _("For a webhook or a mail relay. Robots need no address here: theirs belong to the communities.")
+        return [
+            (None, {"fields": ("key", "kind", "idempotent", "timeout", "retry_delays")}),
+            (_("Receiver"), {"fields": receiver, "description": where}),
             (_("Life"), {"fields": ("version", "change_reason")}),
-        )  # fmt: skip
-        self.fieldsets = fieldsets
-        return super().get_fieldsets(request, obj)
+        ]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)

@@ -85,7 +85,7 @@ class CommunityAdmin(Retirable):
         kwargs["fields"] = None if obj is None or self.has_change_permission(request, obj) else []
         return super().get_form(request, obj, change, **kwargs)
 
-    def get_fieldsets(self, request: HttpRequest, obj: Any = None) -> Any:
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         if obj is not None and not self.has_change_permission(request, obj):
             return [(None, {"fields": ("chat_id", "name", "shown_targets")})]
         stored = obj.targets if obj else {}

@@ -113,7 +113,12 @@ class NodeAdmin(WithHistory, Retirable):
         "delay": "delay_text", "delay_rules": "delay_rules_text", "expires_after": "expires_after_text",
         "goal_within": "goal_within_text", "cancel_on": "cancel_on_text",
         "rollout_communities": "rollout_communities_text", "canary_communities": "canary_communities_text",
+        "rollout_percent": "rollout_percent_text", "canary_percent": "canary_percent_text",
+        "holdout_percent": "holdout_percent_text",
     }  # fmt: skip
+    rollout_percent_text = plainly("rollout_percent", _("rollout, percent of communities"), "{:g}".format)
+    canary_percent_text = plainly("canary_percent", _("canary, percent of communities"), "{:g}".format)
+    holdout_percent_text = plainly("holdout_percent", _("hold-out, percent of customers"), "{:g}".format)
     delay_text = plainly("delay", _("delay"), spoken)
     delay_rules_text = plainly("delay_rules", _("own delay rules"), DelayRulesField().write)
     expires_after_text = plainly("expires_after", _("expires after"), spoken)

@@ -14,7 +14,7 @@ def spoken(span: timedelta | None) -> str:
     """`15 minutes`, `2 hours`, `7 days`: at most the two largest parts."""
     if span is None:
         return "–"
-    seconds = int(span.total_seconds())
+    seconds = round(span.total_seconds())
     days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
     parts = [
         ngettext("%d day", "%d days", days) % days if days else "",
@@ -56,25 +56,43 @@ REASONS: dict[str, str | Promise] = {
     "throttled": gettext_lazy("Receiver asks to slow down"),
     "garbled": gettext_lazy("Answer unreadable"),
     "worker_lost": gettext_lazy("Worker vanished while sending"),
-    "cancel_on": gettext_lazy("Called off by an event"),
-    "on_repeat": gettext_lazy("Replaced by a newer event"),
-    "superseded": gettext_lazy("Replaced by a newer event"),
+    "connect_timeout": gettext_lazy("Could not connect in time"),
+    "disconnected": gettext_lazy("Connection broke off"),
+    "redirect": gettext_lazy("Receiver points elsewhere"),
+    "gone": gettext_lazy("Receiver is gone"),
+    "no_time": gettext_lazy("No time was left for the attempt"),
+    "channel_error": gettext_lazy("The channel itself broke"),
+    "mail_backend": gettext_lazy("The mail system failed"),
+    "busy": gettext_lazy("Too much at once, waiting"),
+    "dns": gettext_lazy("Host name not found"),
+    "tls": gettext_lazy("Certificate not accepted"),
+    "bad_url": gettext_lazy("Address cannot be read"),
+    "private_address": gettext_lazy("Address inside the house, not allowed"),
+    "scheme": gettext_lazy("Only https is allowed"),
+    "http_other": gettext_lazy("Receiver answered something unexpected"),
+    "vendor_other": gettext_lazy("Platform refused it for an unlisted reason"),
+    "smtp_unsupported": gettext_lazy("Mail relay cannot take this mail"),
+    "mark_failed": gettext_lazy("Could not be begun, waiting"),
 }
-#: Those that can end a touch as suppressed, for filters.
-SUPPRESSIONS = (
-    "cap", "dedupe", "conversation", "answered", "quiet_hours", "community_cap", "opted_out", "expired",
-    "node_disabled", "holdout", "rollout",
-)  # fmt: skip
+#: Codes that carry a name or a number behind these.
+PREFIXES = {
+    "by:": gettext_noop("Cancelled by %s"),
+    "event:": gettext_noop("Called off by the event %s"),
+    "restarted:": gettext_noop("Replaced by a newer event %s"),
+    "http_": gettext_noop("Receiver answered HTTP %s"),
+    "smtp_": gettext_noop("Mail relay answered %s"),
+    "vendor_": gettext_noop("Platform refused it (code %s)"),
+}
 
 
 def reason(code: str) -> str:
     """A code in words; one that nobody has named yet stays as it is."""
-    if code.startswith("by:"):
-        return _("Cancelled by %(who)s") % {"who": code[3:]}
-    for prefix, words in (("http_", _("Receiver answered HTTP %s")), ("vendor_", _("Platform refused it (code %s)"))):
+    if code in REASONS:
+        return str(REASONS[code])
+    for prefix, words in PREFIXES.items():
         if code.startswith(prefix):
-            return words % code.removeprefix(prefix)
-    return str(REASONS.get(code, code))
+            return _(words) % code.removeprefix(prefix)
+    return code
 
 
 #: Complaints of `scheduling.validation` and the channel kinds, as patterns, so that they can be said in any language.

@@ -17,6 +17,9 @@ document.addEventListener("DOMContentLoaded", () => {
     };
 
     const texts = () => {
+        if (!document.querySelector("textarea[name$='-body']")) {
+            return [...panel.querySelectorAll("template")].map((text) => ({ ...text.dataset })); // who may only look
+        }
         const bodies = [...(form ? form.querySelectorAll("textarea[name$='-body']") : [])];
         return bodies.filter((body) => !body.name.includes("__prefix__") && body.value).map(saidBy);
     };
