@@ -11,7 +11,7 @@ from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import mark_safe
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import RangeDateTimeFilter
+from unfold.contrib.filters.admin import DropdownFilter, RangeDateTimeFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, as_uuid
@@ -20,7 +20,7 @@ from scheduling.admin.wording import reason
 from scheduling.models import Event, EventType
 
 
-class TypeFilter(admin.SimpleListFilter):
+class TypeFilter(DropdownFilter):  # type: ignore[misc]
     title = _("type")
     parameter_name = "type"
 

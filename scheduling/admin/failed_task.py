@@ -13,7 +13,7 @@ from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import ChoicesDropdownFilter, RangeDateTimeFilter
+from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter, RangeDateTimeFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import ReadOnlyAdmin, as_uuid
@@ -62,7 +62,7 @@ class ClassFilter(admin.SimpleListFilter):
         return queryset.filter(failure=self.value()) if self.value() else queryset
 
 
-class ChannelFilter(admin.SimpleListFilter):
+class ChannelFilter(DropdownFilter):  # type: ignore[misc]
     title = _("channel")
     parameter_name = "channel"
 
@@ -73,7 +73,7 @@ class ChannelFilter(admin.SimpleListFilter):
         return queryset.filter(channel=self.value()) if self.value() else queryset
 
 
-class CauseFilter(admin.SimpleListFilter):
+class CauseFilter(DropdownFilter):  # type: ignore[misc]
     """The reasons that open ones have now."""
 
     title = _("reason")

@@ -11,7 +11,12 @@ from django.utils.html import format_html
 from django.utils.timezone import now
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import ChoicesDropdownFilter, RangeDateTimeFilter, RelatedDropdownFilter
+from unfold.contrib.filters.admin import (
+    ChoicesDropdownFilter,
+    DropdownFilter,
+    RangeDateTimeFilter,
+    RelatedDropdownFilter,
+)
 from unfold.decorators import action, display
 
 from scheduling import services
@@ -27,7 +32,7 @@ STATE_TONES = {
 }  # fmt: skip
 
 
-class ReasonFilter(admin.SimpleListFilter):
+class ReasonFilter(DropdownFilter):  # type: ignore[misc]
     title = _("reason")
     parameter_name = "reason"
 
