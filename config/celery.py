@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
@@ -31,12 +32,11 @@ def keep_our_logging(**_: Any) -> None:
 def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
     """Runs of minutes beside touches of milliseconds need more processes than runs can take."""
     from django.conf import settings
-    from django.core.exceptions import ImproperlyConfigured
 
     names = set(instance.app.amqp.queues.consume_from)
     both = names & set(CORE_QUEUES) and names - set(CORE_QUEUES)
     if both and instance.concurrency <= settings.AFTERTOUCH_RPA_SLOTS:
-        raise ImproperlyConfigured(
+        sys.exit(  # no exception: Celery only logs those that a signal's receiver raises
             f"this worker consumes touches and RPA jobs, so its concurrency ({instance.concurrency}) must exceed "
             f"AFTERTOUCH_RPA_SLOTS ({settings.AFTERTOUCH_RPA_SLOTS})"
         )
