@@ -40,6 +40,18 @@ class SafeTask(DjangoTask):
 class BuryingConsumer(Consumer):
     """Keeps what Celery would discard: unknown tasks and messages that nobody can read."""
 
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:
+        """A body that is JSON but no task (not three parts, no id) raises where Celery catches nothing."""
+        receive = super().create_task_handler(*args, **kwargs)
+
+        def receive_or_bury(message: Any) -> Any:
+            try:
+                return receive(message)
+            except (ValueError, TypeError, KeyError) as error:
+                return self.on_invalid_task(None, message, error)
+
+        return receive_or_bury
+
     def on_unknown_message(self, body: Any, message: Any) -> None:
         _bury("unknown_format", message.body, queue=_queue(message))
         super().on_unknown_message(body, message)
