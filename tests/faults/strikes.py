@@ -21,10 +21,11 @@ def kill_worker(run: Run) -> None:
 def kill_pool_child(run: Run) -> None:
     main, *children = run.house.family("core")
     victim = run.chance.choice(children)
-    run.strike()
+    struck_at = run.strike()
     victim.kill()
     run.house.await_gone([victim])
-    # The other child's claims are alive; only its own would be, too, if they could be told apart: 45 s are waited.
+    # Nobody can tell its claims from those of the other child, which is alive: its answers then come late.
+    run.house.lapse_leases(struck_at)
     run.house.wait(lambda: len(main.children()) >= len(children), "the child is replaced")
     assert run.house.stack.pids["core"] == main.pid
 
