@@ -77,7 +77,25 @@ def _deliver(task_ids: Sequence[UUID]) -> None:
 
 
 def conclude(results: Sequence[Result]) -> None:
-    """Settle what the sender reports, in one transaction with the attempts and the failed tasks."""
+    """Settle what the sender reports. An answer that cannot be settled as it is must not take its neighbours with it:
+    halved until it stands alone, it is settled by what it means and without what it says. Raises `OperationalError`
+    and `InterfaceError` where the database is away."""
+    try:
+        _conclude(results)
+    except (OperationalError, InterfaceError):
+        raise
+    except Exception:
+        if len(results) == 1:
+            log.exception("answer_broke", task_id=str(results[0][0].claim.task_id))
+            _conclude([(results[0][0], outcomes.bare(results[0][1]))])
+            return
+        half = len(results) // 2
+        conclude(results[:half])
+        conclude(results[half:])
+
+
+def _conclude(results: Sequence[Result]) -> None:
+    """In one transaction with the attempts and the failed tasks."""
     with transaction.atomic():
         settlements = [outcomes.settlement(parcel, result) for parcel, result in results]
         stood = touches.settle(settlements)

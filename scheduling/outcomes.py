@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from scheduling import sql
@@ -62,6 +63,18 @@ def _again(parcel: Parcel, result: Transient | Unknown) -> Settlement:
     return Settlement(claim.task_id, claim.lease_no, "scheduled", result.reason, due_at=due_at)
 
 
+def bare(result: Outcome | Held) -> Outcome | Held:
+    """What an answer means, without what it says: for one that could not be stored. Nothing is sent again because of
+    it."""
+    if isinstance(result, Delivered):
+        return Delivered()
+    if isinstance(result, Unknown):
+        return Unknown("internal_error")
+    if isinstance(result, Held):
+        return Held("internal_error", timedelta(seconds=2))
+    return Permanent("internal_error")
+
+
 def record_attempts(results: Sequence[Result]) -> None:
     """One row for each call of a channel. What was held back was not called."""
     sql.copy(_COPY_ATTEMPTS, [_attempt(*each) for each in results if not isinstance(each[1], Held)])
@@ -79,7 +92,7 @@ def _attempt(parcel: Parcel, outcome: Outcome | Held) -> tuple[Any, ...]:
         getattr(outcome, "reason", ""),
         _printable(getattr(outcome, "detail", "") or getattr(outcome, "reply", "")),
         getattr(outcome, "status", None),
-        message.subject[:200],
+        _printable(message.subject[:200]),
         _printable(message.body),
     )
 

@@ -1,0 +1,43 @@
+"""The sender on its bad days: what breaks in one parcel stays with that parcel."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.models import Attempt, FailedTask
+from tests.scheduling.core.conftest import deliver_at_last
+from tests.scheduling.core.puppets import Theatre
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "end"),
+    [
+        (Transient("throttled", retry_after=timedelta.max), "failed"),
+        (Permanent("no\0reason"), "failed"),
+        (Permanent("gone", "a\0b", disable_target=True), "failed"),
+        (Unknown("no\0reason"), "unknown"),
+        (Delivered("fine", status=2**40), "delivered"),
+    ],
+    ids=["a time beyond all time", "a reason nobody can store", "a detail nobody can store", "no answer", "a status"],
+)
+def test_an_answer_that_cannot_be_settled_does_not_take_its_neighbours_with_it(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, answer: Outcome, end: str
+) -> None:
+    """Settled together they all fail together, for 45 seconds; then their leases are over and their results lost."""
+    matrix.node(channel=puppet(idempotent=False))
+    theatre.play = lambda message: answer if message.user_id == "user-3" else Delivered("heard")
+    waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(6)]
+
+    found = deliver_at_last(*waiting)
+
+    odd = found.pop(3)
+    assert {row.state for row in found} == {"delivered"}
+    assert (odd.state, odd.reason) == (end, "" if end == "delivered" else "internal_error")
+    assert FailedTask.objects.count() == (end != "delivered")
+    assert Attempt.objects.count() == 6
