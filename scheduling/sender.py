@@ -24,7 +24,7 @@ from typing import Any
 import structlog
 from django.db import close_old_connections
 
-from scheduling.channels.base import Channel, Message, Outcome, Transient, Unknown
+from scheduling.channels.base import Channel, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.breaker import Breaker
 from scheduling.channels.quota import QuotaGate
 from scheduling.ledger import Claim
@@ -136,7 +136,13 @@ class Sender:
     def _accept(self, parcels: list[Parcel]) -> None:
         touched = set()
         for parcel in parcels:
-            target = parcel.target
+            try:
+                target = parcel.target
+            except Exception as error:
+                log.exception("channel_broke", channel=parcel.spec.key)
+                parcel.sent_at = parcel.ended_at = time.monotonic()
+                self._report(parcel, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
+                continue
             wait = self._breaker.admit(target, time.monotonic())
             if wait > 0:
                 self._report(parcel, Held("target_down", timedelta(seconds=wait)))

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling import delivery
+from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.models import Attempt, FailedTask
 from tests.scheduling.core.conftest import deliver_at_last
-from tests.scheduling.core.puppets import Theatre
+from tests.scheduling.core.puppets import Puppet, Theatre
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -41,3 +42,24 @@ def test_an_answer_that_cannot_be_settled_does_not_take_its_neighbours_with_it(
     assert (odd.state, odd.reason) == (end, "" if end == "delivered" else "internal_error")
     assert FailedTask.objects.count() == (end != "delivered")
     assert Attempt.objects.count() == 6
+
+
+def test_a_channel_that_cannot_name_its_target_fails_alone_and_leaks_nothing(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix.node(channel=puppet())
+
+    def target_key(self: Puppet, message: Message) -> str:
+        if message.user_id == "user-1":
+            raise KeyError("url")
+        return "here"
+
+    monkeypatch.setattr(Puppet, "target_key", target_key)
+    waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(3)]
+    found = deliver_at_last(*waiting)
+
+    assert [(row.state, row.reason) for row in found] == [
+        ("delivered", ""), ("failed", "channel_error"), ("delivered", ""),
+    ]  # fmt: skip
+    assert delivery.sender()._held == 0
+    assert found[1].reserved_at is None
