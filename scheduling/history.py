@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -36,11 +37,13 @@ class Due:
 
 @dataclass(slots=True)
 class History:
-    """Slots by customer and by community, and what is about to fall due for a customer: (priority, due_at)."""
+    """Slots by customer and by community, what is about to fall due for a customer: (priority, due_at), and by touch
+    the type of the event that called it off while a worker had it."""
 
     slots: dict[int, list[Slot]] = field(default_factory=dict)
     community_slots: dict[str, list[Slot]] = field(default_factory=dict)
     important: dict[int, list[tuple[int, datetime]]] = field(default_factory=dict)
+    called_off: dict[UUID, str] = field(default_factory=dict)
 
     def take(self, row: Due, slot: Slot) -> None:
         """The rest of the batch sees it."""
@@ -60,7 +63,8 @@ def objections(task_ids: Sequence[UUID]) -> dict[UUID, str]:
 
 def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
     """Lock the customers of these touches in the order of their ids, as every writer does."""
-    return {row[0]: CustomerSpec(*row) for row in sql.rows(_LOCK_CUSTOMERS, {"ids": list(task_ids)})}
+    rows = sql.rows(_LOCK_CUSTOMERS, {"ids": list(task_ids)})
+    return {row[0]: CustomerSpec(*row[:-1], addresses=json.loads(row[-1])) for row in rows}  # type: ignore[misc]
 
 
 def lock_communities(task_ids: Sequence[UUID]) -> None:
@@ -73,7 +77,10 @@ def load_due(claims: Mapping[UUID, Claim]) -> tuple[list[Due], datetime]:
     """The claimed touches, and the database's time."""
     rows = sql.rows(_LOAD_DUE, {"ids": list(claims)})
     ((now,),) = sql.rows("SELECT statement_timestamp()", {})
-    due = [Due(claims[row[0]], *row[1:11], EventSpec(*row[11:])) for row in rows]  # type: ignore[call-arg]
+    due = [
+        Due(claims[row[0]], *row[1:11], EventSpec(*row[11:-1], data=json.loads(row[-1])))  # type: ignore[call-arg]
+        for row in rows
+    ]
     return due, now
 
 
@@ -88,6 +95,7 @@ def load(due: Sequence[Due], config: Snapshot) -> History:
     lowest = max(row.priority for row in due)
     if lowest > 0 and settings.AFTERTOUCH_SLOT_HOLD and any(rule.kind == "cap" for rule in config.rules):
         _load_important(history, customers, lowest, config)
+    _load_called_off(history, due, config)
     return history
 
 
@@ -117,6 +125,20 @@ def _load_important(history: History, customers: list[int], lowest: int, config:
         history.important.setdefault(customer_id, []).append((priority, due_at))
 
 
+def _load_called_off(history: History, due: Sequence[Due], config: Snapshot) -> None:
+    """`cancel_on` cannot reach a touch that a worker has. Where that one gave it back, it is found out now; a touch
+    that is claimed for the first time has always been within reach."""
+    again = [
+        (row.claim.task_id, kind)
+        for row in due
+        if row.claim.lease_no > 1
+        for kind in sorted(config.nodes[row.node_id].cancel_on)
+    ]
+    if again:
+        parameters = {"ids": [task_id for task_id, _ in again], "types": [kind for _, kind in again]}
+        history.called_off.update(sql.rows(_CALLED_OFF, parameters))
+
+
 _QUESTIONS = """
 SELECT t.task_id, e.user_id, e.chat_id, e.type, e.event_id, e.occurred_at
 FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
@@ -126,7 +148,7 @@ WHERE t.task_id = ANY(%(ids)s) AND t.state IN ('scheduled', 'queued', 'running')
 # A touch that is running now may be back in the table before the claim, so its customer is locked as well (and
 # Presence asked about it): nothing is claimed whose customer is not.
 _LOCK_CUSTOMERS = """
-SELECT id, user_id, name, level, locale, timezone, addresses, opted_out, last_active_at, conversation_at
+SELECT id, user_id, name, level, locale, timezone, opted_out, last_active_at, conversation_at, addresses
 FROM scheduling_customer WHERE id IN (
     SELECT customer_id FROM scheduling_touch
     WHERE task_id = ANY(%(ids)s) AND state IN ('scheduled', 'queued', 'running')
@@ -176,6 +198,17 @@ SELECT chat_id, task_id, reserved_at, content_type, counts_toward_cap,
        state NOT IN ('scheduled', 'queued', 'running'), COALESCE(lease_until, due_at)
 FROM scheduling_touch
 WHERE chat_id = ANY(%(chats)s) AND reserved_at IS NOT NULL AND reserved_at > statement_timestamp() - %(window)s
+"""
+
+_CALLED_OFF = """
+SELECT t.task_id, min(later.type)
+FROM unnest(%(ids)s::uuid[], %(types)s::text[]) AS v(task_id, type)
+JOIN scheduling_touch AS t USING (task_id)
+JOIN scheduling_event AS e ON e.id = t.event_id
+JOIN scheduling_event AS later ON later.customer_id = t.customer_id AND later.type = v.type
+    AND later.occurred_at >= e.occurred_at AND later.received_at > t.created_at
+WHERE later.id <> e.id
+GROUP BY t.task_id
 """
 
 _IMPORTANT = """

@@ -48,12 +48,7 @@ def foresee(event: NewEvent, *, customer: CustomerSpec | None = None) -> list[Fo
 
 def _customer(user_id: str) -> CustomerSpec:
     row = Customer.objects.filter(user_id=user_id).first()
-    if row is None:
-        return CustomerSpec(0, user_id)
-    return CustomerSpec(
-        row.pk, row.user_id, row.name, row.level, row.locale, row.timezone, row.addresses, row.opted_out,
-        row.last_active_at, row.conversation_at,
-    )  # fmt: skip
+    return row.spec() if row else CustomerSpec(0, user_id)
 
 
 def _foresee_one(

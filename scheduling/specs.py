@@ -100,10 +100,10 @@ class CustomerSpec:
     level: str = ""
     locale: str = ""
     timezone: str = ""
-    addresses: Mapping[str, Any] = field(default_factory=dict)
     opted_out: bool = False
     last_active_at: datetime | None = None
     conversation_at: datetime | None = None
+    addresses: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

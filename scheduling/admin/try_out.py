@@ -33,10 +33,7 @@ def sample_customer(user_id: str) -> CustomerSpec:
     row = Customer.objects.filter(user_id=user_id).first() if user_id else None
     if row is None:
         return CustomerSpec(0, user_id or SAMPLE_USER, name=user_id or _("Zhang San"), level="normal")
-    return CustomerSpec(
-        row.pk, row.user_id, row.name, row.level, row.locale, row.timezone, row.addresses, row.opted_out,
-        row.last_active_at, row.conversation_at,
-    )  # fmt: skip
+    return row.spec()
 
 
 def sample_event(user_id: str, chat_id: str, data: Mapping[str, Any]) -> EventSpec:

@@ -6,6 +6,7 @@ from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.models.secret import EncryptedJSONField
+from scheduling.specs import CustomerSpec
 
 
 class Customer(models.Model):
@@ -42,6 +43,21 @@ class Customer(models.Model):
 
     def __str__(self) -> str:
         return self.name or self.user_id
+
+    def spec(self) -> CustomerSpec:
+        """What the pure modules reason about."""
+        return CustomerSpec(
+            id=self.pk,
+            user_id=self.user_id,
+            name=self.name,
+            level=self.level,
+            locale=self.locale,
+            timezone=self.timezone,
+            opted_out=self.opted_out,
+            last_active_at=self.last_active_at,
+            conversation_at=self.conversation_at,
+            addresses=self.addresses,
+        )
 
 
 class Community(models.Model):

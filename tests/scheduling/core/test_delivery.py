@@ -12,7 +12,7 @@ from django.db import connection
 from django.utils.timezone import now
 from pytest_django import Settings
 
-from scheduling import delivery, dispatcher, presence, services
+from scheduling import delivery, dispatcher, history, presence, services
 from scheduling.ids import new_id
 from scheduling.models import Attempt, Community, FailedTask, HarassmentRule, Pause, Touch, Verdict
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
@@ -43,6 +43,26 @@ def test_a_due_touch_is_delivered_with_the_trace_of_how_it_came_to_it(matrix: An
     verdict, attempt = Verdict.objects.get(), Attempt.objects.get()
     assert (verdict.decision, verdict.rule) == ("send", "")
     assert (attempt.outcome, attempt.number, attempt.body) == ("delivered", 1, "hi ann")
+
+
+def test_a_text_may_name_what_its_event_carried(matrix: Any, happen: Any) -> None:
+    template = matrix.template("parcel", body="{{ event.data.order.number }} to {{ event.data['city'] }}")
+    matrix.node(template=template)
+    receipt = happen(data={"order": {"number": 7}, "city": "杭州"})
+
+    deliver_at_last(*receipt.task_ids)
+
+    assert Attempt.objects.get().body == "7 to 杭州"
+
+
+def test_a_customers_address_is_where_a_message_goes(matrix: Any, happen: Any) -> None:
+    matrix.node()
+    services.put_customer("ann", {"addresses": {"email": "ann@example.com"}})
+    receipt = happen()
+
+    (ann,) = history.lock_customers(receipt.task_ids).values()
+
+    assert ann.addresses["email"] == "ann@example.com"
 
 
 @sends
