@@ -32,7 +32,7 @@ def leases_outlast_what_they_cover(**_: Any) -> list[CheckMessage]:
 @register
 def the_broker_keeps_hints_long_enough(**_: Any) -> list[CheckMessage]:
     """On Redis an unacknowledged message is delivered again after `visibility_timeout`; ours wait for their eta."""
-    seconds = settings.CELERY_BROKER_TRANSPORT_OPTIONS.get("visibility_timeout")
+    seconds: Any = settings.CELERY_BROKER_TRANSPORT_OPTIONS.get("visibility_timeout")
     needed = settings.AFTERTOUCH_HORIZON + HINT_LEASE + BATCH_DEADLINE
     if seconds is None or timedelta(seconds=seconds) > 2 * needed:
         return []

@@ -78,7 +78,7 @@ def load_due(claims: Mapping[UUID, Claim]) -> tuple[list[Due], datetime]:
     rows = sql.rows(_LOAD_DUE, {"ids": list(claims)})
     ((now,),) = sql.rows("SELECT statement_timestamp()", {})
     due = [
-        Due(claims[row[0]], *row[1:11], EventSpec(*row[11:-1], data=json.loads(row[-1])))  # type: ignore[call-arg]
+        Due(claims[row[0]], *row[1:11], EventSpec(*row[11:-1], data=json.loads(row[-1])))  # type: ignore[call-arg,misc]
         for row in rows
     ]
     return due, now
