@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from celery.contrib.django.task import DjangoTask
 from celery.worker.consumer.consumer import Consumer
+from django.db import close_old_connections
 from kombu.transport import redis as redis_transport
 from kombu.transport.redis import QoS, Transport
 
@@ -24,6 +25,7 @@ class SafeTask(DjangoTask):
     abstract = True
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        close_old_connections()
         try:
             return super().__call__(*args, **kwargs)
         except MemoryError as error:
@@ -127,7 +129,7 @@ def _queue(message: Any) -> str:
 
 def _bury(reason: str, body: Any, detail: str = "", queue: str = "") -> None:
     """In the worker's main process, which must not keep a database connection that its children would inherit."""
-    from django.db import close_old_connections, connection
+    from django.db import connection
 
     from scheduling.failures import bury_message
 

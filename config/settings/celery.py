@@ -60,3 +60,7 @@ if CELERY_BROKER_URL.startswith(("redis", "sentinel", "valkey")):
         CELERY_BROKER_TRANSPORT_OPTIONS["master_name"] = _env.aftertouch_sentinel_master
 else:
     CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}
+
+# Celery would close the database connection before and after each task, and a login costs more than a batch. Tasks
+# check and renew theirs as requests do (see `config.celery_guards.SafeTask`).
+CELERY_DB_REUSE_MAX = 10**9

@@ -19,6 +19,8 @@ _renderer = (
 )
 
 structlog.configure(
+    # What the level leaves out costs nothing, not even its arguments.
+    wrapper_class=structlog.make_filtering_bound_logger(environment().django_log_level.lower()),
     processors=[*_shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
     logger_factory=structlog.stdlib.LoggerFactory(),
     cache_logger_on_first_use=True,
