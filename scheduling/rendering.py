@@ -48,7 +48,8 @@ def render(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> 
         "chat": {"id": event.chat_id},
     }
     try:
-        return _compiled(text.subject).render(context), _compiled(text.body).render(context), text.locale
+        subject = _compiled(text.subject).render(context) if text.subject else ""
+        return subject, _compiled(text.body).render(context), text.locale
     except UndefinedError as error:
         raise CannotRender(str(error)) from None
     except (TemplateError, ArithmeticError, TypeError, ValueError, LookupError) as error:
