@@ -2,17 +2,18 @@
 
 The order is fixed, permanent reasons first, so that nothing spends a slot in vain:
 
- 1. expired            it waited longer than its node allows
- 2. node_disabled      the node was switched off or retired while the touch waited
- 3. paused             somebody paused everything, the channel or the node: parked until resumed
- 4. opted_out          marketing content to somebody who does not want any
- 5. conversation       the customer has a newer conversation than the event (or Presence objects: its own code)
- 6. holdout, rollout   the customer belongs to the control group; the community's turn has not come
- 7. quiet_hours        night where the customer lives: held until morning
- 8. dedupe             the same content type within the window (72 h)
- 9. cap                so many pushes to the customer in a rolling window (3 in 24 h)
-10. community_cap      the same for the community
-11. slot_hold          the last slot is left for a more important touch that is due within a minute
+ 1. called_off         an event called it off while a worker had it (what waits is called off at once)
+ 2. expired            it waited longer than its node allows
+ 3. node_disabled      the node was switched off or retired while the touch waited
+ 4. paused             somebody paused everything, the channel or the node: parked until resumed
+ 5. opted_out          marketing content to somebody who does not want any
+ 6. conversation       the customer has a newer conversation than the event (or Presence objects: its own code)
+ 7. holdout, rollout   the customer belongs to the control group; the community's turn has not come
+ 8. quiet_hours        night where the customer lives: held until morning
+ 9. dedupe             the same content type within the window (72 h)
+10. cap                so many pushes to the customer in a rolling window (3 in 24 h)
+11. community_cap      the same for the community
+12. slot_hold          the last slot is left for a more important touch that is due within a minute
 
 A slot that was taken and is not settled may still be given back. Where only such slots fill the cap the touch is
 held until the first of their leases ends, and never suppressed.
@@ -30,6 +31,7 @@ from scheduling.durations import format_duration
 from scheduling.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, held_out, rolled_out
 
 SEND, HOLD, SUPPRESS = "send", "hold", "suppress"
+CALLED_OFF = "event:"  #: how the reason begins where an event called a touch off
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class Surroundings:
     slots: Sequence[Slot] = ()  #: the customer's, any order
     community_slots: Sequence[Slot] = ()
     important: Sequence[datetime] = ()  #: when the customer's waiting touches of higher priority are due
+    called_off: str = ""  #: the type of the event that called it off
     objection: str = ""  #: what Presence says against it: "conversation", "answered", "presence_unknown"
 
 
@@ -100,6 +103,12 @@ def _within_life(verdict: Verdict, touch: Candidate) -> Verdict:
             SUPPRESS, verdict.rule, verdict.rule_version, verdict.observed, verdict.limit, verdict.next_eligible_at
         )
     return verdict
+
+
+def _called_off(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if not around.called_off:
+        return None
+    return Verdict(SUPPRESS, f"{CALLED_OFF}{around.called_off}"[:64], touch.node.version)
 
 
 def _expired(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
@@ -259,6 +268,7 @@ def _slot_hold(touch: Candidate, around: Surroundings, now: datetime) -> Verdict
 
 
 CHECKS: tuple[Check, ...] = (
+    _called_off,
     _expired,
     _node_disabled,
     _paused,

@@ -1,0 +1,51 @@
+"""An event may call a touch off at any moment, also while a worker has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from scheduling import delivery
+from scheduling.channels.base import Delivered, Transient
+from scheduling.models import Touch
+from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due
+from tests.scheduling.core.puppets import Theatre
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_an_event_that_calls_a_touch_off_while_it_is_being_sent_is_not_forgotten(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+) -> None:
+    """It could not be cancelled then, because a worker had it. It was not delivered, so its retry must not be."""
+    matrix.node(channel=puppet(), cancel_on=["order.paid"])
+    theatre.blocks = True
+    theatre.play = lambda message: Transient("http_503")
+    (task_id,) = happen().task_ids
+    fall_due(task_id)
+    delivery.deliver([task_id])
+    assert theatre.on_stage.wait(10)
+    happen(type="order.paid")
+    theatre.let_go.set()
+    deliver([])
+    assert Touch.objects.get(pk=task_id).state == "scheduled"
+
+    theatre.play = lambda message: Delivered("too late")
+    (row,) = deliver_at_last(task_id)
+    assert (row.state, row.reason) == ("cancelled", "event:order.paid")
+    assert len(theatre.heard) == 1
+    assert row.reserved_at is None
+
+
+def test_what_happened_before_a_touch_was_planned_or_to_others_does_not_call_its_retry_off(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+) -> None:
+    matrix.node(channel=puppet(), cancel_on=["order.paid"])
+    happen(type="order.paid")
+    theatre.play = lambda message: Transient("http_503")
+    (task_id,) = happen().task_ids
+    happen(type="order.paid", user="somebody-else")
+    deliver_at_last(task_id)
+    theatre.play = lambda message: Delivered("heard")
+    assert deliver_at_last(task_id)[0].state == "delivered"
