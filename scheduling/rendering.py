@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, UndefinedError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.filters import do_format
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from scheduling.errors import InvalidInput
@@ -19,8 +23,52 @@ KNOWN: Mapping[str, frozenset[str]] = {
     "chat": frozenset({"id"}),
 }
 
-_environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=False)
+LONGEST = 10_000  #: letters that a `*` may make of a text
+WIDE = re.compile(r"\d{4}|\*|\{[^}]*\{")  #: in a format: a column wider than any message
+TOO_WIDE = "a format must not be wider than 999 characters"
+#: Methods and filters that make a text of any length from a small number; `|format` says how a price looks.
+UNBOUNDED = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
+UNBOUNDED_FILTERS = ("batch", "center", "indent", "slice")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """No powers, no endless repetition, no columns of a million spaces: such a text would hang the page that saves it,
+    as the compiler computes ahead, and a worker that renders it while it holds its customers' locks."""
+
+    intercepted_binops = frozenset({"**", "*", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise SecurityError("“**” is not allowed")
+        if operator == "%" and isinstance(left, str):
+            return _formatted(left, right)
+        for one, times in ((left, right), (right, left)) if operator == "*" else ():
+            if isinstance(one, str | list | tuple) and isinstance(times, int) and len(one) * times > LONGEST:
+                raise SecurityError(f"“*” must not make more than {LONGEST} of anything")
+        return super().call_binop(context, operator, left, right)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is not None and WIDE.search(value.__self__):
+            raise SecurityError(TOO_WIDE)
+        return wrapped
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in UNBOUNDED and super().is_safe_attribute(obj, attr, value)
+
+
+def _formatted(text: str, *values: Any, **named: Any) -> str:
+    """The `format` filter, and `%` between a text and its values."""
+    if WIDE.search(text):
+        raise SecurityError(TOO_WIDE)
+    return str(do_format(text, *values, **named))
+
+
+_environment = _Sandbox(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=False)
 _environment.globals.clear()
+_environment.filters["format"] = _formatted
+for _name in UNBOUNDED_FILTERS:
+    del _environment.filters[_name]
 
 
 class CannotRender(Exception):

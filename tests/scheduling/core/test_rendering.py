@@ -74,6 +74,34 @@ def test_a_text_cannot_reach_out_of_its_sandbox(body: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "body",
+    [
+        "{{ 9 ** (9 ** 9) }}",
+        "{{ event.data.n ** event.data.n }}",
+        "{{ 'ha' * 1000000000 }}",
+        "{{ event.data.n * 'ha' }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%*d'|format(1000000000, 1) }}",
+        "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, event.data.n) }}",
+        "{{ 'ha'.center(1000000000) }}",
+    ],
+)
+def test_a_text_cannot_compute_for_ever(body: str) -> None:
+    """Neither in the page that saves it nor in a worker, where no time limit would end it."""
+    check_text(body, field="body")
+    with pytest.raises(CannotRender):
+        said(body, n=1_000_000_000)
+
+
+def test_small_sums_and_prices_can_be_said() -> None:
+    assert (
+        said("{{ '%.2f'|format(event.data.n * 3) }} {{ 7 % 4 }} {{ '-' * 3 }} {{ '{}!'.format(5) }}", n=2)
+        == "6.00 3 --- 5!"
+    )
+
+
+@pytest.mark.parametrize(
     ("body", "named"),
     [
         ("{{ usr.name }}", "usr"),
