@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import structlog
@@ -46,7 +47,18 @@ def announce(hints: list[Hint]) -> None:
 def rescue() -> tuple[int, int]:
     """Bring back what was lost: hints that no worker took up, and runs whose worker is gone. Returns both counts."""
     unpark_resumed()
-    return _rescue_hints(), _rescue_runs()
+    return _rescue_hints(), _repeat(_rescue_runs)
+
+
+def _repeat(rescue: Callable[[], int]) -> int:
+    """Until nothing is left or the time of a pass is over: a flushed broker loses everything that was handed over, and
+    a thousand a tick would never catch up with what falls due meanwhile."""
+    rescued, ends_at = 0, datetime.now(UTC) + LONGEST_PASS / 2
+    while True:
+        count = rescue()
+        rescued += count
+        if count < PASS_LIMIT or datetime.now(UTC) >= ends_at:
+            return rescued
 
 
 def _rescue_hints() -> int:
@@ -62,7 +74,7 @@ def _rescue_hints() -> int:
         # Publishing would fail as well; the rows wait in the table until the broker is back.
         log.warning("broker_unreachable", error=str(error))
         return 0
-    rescued = touches.rescue_hints(trusted_since=backlog, limit=PASS_LIMIT)
+    rescued = _repeat(lambda: touches.rescue_hints(trusted_since=backlog, limit=PASS_LIMIT))
     if rescued:
         log.info("hints_rescued", count=rescued)
     return rescued

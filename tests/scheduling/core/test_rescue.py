@@ -1,0 +1,32 @@
+"""How fast it is found again when everything was lost at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.utils.timezone import now
+
+from scheduling import dispatcher
+from scheduling.models import Touch
+from tests.scheduling.core.conftest import lapse
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_one_pass_brings_back_all_that_a_flushed_broker_lost(
+    matrix: Any, happen: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand a tick is 200 a second: less than what falls due meanwhile."""
+    monkeypatch.setattr(dispatcher, "PASS_LIMIT", 2)
+    matrix.node()
+    waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(7)]
+    Touch.objects.update(state="queued", queued_at=now(), lease_until=now())
+    lapse(*waiting)
+    assert dispatcher.rescue() == (7, 0)
+    assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
+
+    Touch.objects.update(state="running", lease_no=1, lease_until=now())
+    lapse(*waiting)
+    assert dispatcher.rescue() == (0, 7)
+    assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
