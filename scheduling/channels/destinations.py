@@ -96,6 +96,21 @@ class PrivateHosts:
     def cover(self, address: Address) -> bool:
         return any(address in network for network in self.networks)
 
+    def usable(self, host: str, port: int, addresses: Iterable[str]) -> list[str]:
+        """Of the addresses of `host` those that may be connected to. Raises `Refused` where it has only others."""
+        found = list(dict.fromkeys(addresses))
+        opened = self.name(host.removesuffix(".").lower(), port)
+        usable = [text for text in found if opened or self._may_use(text)]
+        if found and not usable:
+            raise Refused("private_address", "the name resolves to addresses that are not public")
+        return usable
+
+    def _may_use(self, text: str) -> bool:
+        if "%" in text:
+            return False
+        address = ip_address(text)
+        return is_public(address) or self.cover(address)
+
 
 @cache
 def _private_hosts(entries: tuple[str, ...]) -> PrivateHosts:

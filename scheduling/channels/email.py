@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from email.charset import BASE64, Charset
 from email.utils import parseaddr
@@ -36,7 +37,8 @@ UTF8.body_encoding = BASE64  # no 8-bit bytes and no long lines, whatever the re
 class Email:
     """Config: `from` and `reply_to` (addresses; `from` may have a name), `url` of a relay.
 
-    Where absent: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL`.
+    Where absent: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL`. Only the last may lead into our own network
+    without being opened by `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`: who edits a channel must not scan what stands behind us.
     """
 
     kind: ClassVar[str] = "email"
@@ -53,7 +55,8 @@ class Email:
         _check_address(parseaddr(self._from)[1] if self._from == one_line(self._from) else "", "from")
         if self._reply_to:
             _check_address(self._reply_to, "reply_to")
-        self._relay = _relay(fields.text(config, "url") or settings.AFTERTOUCH_EMAIL_URL)
+        own = fields.text(config, "url")
+        self._relay = _relay(own or settings.AFTERTOUCH_EMAIL_URL, guarded=bool(own))
         self._timeout = fields.positive(timeout)
 
     @classmethod
@@ -119,9 +122,9 @@ async def _by_django(mail: EmailMessage, seconds: float) -> Outcome:
     return Unknown("mail_backend", type(error).__name__) if error else Delivered("handed to the mail backend")
 
 
-def _relay(url: str) -> Relay | None:
+def _relay(url: str, *, guarded: bool) -> Relay | None:
     try:
-        return parse_relay(url) if url else None
+        return replace(parse_relay(url), guarded=guarded) if url else None
     except ValueError as error:
         raise ValueError(f"url: {error}") from None
 

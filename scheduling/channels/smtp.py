@@ -24,7 +24,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from django.core.mail.utils import DNS_NAME
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.destinations import PrivateHosts
+from scheduling.channels.failures import Refused
 from scheduling.channels.replies import excerpt
+from scheduling.channels.transport import look_up
 
 THREADS = 32
 DEFAULT_PORTS = {"smtp": 25, "smtps": 465}
@@ -42,6 +45,7 @@ class Relay:
     starttls: bool = False  #: demanded, not merely tried
     user: str = ""
     password: str = ""
+    guarded: bool = False  #: an editor named it, so only an administrator can let it be an address of our own network
 
 
 def parse_relay(url: str) -> Relay:
@@ -103,6 +107,8 @@ class Conversation:
             return Transient("smtp_unsupported", excerpt(str(error)))
         except Abandoned:
             return self._broken("timeout")
+        except Refused as refused:
+            return refused.outcome()
         except (OSError, smtplib.SMTPException) as error:
             return self._broken("tls" if isinstance(error, ssl.SSLError) else "disconnected", error)
         finally:
@@ -138,13 +144,27 @@ class Conversation:
 
     def _dial(self) -> socket.socket:
         """Connect, and keep a second handle: TLS takes the first one over, and `abandon` must still reach the line."""
-        wire = socket.create_connection((self._relay.host, self._relay.port), self._time_left())
+        wire = self._reach()
         with self._lock:
             if not self._abandoned:
                 self._line = wire.dup()
                 return wire
         wire.close()
         raise Abandoned
+
+    def _reach(self) -> socket.socket:
+        """A guarded relay is connected to at the very addresses that were judged."""
+        relay = self._relay
+        if not relay.guarded:
+            return socket.create_connection((relay.host, relay.port), self._time_left())
+        addresses = [str(found[-1][0]) for found in look_up(relay.host, relay.port)]
+        error = OSError("no address")
+        for address in PrivateHosts.from_settings().usable(relay.host, relay.port, addresses):
+            try:
+                return socket.create_connection((address, relay.port), self._time_left())
+            except OSError as failed:
+                error = failed
+        raise error
 
     def _send(self) -> Outcome:
         smtp = self._smtp

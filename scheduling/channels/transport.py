@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
-from ipaddress import ip_address
 from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -25,8 +24,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from scheduling.channels.destinations import PrivateHosts, admit, is_public
-from scheduling.channels.failures import NoAnswer, NotSent, Refused
+from scheduling.channels.destinations import PrivateHosts, admit
+from scheduling.channels.failures import NoAnswer, NotSent
 from scheduling.channels.replies import Response
 
 BODY_CAP = 64 * 1024  # bytes
@@ -56,18 +55,8 @@ class PublicResolver(AbstractResolver):
     ) -> list[ResolveResult]:
         """Raises `Refused` where no address may be used, `OSError` where there is none."""
         found = await asyncio.get_running_loop().run_in_executor(self._threads, self._lookup, host, port)
-        opened = self._private.name(host.removesuffix(".").lower(), port)
-        addresses = dict.fromkeys(str(sockaddr[0]) for *_, sockaddr in found)
-        usable = [text for text in addresses if opened or self._may_use(text)]
-        if addresses and not usable:
-            raise Refused("private_address", "the name resolves to addresses that are not public")
+        usable = self._private.usable(host, port, (str(sockaddr[0]) for *_, sockaddr in found))
         return [self._result(host, text, port) for text in usable]
-
-    def _may_use(self, text: str) -> bool:
-        if "%" in text:
-            return False
-        address = ip_address(text)
-        return is_public(address) or self._private.cover(address)
 
     @staticmethod
     def _result(host: str, text: str, port: int) -> ResolveResult:

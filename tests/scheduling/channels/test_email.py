@@ -357,3 +357,22 @@ async def slam(talk: Talk) -> str | None:
 @pytest.fixture
 def trusting(certificate: tuple[ssl.SSLContext, ssl.SSLContext], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduling.channels.smtp.ssl.create_default_context", lambda: certificate[1])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_a_relay_that_an_editor_named_cannot_lead_into_our_own_network(
+    cast: Cast, settings: Settings, host: str
+) -> None:
+    """Its greeting would be read out in the attempt: whoever edits a channel could scan what stands behind us."""
+    settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = []
+    async with RelayServer() as relay:
+        url = relay.url.replace("127.0.0.1", host)
+        outcome = await sent(cast, url)
+        assert isinstance(outcome, Permanent)
+        assert outcome.reason == "private_address"
+        assert relay.talks == []
+
+        settings.AFTERTOUCH_EMAIL_URL = relay.url  # the administrator's own may stand next door
+        channel = Email({}, TIMEOUT)
+        outcome = await channel.send(cast.message(target=TO_ALICE), datetime.now(UTC) + TIMEOUT)
+        assert isinstance(outcome, Delivered)
