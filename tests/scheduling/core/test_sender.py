@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from scheduling import delivery
+from scheduling import delivery, sender
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
-from scheduling.models import Attempt, FailedTask
-from tests.scheduling.core.conftest import deliver_at_last
+from scheduling.models import Attempt, FailedTask, Touch
+from tests.scheduling.core.conftest import deliver_at_last, fall_due
 from tests.scheduling.core.puppets import Puppet, Theatre
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -63,3 +64,30 @@ def test_a_channel_that_cannot_name_its_target_fails_alone_and_leaks_nothing(
     ]  # fmt: skip
     assert delivery.sender()._held == 0
     assert found[1].reserved_at is None
+
+
+def test_a_dead_endpoint_with_more_than_a_process_may_hold_does_not_hold_up_another(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waited behind it filled the process, and the next batch stood still until the dead one's batch was over."""
+    monkeypatch.setattr(sender, "IN_FLIGHT", 10)
+    monkeypatch.setattr(sender, "IN_FLIGHT_PER_TARGET", 2)
+    matrix.node("dead", channel=puppet("dead"))
+    matrix.node("alive", trigger="other", channel=puppet("alive"))
+    theatre.blocks = True
+    dead = [happen(user=f"user-{number}").task_ids[0] for number in range(12)]
+    fall_due(*dead)
+    delivery.deliver(dead)
+    assert theatre.on_stage.wait(10)
+    theatre.blocks = False
+
+    (alive,) = happen(type="other", user="bob").task_ids
+    fall_due(alive)
+    started_at = time.monotonic()
+    delivery.deliver([alive])
+    while Touch.objects.get(pk=alive).state != "delivered":
+        assert time.monotonic() - started_at < 10, "it waits for the dead one"
+
+    assert Touch.objects.filter(node__key="dead", state="running").count() == 2
+    assert Touch.objects.filter(node__key="dead", state="scheduled", reason="target_busy", attempt=0).count() == 10
+    theatre.let_go.set()

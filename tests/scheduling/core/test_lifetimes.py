@@ -1,0 +1,400 @@
+"""Random lives against a plain model: whatever happens in whatever order, each touch ends once and no rule is broken.
+
+The channel is the witness. It hears what really goes out and holds it against what the model knows: who opted out, who
+is talking, what is paused, and what was heard before. Time passes by moving everything that is stored into the past.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import transaction
+from django.utils.timezone import now
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+
+from scheduling import delivery, dispatcher, failed_tasks, services
+from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.registry import channel_kinds
+from scheduling.failed_tasks import Actor
+from scheduling.intake import NewEvent, Receipt, record_events
+from scheduling.models import ChannelConfig, FailedTask, Node, Pause, TemplateText, Touch
+from scheduling.models.ledger import WAITING
+from scheduling.touches import touches
+from tests.conftest import MatrixBuilder
+from tests.scheduling.core.conftest import pass_time
+from tests.scheduling.core.puppets import Died, Puppet, Theatre
+
+USERS = ("ann", "bob")
+ENDED = ("delivered", "suppressed", "cancelled", "failed", "unknown")
+ANN = Actor("ann")
+LIMIT, CAP_WINDOW, DEDUPE_WINDOW = 3, timedelta(hours=24), timedelta(hours=72)
+
+answers = st.lists(st.sampled_from(["delivered", "delivered", "transient", "permanent", "unknown", "died"]), max_size=4)
+users = st.sampled_from(USERS)
+places = st.integers(0, 10_000)
+ages = st.sampled_from([0, 0, 1, 30])
+spans = st.sampled_from(
+    [timedelta(minutes=1), timedelta(minutes=16), timedelta(hours=2), timedelta(hours=7), timedelta(hours=50)]
+)
+STEPS = (
+    *["events"] * 8, *["tick"] * 8, *["time passes"] * 6,
+    "duplicate", "paid", "batch_with_payment", "conversation", "complaint", "opt_in_again",
+    "a_worker_takes_one_and_vanishes", "a_message_comes_twice", "switch", "edit_a_text", "pause", "resume", "cancel",
+    "a_person_retries", "a_person_sends_it_as_new", "a_person_looks_and_finds_out",
+)  # fmt: skip
+
+
+@dataclass
+class Heard:
+    """A delivery that the receiver has, or may have: by its key, which outlives retries."""
+
+    user: str
+    node: str
+    content_type: str
+    at: datetime  #: when its slot was taken, in the model's time
+
+
+@dataclass
+class Model:
+    """What is known without looking into the database."""
+
+    happened_at: dict[UUID, datetime] = field(default_factory=dict)  #: by touch, when its event happened
+    receipts: list[tuple[NewEvent, Receipt]] = field(default_factory=list)
+    planned: set[UUID] = field(default_factory=set)
+    ended: dict[UUID, str] = field(default_factory=dict)
+    heard: dict[UUID, Heard] = field(default_factory=dict)
+    outcomes: dict[UUID, list[str]] = field(default_factory=lambda: defaultdict(list))  #: by key
+    opted_out: set[str] = field(default_factory=set)
+    conversation_at: dict[str, datetime] = field(default_factory=dict)
+    paused: set[str] = field(default_factory=set)
+    disabled: set[str] = field(default_factory=set)
+
+
+class Lives(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self._whole = transaction.atomic()
+        self._whole.__enter__()
+        self.model = Model()
+        self.passed = timedelta(0)
+        self.coming: list[str] = []
+        self.unsettled: list[Message] = []
+        self.number = 0
+        self.objections: list[AssertionError] = []
+        Puppet.theatre = Theatre(play=self.hear)
+
+    @initialize()
+    def build(self) -> None:
+        house = MatrixBuilder()
+        for key, idempotent in (("safe", True), ("once", False)):
+            config = {"name": key}
+            ChannelConfig.objects.create(
+                key=key, kind="oracle", idempotent=idempotent, config=config, retry_delays=[60, 600]
+            )
+        self.nodes: dict[str, Node] = {
+            key: house.node(key, channel=ChannelConfig.objects.get(key=channel), **changes)
+            for key, channel, changes in (
+                ("guide", "safe", {"trigger": "a"}),
+                (
+                    "parcel",
+                    "safe",
+                    {
+                        "trigger": "a",
+                        "delay": timedelta(minutes=15),
+                        "priority": 0,
+                        "over_cap": "defer",
+                        "expires_after": timedelta(days=5),
+                        "template": house.template("parcel", category="service"),
+                    },
+                ),
+                ("offer", "once", {"trigger": "b", "delay": timedelta(hours=1), "priority": 2, "on_repeat": "restart",
+                                   "cancel_on": ["paid"]}),
+                ("ask", "safe", {"trigger": "b", "on_repeat": "keep", "cancel_on": ["paid"]}),
+                ("nudge", "once", {"trigger": "c", "guard_cap": "count_only", "guard_dedupe": "ignore",
+                                   "guard_conversation": "ignore"}),
+            )
+        }  # fmt: skip
+
+    def teardown(self) -> None:
+        try:
+            self.drain()
+        finally:
+            transaction.set_rollback(True)
+            self._whole.__exit__(None, None, None)
+
+    # --- the witness --------------------------------------------------------------------------------------------------
+
+    def hear(self, message: Message) -> Outcome:
+        try:
+            self.hold_against_the_model(message)
+        except AssertionError as error:
+            self.objections.append(error)  # whoever delivers would take it for a touch that broke
+        said = self.coming.pop(0) if self.coming else "delivered"
+        self.model.outcomes[message.delivery_key].append(said)
+        self.unsettled.append(message)
+        if said == "died":
+            for each in self.unsettled:  # whoever asks the database knows nothing of what these heard either
+                self.model.outcomes[each.delivery_key][-1] = "died"
+                self.may_have_heard(each)
+            raise Died
+        if said in ("delivered", "unknown"):
+            self.may_have_heard(message)
+        given: dict[str, Outcome] = {
+            "delivered": Delivered(), "unknown": Unknown("timeout"), "transient": Transient("http_503"),
+            "permanent": Permanent("http_400"),
+        }  # fmt: skip
+        return given[said]
+
+    def may_have_heard(self, message: Message) -> None:
+        row = Touch.objects.get(pk=message.task_id)
+        assert row.reserved_at is not None
+        slot = Heard(message.user_id, message.node, message.content_type, row.reserved_at + self.passed)
+        self.model.heard.setdefault(message.delivery_key, slot)
+
+    def hold_against_the_model(self, message: Message) -> None:
+        model, user, key = self.model, message.user_id, message.delivery_key
+        row = Touch.objects.get(pk=message.task_id)
+        assert row.state == "running"
+        assert row.due_at <= row.sending_at, "I5: it was early"
+        assert not (message.category == "marketing" and user in model.opted_out), "told who opted out"
+        assert message.node not in model.disabled, "a disabled node spoke"
+        assert not model.paused & {"all", f"node:{message.node}"}, "a paused one spoke"
+        if message.node != "nudge":
+            talking = model.conversation_at.get(user)
+            assert not talking or talking <= model.happened_at[row.event_id], "spoke into a newer conversation"
+        assert "delivered" not in model.outcomes[key], "I8: delivered twice under one key"
+        if message.node in ("offer", "nudge") and row.retry_of is None:
+            assert not {"unknown", "died"} & set(model.outcomes[key]), "I8: repeated blindly"
+
+    # --- what can happen ----------------------------------------------------------------------------------------------
+
+    @rule(step=st.sampled_from(STEPS), user=users, place=places, data=st.data())
+    def live(self, step: str, user: str, place: int, data: st.DataObject) -> None:
+        """One rule for all steps: the engine would switch rules off at random, and most of life is events and time."""
+        if step == "events":
+            types = data.draw(st.lists(st.sampled_from("aabbc"), min_size=1, max_size=3), "types")
+            self.take_in(*(self.new(user, type, data.draw(ages, "minutes ago")) for type in types))
+        elif step == "tick":
+            self.tick(data.draw(answers, "answers"))
+        elif step == "time passes":
+            self.time_passes(data.draw(spans, "span"))
+        else:
+            getattr(self, f"_{step}")(user, place)
+
+    def tick(self, coming: list[str]) -> None:
+        self.coming, self.unsettled = coming, []
+        dispatcher.hand_over_due()
+        due = Touch.objects.filter(state__in=WAITING, parked="", due_at__lte=now()).order_by("pk")
+        try:
+            delivery.deliver(list(due.values_list("pk", flat=True)))
+        except Died:
+            pass
+        finally:
+            self.coming = []
+
+    def time_passes(self, span: timedelta) -> None:
+        pass_time(seconds=span.total_seconds())
+        self.passed += span
+        dispatcher.rescue()
+
+    def _duplicate(self, user: str, place: int) -> None:
+        if self.model.receipts:
+            event, first = self.model.receipts[place % len(self.model.receipts)]
+            (again,) = record_events([event])
+            assert (again.id, again.duplicate) == (first.id, True)
+
+    def _paid(self, user: str, place: int) -> None:
+        self.take_in(self.new(user, "paid", 0))
+
+    def _batch_with_payment(self, user: str, place: int) -> None:
+        self.take_in(*(self.new(user, type, 0) for type in ("b", "paid", "b")))
+
+    def _conversation(self, user: str, place: int) -> None:
+        event = self.new(user, "conversation.started", 0)
+        self.take_in(event)
+        assert event.occurred_at is not None
+        self.model.conversation_at[user] = event.occurred_at + self.passed
+
+    def _complaint(self, user: str, place: int) -> None:
+        self.take_in(self.new(user, "complaint.received", 0))
+        self.model.opted_out.add(user)
+
+    def _opt_in_again(self, user: str, place: int) -> None:
+        services.put_customer(user, {"opted_out": False})
+        self.model.opted_out.discard(user)
+
+    def _a_worker_takes_one_and_vanishes(self, user: str, place: int) -> None:
+        waiting = self.waiting()
+        if waiting:
+            touches.claim([waiting[place % len(waiting)]], lease=timedelta(seconds=45))
+
+    def _a_message_comes_twice(self, user: str, place: int) -> None:
+        delivery.deliver(list(Touch.objects.exclude(state__in=WAITING).values_list("pk", flat=True)))
+
+    def _switch(self, user: str, place: int) -> None:
+        key = ("guide", "ask", "offer")[place % 3]
+        node = self.nodes[key]
+        node.enabled = not node.enabled
+        node.save()
+        (self.model.disabled.discard if node.enabled else self.model.disabled.add)(key)
+
+    def _edit_a_text(self, user: str, place: int) -> None:
+        self.number += 1
+        text = TemplateText.objects.get(template__key=("guide", "parcel")[place % 2])
+        text.body = f"edition {self.number}"
+        text.save()
+
+    def _pause(self, user: str, place: int) -> None:
+        scope = ("all", "node:guide", "node:parcel")[place % 3]
+        services.pause(scope)
+        self.model.paused.add(scope)
+
+    def _resume(self, user: str, place: int) -> None:
+        if self.model.paused:
+            scope = sorted(self.model.paused)[place % len(self.model.paused)]
+            services.resume(scope)
+            self.model.paused.remove(scope)
+
+    def _cancel(self, user: str, place: int) -> None:
+        waiting = self.waiting()
+        if waiting:
+            services.cancel_touch(waiting[place % len(waiting)], actor="ann")
+
+    def _a_person_retries(self, user: str, place: int) -> None:
+        if row := self.failed(place):
+            self.model.planned.add(failed_tasks.retry(row.pk, ANN))
+
+    def _a_person_sends_it_as_new(self, user: str, place: int) -> None:
+        if row := self.failed(place):
+            self.model.planned.add(failed_tasks.retry(row.pk, ANN, as_new=True))
+
+    def _a_person_looks_and_finds_out(self, user: str, place: int) -> None:
+        row = self.failed(place)
+        if row and row.failure == "failed":
+            failed_tasks.ignore(row.pk, ANN)
+        elif row and row.root_id:
+            failed_tasks.resolve(row.pk, ANN, delivered=place % 2 == 0)
+            if place % 2:
+                self.model.heard.pop(row.root_id, None)
+
+    # --- what must always hold ----------------------------------------------------------------------------------------
+
+    @invariant()
+    def all_is_well(self) -> None:
+        self.the_witness_has_no_objections()
+        self.nothing_is_lost_and_nothing_comes_from_nowhere()
+        self.what_has_ended_stays_as_it_ended()
+        self.each_end_says_the_truth()
+        self.no_customer_is_told_too_much()
+
+    def the_witness_has_no_objections(self) -> None:
+        if self.objections:
+            raise self.objections[0]
+
+    def nothing_is_lost_and_nothing_comes_from_nowhere(self) -> None:
+        assert set(Touch.objects.values_list("pk", flat=True)) == self.model.planned
+
+    def what_has_ended_stays_as_it_ended(self) -> None:
+        states: dict[UUID, str] = dict(Touch.objects.filter(state__in=ENDED).values_list("pk", "state"))
+        assert {task_id: states.get(task_id) for task_id in self.model.ended} == self.model.ended
+        self.model.ended = states
+
+    def each_end_says_the_truth(self) -> None:
+        buried = set(FailedTask.objects.values_list("task_id", "failure"))
+        for row in Touch.objects.filter(state__in=ENDED):
+            outcomes = set(self.model.outcomes[row.root_id])
+            if row.state == "delivered":
+                assert "delivered" in outcomes
+            if row.state in ("failed", "suppressed"):
+                assert not outcomes & {"delivered", "unknown", "died"}, f"{row.state}, but it may have been heard"
+            if row.state in ("failed", "unknown"):
+                assert (row.pk, row.state) in buried, "I9: nobody is asked about it"
+            assert row.lease_until is None
+
+    def no_customer_is_told_too_much(self) -> None:
+        slots = list(self.model.heard.values())
+        for slot in slots:
+            if slot.node == "nudge":
+                continue
+            others = [each for each in slots if each.user == slot.user and each is not slot]
+            before = [each for each in others if each.at < slot.at or (each.at == slot.at and each.node != "nudge")]
+            in_window = [each for each in before if each.at > slot.at - CAP_WINDOW]
+            assert len(in_window) < LIMIT, f"I6: {len(in_window) + 1} within a day: {slot}"
+            same = [each for each in before if each.content_type == slot.content_type]
+            assert not [each for each in same if each.at > slot.at - DEDUPE_WINDOW], f"told twice: {slot}"
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """I9: once everything may go on, each touch ends in exactly one way."""
+        for scope in list(self.model.paused):
+            services.resume(scope)
+        self.model.paused.clear()
+        for _ in range(80):
+            if not Touch.objects.exclude(state__in=ENDED).exists():
+                break
+            self.time_passes(timedelta(hours=3))
+            self.tick([])
+        assert not Touch.objects.exclude(state__in=ENDED).exists(), "it never ends"
+        self.all_is_well()
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def new(self, user: str, type: str, minutes_ago: int) -> NewEvent:
+        self.number += 1
+        happened_at = now() - timedelta(minutes=minutes_ago)
+        return NewEvent("shop", f"e{self.number}", type, user, occurred_at=happened_at)
+
+    def take_in(self, *events: NewEvent) -> None:
+        for event, receipt in zip(events, record_events(events), strict=True):
+            assert not receipt.duplicate
+            assert event.occurred_at is not None
+            self.model.receipts.append((event, receipt))
+            self.model.planned.update(receipt.task_ids)
+            self.model.happened_at[receipt.id] = event.occurred_at + self.passed
+
+    def failed(self, place: int) -> FailedTask | None:
+        rows = list(FailedTask.objects.filter(state="open").order_by("pk"))
+        return rows[place % len(rows)] if rows else None
+
+    def waiting(self) -> list[UUID]:
+        return list(Touch.objects.filter(state__in=WAITING).order_by("pk").values_list("pk", flat=True))
+
+
+@pytest.fixture
+def _stage(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    settings.CHANNELS = settings.CHANNELS | {"oracle": "tests.scheduling.core.puppets.Oracle"}
+    channel_kinds.cache_clear()
+    quiet: Callable[..., int] = lambda hints, channels: 0  # noqa: E731
+    monkeypatch.setattr(dispatcher, "publish_touches", quiet)
+    monkeypatch.setattr(delivery, "publish_touches", quiet)
+    monkeypatch.setattr(dispatcher, "oldest_message_at", lambda queue: None)
+    yield
+    channel_kinds.cache_clear()
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("_stage")
+def test_whatever_happens_each_touch_ends_once_and_no_rule_is_broken() -> None:
+    """I6, I8, I9."""
+    run_state_machine_as_test(
+        Lives,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=30,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],  # thirty steps can be read; shrinking them takes minutes
+        ),
+    )
+    assert not Pause.objects.exists()
