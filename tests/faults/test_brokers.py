@@ -28,7 +28,7 @@ def test_sentinels_name_another_primary(state_folder: Callable[[str], Path], und
             watched.primary.kill()
             made.wait(lambda: watched.primary_port() not in (0, before), "another primary is named")
             run.notes.append(f"new primary after {(made.now() - run.struck_at[-1]).total_seconds():.1f} s")
-            run.go_on(40)
+            run.go_on(20)
         assert made.stack.pids["core"] == worker
 
 
@@ -43,11 +43,11 @@ def test_rabbitmq_is_killed_and_started_again(state_folder: Callable[[str], Path
             worker = made.stack.pids["core"]
             node.kill()
             before = len(run.load.accepted)
-            run.go_on(40)
+            run.go_on(20)
             slowest = max(each.took for each in run.load.accepted[before:])
             run.strike()
             node.start()
-            run.go_on(30)
+            run.go_on(15)
             run.notes.append(f"202 while it was away: at worst {slowest:.2f} s")
         assert made.stack.pids["core"] == worker
     assert slowest < 3

@@ -81,7 +81,7 @@ def test_seven_days_with_restarts_of_everything_in_between(the_house: House, tol
     status, body = door.post(event)
     door.close()
     assert status == 202, body
-    for days in ("1 day", "5 days", "1 day -6 seconds"):
+    for days in ("6 days", "1 day -6 seconds"):
         _restart_everything(house)
         assert not house.receiver.calls_of(user)
         assert house.sql("SELECT state FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id"
@@ -92,7 +92,6 @@ def test_seven_days_with_restarts_of_everything_in_between(the_house: House, tol
             " FROM scheduling_event AS e WHERE e.id = t.event_id AND e.event_id = %(event)s",
             {"by": days, "event": user},
         )
-    house.stack.restart("core")
     house.wait(lambda: bool(house.receiver.calls_of(user)), "it is delivered")
     house.wait(
         lambda: house.sql(
@@ -108,9 +107,8 @@ def test_seven_days_with_restarts_of_everything_in_between(the_house: House, tol
     )[0][0]  # fmt: skip
     assert len(calls) == 1
     assert calls[0].at >= due_at.timestamp()
-    told(  # type: ignore[operator]
-        f"7 days through three restarts of everything · delivered once, {calls[0].at - due_at.timestamp():.2f} s late"
-    )
+    late = calls[0].at - due_at.timestamp()
+    told(f"7 days through two restarts of everything · delivered once, {late:.1f} s late")  # type: ignore[operator]
 
 
 def _restart_everything(house: House) -> None:
