@@ -39,6 +39,7 @@ IN_FLIGHT_PER_TARGET = 200
 IN_FLIGHT = 4_000  #: parcels a process holds before its tasks wait
 CHUNK = 500
 SETTLE_INTERVAL = 0.1
+STUCK = 1.0  #: seconds in which nothing left a lane; it then gives up its place where others have none
 
 
 @dataclass(slots=True)
@@ -87,6 +88,7 @@ class Lane:
 
     waiting: deque[Parcel] = field(default_factory=deque)
     in_flight: int = 0
+    moved_at: float = field(default_factory=time.monotonic)  #: when something last left it
 
 
 class Sender:
@@ -109,12 +111,17 @@ class Sender:
     # --- from the worker's thread ---------------------------------------------------------------------------------
 
     def submit(self, parcels: list[Parcel]) -> None:
-        """Take these over. Waits while the process holds too many already, which slows the queue, not the receivers."""
+        """Take these over. Waits while the process holds too many already, which slows the queue, not the receivers;
+        what waits behind a receiver that does not move makes room."""
         if not parcels:
             return
         loop = self._running_loop()
+        ends_at = time.monotonic() + BATCH_DEADLINE.total_seconds()
         with self._changed:
-            self._changed.wait_for(lambda: self._held < IN_FLIGHT, timeout=BATCH_DEADLINE.total_seconds())
+            while not self._changed.wait_for(lambda: self._held < IN_FLIGHT, timeout=STUCK):
+                loop.call_soon_threadsafe(self._clear_stuck_lanes)
+                if time.monotonic() >= ends_at:
+                    break
             self._held += len(parcels)
         loop.call_soon_threadsafe(self._accept, parcels)
 
@@ -165,6 +172,12 @@ class Sender:
         if self._ready and not self._marking:
             self._marking = True
             self._spawn(self._mark())
+
+    def _clear_stuck_lanes(self) -> None:
+        now = time.monotonic()
+        for lane in self._lanes.values():
+            while lane.waiting and now - lane.moved_at > STUCK:
+                self._report(lane.waiting.popleft(), Held("target_busy", timedelta(seconds=2)))
 
     async def _mark(self) -> None:
         """Chunk by chunk: quota, then the fenced write, then off they go. One chunk at a time, so that what comes in
@@ -233,7 +246,9 @@ class Sender:
     def _leave(self, parcel: Parcel, result: Outcome | Held | None) -> None:
         """Out of its lane. None: the claim did not stand, so there is nothing to settle."""
         target = parcel.target
-        self._lanes[target].in_flight -= 1
+        lane = self._lanes[target]
+        lane.in_flight -= 1
+        lane.moved_at = time.monotonic()
         self._pump(target)
         if result is None:
             self._forget(1)

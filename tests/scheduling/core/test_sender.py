@@ -85,6 +85,7 @@ def test_a_dead_endpoint_with_more_than_a_process_may_hold_does_not_hold_up_anot
     fall_due(alive)
     started_at = time.monotonic()
     delivery.deliver([alive])
+    assert time.monotonic() - started_at < 10, "it was not even taken over"
     while Touch.objects.get(pk=alive).state != "delivered":
         assert time.monotonic() - started_at < 10, "it waits for the dead one"
 
