@@ -17,6 +17,7 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F
 
+from scheduling import history
 from scheduling.delay import delay_for
 from scheduling.models import EventType, Touch
 from scheduling.specs import CustomerSpec, DelayRules, NodeSpec, bucket
@@ -69,6 +70,7 @@ def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRules) -> Moved:
         for batch in _batches(node, rules):
             with transaction.atomic():
                 task_ids = [each.task_id for each in batch]
+                history.lock_customers(task_ids)  # before the touches, as every writer does
                 touches.move(task_ids, [each.due_at for each in batch])
                 Touch.objects.filter(pk__in=task_ids, state="scheduled").update(
                     expires_at=F("due_at") + node.expires_after

@@ -12,15 +12,17 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.utils.timezone import now
 
-from scheduling import absence, delivery, dispatcher, services
+from scheduling import absence, configuration, delivery, dispatcher, services, sql
+from scheduling.config_file.moving import move_waiting
 from scheduling.errors import AftertouchError
 from scheduling.ids import new_id
 from scheduling.intake import NewEvent, Receipt, record_events
-from scheduling.models import Customer, FailedTask, HarassmentRule, Touch
+from scheduling.models import Customer, FailedTask, HarassmentRule, Node, Touch
 from scheduling.models.ledger import WAITING
+from scheduling.touches import touches
 from tests.scheduling.core.conftest import fall_due
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -155,3 +157,33 @@ def _until_somebody_waits_for_a_lock(elsewhere: Any) -> None:
     ends_at = time.monotonic() + 20
     while not elsewhere(waiting):
         assert time.monotonic() < ends_at, "nobody waits"
+
+
+def test_moving_what_waits_waits_for_the_customer_and_not_among_their_touches(matrix: Any, happen: Any) -> None:
+    """A batch of events calls touches off kind by kind; a move in between held one of them and wanted another."""
+    matrix.node(delay=timedelta(hours=1))
+    first, second = sorted(happen().task_ids[0] for _ in range(2))
+    Node.objects.update(delay=timedelta(hours=3))
+    config = configuration.load(())
+    errors: list[BaseException] = []
+
+    def move() -> None:
+        try:
+            move_waiting(list(config.nodes.values()), config.delay_rules)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connection.close()
+
+    mover = threading.Thread(target=move)
+    with transaction.atomic():
+        list(Customer.objects.select_for_update(no_key=True))
+        touches.cancel([second], reason="event:a")
+        mover.start()
+        ends_at = time.monotonic() + 20
+        while not sql.rows("SELECT 1 FROM pg_locks WHERE NOT granted", {}):
+            assert time.monotonic() < ends_at, "the move waits for nobody"
+        touches.cancel([first], reason="event:b")
+    mover.join(20)
+    assert errors == []
+    assert set(Touch.objects.values_list("state", flat=True)) == {"cancelled"}
