@@ -62,4 +62,4 @@ WHERE id IN (SELECT id FROM away) AND last_active_at < statement_timestamp() - %
 ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 """
 
-_NOTE = "UPDATE scheduling_customer SET inactive_since = last_active_at WHERE id = ANY(%(ids)s)"
+_NOTE = "UPDATE scheduling_customer SET inactive_since = last_active_at WHERE id = ANY(%(ids)b)"

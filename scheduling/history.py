@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -64,7 +63,7 @@ def objections(task_ids: Sequence[UUID]) -> dict[UUID, str]:
 def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
     """Lock the customers of these touches in the order of their ids, as every writer does."""
     rows = sql.rows(_LOCK_CUSTOMERS, {"ids": list(task_ids)})
-    return {row[0]: CustomerSpec(*row[:-1], addresses=json.loads(row[-1])) for row in rows}  # type: ignore[misc]
+    return {row[0]: CustomerSpec(*row) for row in rows}
 
 
 def lock_communities(task_ids: Sequence[UUID]) -> None:
@@ -77,10 +76,7 @@ def load_due(claims: Mapping[UUID, Claim]) -> tuple[list[Due], datetime]:
     """The claimed touches, and the database's time."""
     rows = sql.rows(_LOAD_DUE, {"ids": list(claims)})
     ((now,),) = sql.rows("SELECT statement_timestamp()", {})
-    due = [
-        Due(claims[row[0]], *row[1:11], EventSpec(*row[11:-1], data=json.loads(row[-1])))  # type: ignore[call-arg,misc]
-        for row in rows
-    ]
+    due = [Due(claims[row[0]], *row[1:11], EventSpec(*row[11:])) for row in rows]  # type: ignore[call-arg]
     return due, now
 
 
@@ -142,7 +138,7 @@ def _load_called_off(history: History, due: Sequence[Due], config: Snapshot) -> 
 _QUESTIONS = """
 SELECT t.task_id, e.user_id, e.chat_id, e.type, e.event_id, e.occurred_at
 FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
-WHERE t.task_id = ANY(%(ids)s) AND t.state IN ('scheduled', 'queued', 'running')
+WHERE t.task_id = ANY(%(ids)b) AND t.state IN ('scheduled', 'queued', 'running')
 """
 
 # A touch that is running now may be back in the table before the claim, so its customer is locked as well (and
@@ -151,7 +147,7 @@ _LOCK_CUSTOMERS = """
 SELECT id, user_id, name, level, locale, timezone, opted_out, last_active_at, conversation_at, addresses
 FROM scheduling_customer WHERE id IN (
     SELECT customer_id FROM scheduling_touch
-    WHERE task_id = ANY(%(ids)s) AND state IN ('scheduled', 'queued', 'running')
+    WHERE task_id = ANY(%(ids)b) AND state IN ('scheduled', 'queued', 'running')
 )
 ORDER BY id FOR NO KEY UPDATE
 """
@@ -159,7 +155,7 @@ ORDER BY id FOR NO KEY UPDATE
 _INSERT_COMMUNITIES = """
 INSERT INTO scheduling_community (chat_id, name, targets)
 SELECT DISTINCT t.chat_id, '', '' FROM scheduling_touch AS t
-WHERE t.task_id = ANY(%(ids)s) AND t.chat_id <> ''
+WHERE t.task_id = ANY(%(ids)b) AND t.chat_id <> ''
   AND NOT EXISTS (SELECT 1 FROM scheduling_community AS c WHERE c.chat_id = t.chat_id)
 ORDER BY t.chat_id
 ON CONFLICT (chat_id) DO NOTHING
@@ -167,7 +163,7 @@ ON CONFLICT (chat_id) DO NOTHING
 
 _LOCK_COMMUNITIES = """
 SELECT id FROM scheduling_community
-WHERE chat_id IN (SELECT chat_id FROM scheduling_touch WHERE task_id = ANY(%(ids)s) AND chat_id <> '')
+WHERE chat_id IN (SELECT chat_id FROM scheduling_touch WHERE task_id = ANY(%(ids)b) AND chat_id <> '')
 ORDER BY chat_id FOR NO KEY UPDATE
 """
 
@@ -182,14 +178,14 @@ SELECT t.task_id, t.attempt, t.root_id, t.node_id, t.customer_id, t.priority, t.
        ),
        e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data
 FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
-WHERE t.task_id = ANY(%(ids)s)
+WHERE t.task_id = ANY(%(ids)b)
 """
 
 _SLOTS = """
 SELECT customer_id, task_id, reserved_at, content_type, counts_toward_cap,
        state NOT IN ('scheduled', 'queued', 'running'), COALESCE(lease_until, due_at)
 FROM scheduling_touch
-WHERE customer_id = ANY(%(customers)s) AND reserved_at IS NOT NULL
+WHERE customer_id = ANY(%(customers)b) AND reserved_at IS NOT NULL
   AND reserved_at > statement_timestamp() - %(window)s
 """
 
@@ -197,12 +193,12 @@ _COMMUNITY_SLOTS = """
 SELECT chat_id, task_id, reserved_at, content_type, counts_toward_cap,
        state NOT IN ('scheduled', 'queued', 'running'), COALESCE(lease_until, due_at)
 FROM scheduling_touch
-WHERE chat_id = ANY(%(chats)s) AND reserved_at IS NOT NULL AND reserved_at > statement_timestamp() - %(window)s
+WHERE chat_id = ANY(%(chats)b) AND reserved_at IS NOT NULL AND reserved_at > statement_timestamp() - %(window)s
 """
 
 _CALLED_OFF = """
 SELECT t.task_id, min(later.type)
-FROM unnest(%(ids)s::uuid[], %(types)s::text[]) AS v(task_id, type)
+FROM unnest(%(ids)b::uuid[], %(types)b::text[]) AS v(task_id, type)
 JOIN scheduling_touch AS t USING (task_id)
 JOIN scheduling_event AS e ON e.id = t.event_id
 JOIN scheduling_event AS later ON later.customer_id = t.customer_id AND later.type = v.type
@@ -213,7 +209,7 @@ GROUP BY t.task_id
 
 _IMPORTANT = """
 SELECT customer_id, priority, due_at FROM scheduling_touch
-WHERE customer_id = ANY(%(customers)s) AND state IN ('scheduled', 'queued') AND parked = ''
+WHERE customer_id = ANY(%(customers)b) AND state IN ('scheduled', 'queued') AND parked = ''
   AND priority < %(lowest)s AND due_at <= statement_timestamp() + %(hold)s
-  AND reserved_at IS NULL AND node_id = ANY(%(nodes)s)
+  AND reserved_at IS NULL AND node_id = ANY(%(nodes)b)
 """

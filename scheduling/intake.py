@@ -358,7 +358,7 @@ def _task_id(data: Mapping[str, Any]) -> UUID | None:
 _INSERT_CUSTOMERS = """
 INSERT INTO scheduling_customer (user_id, name, level, locale, timezone, addresses, opted_out, created_at)
 SELECT u.user_id, '', '', '', '', '{}', false, statement_timestamp()
-FROM unnest(%(user_ids)s::text[]) AS u(user_id)
+FROM unnest(%(user_ids)b::text[]) AS u(user_id)
 WHERE NOT EXISTS (SELECT 1 FROM scheduling_customer AS c WHERE c.user_id = u.user_id)
 ORDER BY u.user_id
 ON CONFLICT (user_id) DO NOTHING
@@ -366,7 +366,7 @@ ON CONFLICT (user_id) DO NOTHING
 
 _LOCK_CUSTOMERS = """
 SELECT id, user_id, level, last_active_at, conversation_at, statement_timestamp()
-FROM scheduling_customer WHERE user_id = ANY(%(user_ids)s)
+FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b)
 ORDER BY id FOR NO KEY UPDATE
 """
 
@@ -374,8 +374,8 @@ _INSERT_EVENTS = """
 INSERT INTO scheduling_event
     (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data)
 SELECT id, source, event_id, type, occurred_at, statement_timestamp(), customer_id, user_id, chat_id, data
-FROM unnest(%(ids)s::uuid[], %(sources)s::text[], %(event_ids)s::text[], %(types)s::text[], %(times)s::timestamptz[],
-            %(customers)s::bigint[], %(user_ids)s::text[], %(chat_ids)s::text[], %(data)s::jsonb[])
+FROM unnest(%(ids)b::uuid[], %(sources)b::text[], %(event_ids)b::text[], %(types)b::text[], %(times)b::timestamptz[],
+            %(customers)b::bigint[], %(user_ids)b::text[], %(chat_ids)b::text[], %(data)b::jsonb[])
     AS e(id, source, event_id, type, occurred_at, customer_id, user_id, chat_id, data)
 ON CONFLICT (source, event_id) DO NOTHING
 RETURNING id
@@ -389,13 +389,13 @@ COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, pa
 
 _HAPPENED = """
 SELECT customer_id, type, max(occurred_at) FROM scheduling_event
-WHERE customer_id = ANY(%(customers)s) AND type = ANY(%(types)s) GROUP BY 1, 2
+WHERE customer_id = ANY(%(customers)b) AND type = ANY(%(types)b) GROUP BY 1, 2
 """
 
 _WAITING = """
 SELECT t.customer_id, t.node_id, t.task_id, e.occurred_at
 FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
-WHERE t.customer_id = ANY(%(customers)s) AND t.node_id = ANY(%(nodes)s) AND t.state IN ('scheduled', 'queued')
+WHERE t.customer_id = ANY(%(customers)b) AND t.node_id = ANY(%(nodes)b) AND t.state IN ('scheduled', 'queued')
 ORDER BY t.task_id
 """
 
@@ -405,7 +405,7 @@ SET last_active_at = GREATEST(c.last_active_at, v.active),
     conversation_at = GREATEST(c.conversation_at, v.talking),
     opted_out = c.opted_out OR v.unhappy,
     opted_out_at = CASE WHEN v.unhappy AND NOT c.opted_out THEN statement_timestamp() ELSE c.opted_out_at END
-FROM unnest(%(ids)s::bigint[], %(active)s::timestamptz[], %(talking)s::timestamptz[], %(unhappy)s::bool[])
+FROM unnest(%(ids)b::bigint[], %(active)b::timestamptz[], %(talking)b::timestamptz[], %(unhappy)b::bool[])
     AS v(id, active, talking, unhappy)
 WHERE c.id = v.id
   AND ((v.active IS NOT NULL AND (c.last_active_at IS NULL OR v.active > c.last_active_at + %(grain)s))
@@ -424,7 +424,7 @@ SELECT %(event)s, %(customer)s, (
 
 _EARLIER = """
 SELECT e.source, e.event_id, e.id, array_remove(array_agg(t.task_id ORDER BY t.task_id), NULL)
-FROM (SELECT DISTINCT * FROM unnest(%(sources)s::text[], %(event_ids)s::text[])) AS v(source, event_id)
+FROM (SELECT DISTINCT * FROM unnest(%(sources)b::text[], %(event_ids)b::text[])) AS v(source, event_id)
 JOIN scheduling_event AS e ON e.source = v.source AND e.event_id = v.event_id
 LEFT JOIN scheduling_touch AS t ON t.event_id = e.id AND t.retry_of IS NULL
 GROUP BY e.source, e.event_id, e.id

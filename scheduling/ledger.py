@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -99,7 +99,7 @@ class Ledger:
                 ORDER BY lease_until LIMIT %(limit)s
                 FOR UPDATE SKIP LOCKED
             ), backlog AS (
-                SELECT * FROM unnest(%(priorities)s::int[], %(since)s::timestamptz[]) AS b(priority, since)
+                SELECT * FROM unnest(%(priorities)b::int[], %(since)b::timestamptz[]) AS b(priority, since)
             )
             UPDATE {self.table} AS row
             SET state = CASE WHEN row.queued_at >= b.since THEN 'queued' ELSE 'scheduled' END,
@@ -125,7 +125,7 @@ class Ledger:
                 f"""
                 WITH mine AS MATERIALIZED (
                     SELECT task_id FROM {self.table}
-                    WHERE task_id = ANY(%(ids)s) AND state IN ('scheduled', 'queued') AND parked = ''
+                    WHERE task_id = ANY(%(ids)b) AND state IN ('scheduled', 'queued') AND parked = ''
                       AND due_at <= statement_timestamp()
                     ORDER BY task_id
                     FOR UPDATE SKIP LOCKED
@@ -145,7 +145,7 @@ class Ledger:
         return _hints(
             f"""
             SELECT task_id, due_at, priority, {self.route} FROM {self.table}
-            WHERE task_id = ANY(%(ids)s) AND state = 'queued' AND due_at > statement_timestamp()
+            WHERE task_id = ANY(%(ids)b) AND state = 'queued' AND due_at > statement_timestamp()
             """,
             {"ids": list(task_ids)},
         )
@@ -171,7 +171,7 @@ class Ledger:
             for row in sql.rows(
                 f"""
                 UPDATE {self.table} AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
-                FROM unnest(%(ids)s::uuid[], %(lease_nos)s::int[]) AS v(task_id, lease_no)
+                FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[]) AS v(task_id, lease_no)
                 WHERE row.task_id = v.task_id AND row.state = 'running' AND row.lease_no = v.lease_no
                   AND row.sending_at IS NULL AND row.lease_until > statement_timestamp() + %(margin)s
                 RETURNING row.task_id
@@ -198,8 +198,8 @@ class Ledger:
                 SET state = v.state, reason = v.reason, parked = v.parked, lease_until = NULL, hints = 0,
                     due_at = COALESCE(v.due_at, row.due_at),
                     settled_at = CASE WHEN v.state <> 'scheduled' THEN statement_timestamp() END{self.frees}
-                FROM unnest(%(ids)s::uuid[], %(lease_nos)s::int[], %(states)s::text[], %(reasons)s::text[],
-                            %(due)s::timestamptz[], %(parked)s::text[], %(frees)s::bool[])
+                FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(states)b::text[], %(reasons)b::text[],
+                            %(due)b::timestamptz[], %(parked)b::text[], %(frees)b::bool[])
                     AS v(task_id, lease_no, state, reason, due_at, parked, frees_slot)
                 WHERE row.task_id = v.task_id AND row.state = 'running' AND row.lease_no = v.lease_no
                 RETURNING row.task_id
@@ -242,7 +242,7 @@ class Ledger:
                 f"""
                 WITH waiting AS MATERIALIZED (
                     SELECT task_id FROM {self.table}
-                    WHERE task_id = ANY(%(ids)s) AND state IN ('scheduled', 'queued')
+                    WHERE task_id = ANY(%(ids)b) AND state IN ('scheduled', 'queued')
                     ORDER BY task_id FOR UPDATE
                 )
                 UPDATE {self.table} AS row
@@ -261,7 +261,7 @@ class Ledger:
             f"""
             WITH waiting AS MATERIALIZED (
                 SELECT row.task_id, v.due_at
-                FROM {self.table} AS row JOIN unnest(%(ids)s::uuid[], %(due)s::timestamptz[]) AS v(task_id, due_at)
+                FROM {self.table} AS row JOIN unnest(%(ids)b::uuid[], %(due)b::timestamptz[]) AS v(task_id, due_at)
                     USING (task_id)
                 WHERE row.state IN ('scheduled', 'queued')
                 ORDER BY row.task_id FOR UPDATE OF row

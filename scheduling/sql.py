@@ -1,25 +1,31 @@
-"""Set-based statements, where a query or an object a touch would cost an order of magnitude."""
+"""Set-based statements, where a query or an object a touch would cost an order of magnitude.
+
+They bypass two habits of Django's cursor that cost more than the statements themselves: parameters pasted into the text,
+and timestamps parsed in Python. Arrays are written `%(name)b` (binary); results come back binary, JSON already parsed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import psycopg
 from django.db import connection
+from psycopg.pq import Format
 
 
 def rows(sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """What the statement returns."""
-    with connection.cursor() as cursor:
-        cursor.execute(sql, dict(parameters))
+    with _cursor() as cursor:
+        cursor.execute(sql, parameters)
         found: list[tuple[Any, ...]] = cursor.fetchall()
         return found
 
 
 def count(sql: str, parameters: Mapping[str, Any]) -> int:
     """How many rows the statement changed."""
-    with connection.cursor() as cursor:
-        cursor.execute(sql, dict(parameters))
+    with _cursor() as cursor:
+        cursor.execute(sql, parameters)
         return int(cursor.rowcount)
 
 
@@ -30,3 +36,10 @@ def copy(sql: str, records: list[tuple[Any, ...]]) -> None:
     with connection.cursor() as cursor, cursor.copy(sql) as stream:
         for record in records:
             stream.write_row(record)
+
+
+def _cursor() -> Any:
+    connection.ensure_connection()
+    cursor = psycopg.Cursor(connection.connection)
+    cursor.format = Format.BINARY
+    return connection.make_cursor(cursor)

@@ -34,8 +34,8 @@ class TouchLedger(Ledger):
                 template_id = v.template_id, template_version = v.template_version, counts_toward_cap = v.counts,
                 sending_at = CASE WHEN v.sends_now THEN statement_timestamp() END,
                 attempt = row.attempt + v.sends_now::int
-            FROM unnest(%(ids)s::uuid[], %(lease_nos)s::int[], %(types)s::text[], %(templates)s::bigint[],
-                        %(versions)s::int[], %(counts)s::bool[], %(now)s::bool[])
+            FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(types)b::text[], %(templates)b::bigint[],
+                        %(versions)b::int[], %(counts)b::bool[], %(now)b::bool[])
                 AS v(task_id, lease_no, content_type, template_id, template_version, counts, sends_now)
             WHERE row.task_id = v.task_id AND row.state = 'running' AND row.lease_no = v.lease_no
             """,
@@ -57,7 +57,7 @@ class TouchLedger(Ledger):
             sql.count(
                 f"""
                 UPDATE {self.table} AS row SET reserved_at = NULL
-                WHERE task_id = ANY(%(ids)s) AND reserved_at IS NOT NULL AND NOT EXISTS (
+                WHERE task_id = ANY(%(ids)b) AND reserved_at IS NOT NULL AND NOT EXISTS (
                     SELECT FROM scheduling_attempt AS a WHERE a.touch_id = row.task_id AND a.outcome = 'unknown'
                 )
                 """,
