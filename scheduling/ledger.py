@@ -141,13 +141,16 @@ class Ledger:
         ]
 
     def early(self, task_ids: Sequence[UUID]) -> list[Hint]:
-        """Those of `task_ids` that are handed over but not yet due: their hint came too soon and is owed again."""
+        """Those of `task_ids` that are handed over but not yet due: their hint came too soon and is owed again. Their
+        `due_at` is by this node's clock, which was ahead: by the database's they would be owed again at once, and so
+        on, until they are due."""
         return _hints(
             f"""
-            SELECT task_id, due_at, priority, {self.route} FROM {self.table}
+            SELECT task_id, %(here)b::timestamptz + (due_at - statement_timestamp()), priority, {self.route}
+            FROM {self.table}
             WHERE task_id = ANY(%(ids)b) AND state = 'queued' AND due_at > statement_timestamp()
             """,
-            {"ids": list(task_ids)},
+            {"ids": list(task_ids), "here": datetime.now(UTC)},
         )
 
     def renew(self, claim: Claim, *, lease: timedelta) -> bool:

@@ -402,6 +402,8 @@ def test_a_node_whose_clock_is_wrong_sends_nothing_early(
         (row,) = rows([task_id])
         assert (row.state, row.lease_no) == ("queued", 0)
         assert [hint.task_id for hint in published] == [task_id]
+        remaining = published[0].due_at - datetime.now().astimezone()
+        assert timedelta(seconds=1) < remaining <= timedelta(seconds=3), "owed by its own clock, not at once"
         with connection.cursor() as cursor:
             cursor.execute("UPDATE scheduling_touch SET due_at = statement_timestamp()")
         delivery.deliver([task_id])
