@@ -60,7 +60,7 @@ def _of_touch(row: Touch, detail: str) -> FailedTask:
 
 
 def bury_message(reason: str, body: Any, *, detail: str = "", queue: str = "") -> None:
-    """Keep a broker message that nobody can read or run. The same message again is the same failed task."""
+    """Keep a broker message that nobody can read or run. The same again is another row of the same fingerprint."""
     text = body if isinstance(body, str) else repr(body)
     text = text.replace("\0", "\ufffd").encode(errors="replace").decode()[:20_000]
     FailedTask.objects.create(
