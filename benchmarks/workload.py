@@ -152,5 +152,5 @@ INSERT INTO scheduling_touch (task_id, root_id, state, priority, due_at, planned
     counts_toward_cap)
 SELECT id, id, 'scheduled', 1, due_at, due_at, '', 0, 0, 0, '', now(), id, %(node)s, 1, customer_id, '',
     due_at + interval '3 days', '', true
-FROM happened, LATERAL (SELECT now() + interval '10 minutes' + n * (interval '7 days' / %(count)s) AS due_at) AS plan
+FROM happened, LATERAL (SELECT now() + interval '2 hours' + n * (interval '7 days' / %(count)s) AS due_at) AS plan
 """

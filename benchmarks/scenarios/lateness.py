@@ -24,4 +24,5 @@ def _add(bench: Bench, who: str, reading: Reading, goal: float | None = None, no
     add("lateness", f"{who}: p50", reading.milliseconds(50), "ms")
     add("lateness", f"{who}: p99", reading.milliseconds(99), "ms", goal=goal, note=note)
     add("lateness", f"{who}: max", reading.milliseconds(100), "ms")
+    add("lateness", f"{who}: processor time each", reading.cpu_each, "µs")
     add("lateness", f"{who}: early", reading.early, "calls", goal=0 if goal else None)
