@@ -295,7 +295,7 @@ def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
     else:
         (claim,) = touches.claim([task_id], lease=LEASE)
         node = Touch.objects.get(pk=task_id).node
-        touches.reserve([Reservation(claim, "guide", node.template_id, 1, counts=True, sends_now=False)])
+        touches.reserve([Reservation(claim, "guide", node.template_id, 1, counts=True, delivered=False)], at=now())
         touches.mark_sending([claim])
         lapse(task_id)
         dispatcher.rescue()
