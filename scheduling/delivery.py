@@ -22,7 +22,7 @@ from django.db import InterfaceError, OperationalError, transaction
 
 from scheduling import configuration, failures, guard, history, outcomes, sql
 from scheduling.broker import publish_touches
-from scheduling.channels.base import Message
+from scheduling.channels.base import Delivered, Message
 from scheduling.channels.quota import QuotaGate
 from scheduling.configuration import Snapshot
 from scheduling.guard import Candidate, Slot, Surroundings, Verdict
@@ -130,7 +130,8 @@ class _Batch:
     verdicts: list[tuple[UUID, Verdict]] = field(default_factory=list)
     settlements: list[Settlement] = field(default_factory=list)
     reservations: list[Reservation] = field(default_factory=list)
-    parcels: list[Parcel] = field(default_factory=list)
+    parcels: list[Parcel] = field(default_factory=list)  #: for the sender, after the commit
+    delivered: list[Result] = field(default_factory=list)
     failed: dict[UUID, str] = field(default_factory=dict)
 
     def claim(self) -> None:
@@ -191,7 +192,12 @@ class _Batch:
                 Settlement(row.claim.task_id, row.claim.lease_no, "failed", reason, frees_slot=True)
             )
             return
-        self.parcels.append(parcel)
+        immediate = _immediate(parcel)
+        if immediate:
+            parcel.sent_at = parcel.ended_at = self.clock
+            self.delivered.append((parcel, Delivered()))
+        else:
+            self.parcels.append(parcel)
         counts = candidate.node.guard_cap != "ignore"
         self.reservations.append(
             Reservation(
@@ -200,11 +206,12 @@ class _Batch:
                 template_id=candidate.template.id,
                 template_version=candidate.template.version,
                 counts=counts,
-                sends_now=_immediate(parcel),
+                delivered=immediate,
             )
         )
         if not candidate.has_slot:
-            slot = Slot(row.claim.task_id, self.now, candidate.template.content_type, counts, False, self.now + LEASE)
+            until = None if immediate else self.now + LEASE
+            slot = Slot(row.claim.task_id, self.now, candidate.template.content_type, counts, immediate, until)
             self.around.take(row, slot)
 
     def _parcel(self, row: history.Due, candidate: Candidate) -> Parcel:
@@ -237,7 +244,8 @@ class _Batch:
         settlements = [outcomes.still_in_doubt(each) if each.task_id in doubtful else each for each in self.settlements]
         touches.settle(settlements)
         if self.reservations:
-            touches.reserve(self.reservations)
+            touches.reserve(self.reservations, at=self.now)
+        outcomes.record_attempts(self.delivered)
         _record_verdicts(self.verdicts, self.now)
         buried = [each.task_id for each in settlements if each.state in ("failed", "unknown")]
         failures.bury_touches(buried, details=self.failed)
@@ -251,19 +259,14 @@ class _Batch:
                 publish_touches(early, {hint.route: nodes[hint.route].channel.id for hint in early})
 
     def send(self) -> None:
-        immediate = [parcel for parcel in self.parcels if _immediate(parcel)]
-        sender().submit([parcel for parcel in self.parcels if not _immediate(parcel)])
-        if immediate:
-            conclude([_sent_now(parcel) for parcel in immediate])
+        for parcel, _ in self.delivered:
+            parcel.channel.send_now(parcel.message)  # type: ignore[attr-defined]
+        if self.parcels:
+            sender().submit(self.parcels)
 
 
 def _immediate(parcel: Parcel) -> bool:
     return hasattr(parcel.channel, "send_now")  # an isinstance of a protocol costs 20 times as much
-
-
-def _sent_now(parcel: Parcel) -> Result:
-    parcel.sent_at = parcel.ended_at = time.monotonic()
-    return parcel, parcel.channel.send_now(parcel.message)  # type: ignore[attr-defined]
 
 
 def _turned_down(claim: Claim, verdict: Verdict) -> Settlement:

@@ -1,7 +1,7 @@
 """Set-based statements, where a query or an object a touch would cost an order of magnitude.
 
-They bypass two habits of Django's cursor that cost more than the statements themselves: parameters pasted into the text,
-and timestamps parsed in Python. Arrays are written `%(name)b` (binary); results come back binary, JSON already parsed.
+They bypass two habits of Django's cursor that cost more than the statements themselves: parameters pasted into the
+text, and timestamps parsed in Python. Arrays are written `%(name)b` (binary); results come back binary, JSON parsed.
 """
 
 from __future__ import annotations
@@ -42,4 +42,4 @@ def _cursor() -> Any:
     connection.ensure_connection()
     cursor = psycopg.Cursor(connection.connection)
     cursor.format = Format.BINARY
-    return connection.make_cursor(cursor)
+    return connection.make_cursor(cursor)  # type: ignore[arg-type]

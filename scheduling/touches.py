@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from scheduling import sql
@@ -20,33 +21,38 @@ class Reservation:
     template_id: int
     template_version: int
     counts: bool
-    sends_now: bool  #: the outside is called in the same breath, so it is marked as sending with the same write
+    delivered: bool  #: its channel calls nobody: it is delivered with the same write
 
 
 class TouchLedger(Ledger):
-    def reserve(self, reservations: Sequence[Reservation]) -> None:
-        """Take the slots, by the database's clock. A slot kept from an earlier attempt stays where it was. Only
-        inside the transaction that holds the claims and the customers' locks, so that nothing can have moved."""
+    def reserve(self, reservations: Sequence[Reservation], *, at: datetime) -> None:
+        """Take the slots at `at`, an instant of the database's clock; a slot kept from an earlier attempt stays where
+        it was. Only inside the transaction that holds the claims and the customers' locks."""
         sql.count(
             f"""
             UPDATE {self.table} AS row
-            SET reserved_at = COALESCE(row.reserved_at, statement_timestamp()), content_type = v.content_type,
+            SET reserved_at = COALESCE(row.reserved_at, %(at)s), content_type = v.content_type,
                 template_id = v.template_id, template_version = v.template_version, counts_toward_cap = v.counts,
-                sending_at = CASE WHEN v.sends_now THEN statement_timestamp() END,
-                attempt = row.attempt + v.sends_now::int
+                state = CASE WHEN v.delivered THEN 'delivered' ELSE row.state END,
+                reason = CASE WHEN v.delivered THEN '' ELSE row.reason END,
+                lease_until = CASE WHEN v.delivered THEN NULL ELSE row.lease_until END,
+                sending_at = CASE WHEN v.delivered THEN %(at)s END,
+                settled_at = CASE WHEN v.delivered THEN statement_timestamp() END,
+                attempt = row.attempt + v.delivered::int
             FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(types)b::text[], %(templates)b::bigint[],
-                        %(versions)b::int[], %(counts)b::bool[], %(now)b::bool[])
-                AS v(task_id, lease_no, content_type, template_id, template_version, counts, sends_now)
+                        %(versions)b::int[], %(counts)b::bool[], %(delivered)b::bool[])
+                AS v(task_id, lease_no, content_type, template_id, template_version, counts, delivered)
             WHERE row.task_id = v.task_id AND row.state = 'running' AND row.lease_no = v.lease_no
             """,
             {
+                "at": at,
                 "ids": [each.claim.task_id for each in reservations],
                 "lease_nos": [each.claim.lease_no for each in reservations],
                 "types": [each.content_type for each in reservations],
                 "templates": [each.template_id for each in reservations],
                 "versions": [each.template_version for each in reservations],
                 "counts": [each.counts for each in reservations],
-                "now": [each.sends_now for each in reservations],
+                "delivered": [each.delivered for each in reservations],
             },
         )
 

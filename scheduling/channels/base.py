@@ -105,6 +105,7 @@ class Channel(Protocol):
 
 @runtime_checkable
 class ImmediateChannel(Protocol):
-    """A channel that calls nobody: it answers on the spot and needs no sending thread."""
+    """A channel that calls nobody: the attempt's row is the delivery, written by the transaction that decided it."""
 
-    def send_now(self, message: Message) -> Outcome: ...
+    def send_now(self, message: Message) -> Delivered:
+        """Tell of it, after the commit."""

@@ -38,7 +38,7 @@ class Log:
     async def send(self, message: Message, deadline: datetime) -> Outcome:
         return self.send_now(message)
 
-    def send_now(self, message: Message) -> Outcome:
+    def send_now(self, message: Message) -> Delivered:
         """Nobody is called, so there is nothing to wait for (see `ImmediateChannel`)."""
         log = logger.bind(action="touch_logged", task_id=str(message.task_id), delivery_key=str(message.delivery_key))
         log.info(

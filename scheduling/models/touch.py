@@ -24,11 +24,12 @@ class Touch(LedgerRow):
     state = models.CharField(
         _("state"), max_length=10, choices=TouchState, default=TouchState.SCHEDULED, editable=False
     )
+    # The keys below have no index of their own where nothing hot reads by them: each costs every update a write.
     event = models.ForeignKey(
-        "scheduling.Event", on_delete=models.PROTECT, related_name="touches", verbose_name=_("event")
+        "scheduling.Event", on_delete=models.PROTECT, related_name="touches", verbose_name=_("event"), db_index=False
     )
     node = models.ForeignKey(
-        "scheduling.Node", on_delete=models.PROTECT, related_name="touches", verbose_name=_("node")
+        "scheduling.Node", on_delete=models.PROTECT, related_name="touches", verbose_name=_("node"), db_index=False
     )
     node_version = models.PositiveIntegerField(_("node version when planned"))
     customer = models.ForeignKey(
@@ -38,7 +39,12 @@ class Touch(LedgerRow):
     expires_at = models.DateTimeField(_("expires at"))
     # What was decided at fire time; kept over retries.
     template = models.ForeignKey(
-        "scheduling.Template", null=True, on_delete=models.PROTECT, related_name="touches", verbose_name=_("template")
+        "scheduling.Template",
+        null=True,
+        on_delete=models.PROTECT,
+        related_name="touches",
+        verbose_name=_("template"),
+        db_index=False,
     )
     template_version = models.PositiveIntegerField(_("template version"), null=True)
     content_type = models.CharField(_("content type"), max_length=64, default="", blank=True)
@@ -63,8 +69,9 @@ class Touch(LedgerRow):
         ]
         constraints = [
             *LedgerRow.constraints_for("touch"),
+            # Read by everything that asks for the touches of an event.
             models.UniqueConstraint(
-                fields=["event", "node"], name="touch_once_an_event", condition=Q(retry_of__isnull=True)
+                fields=["event", "node", "retry_of"], name="touch_once_an_event", nulls_distinct=False
             ),
             # A double click publishes once.
             models.UniqueConstraint(

@@ -51,7 +51,11 @@ def test_unknown_settings_are_refused(kind: type[Channel]) -> None:
         kind(MINIMAL[kind], timedelta(0))
 
 
-async def test_the_log_channel_keeps_bodies_out_of_all_but_debug_lines(cast: Cast, soon: datetime) -> None:
+async def test_the_log_channel_keeps_bodies_out_of_all_but_debug_lines(
+    cast: Cast, soon: datetime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = structlog.wrap_logger(None, wrapper_class=structlog.make_filtering_bound_logger("debug"))
+    monkeypatch.setattr("scheduling.channels.log.logger", everything)
     with structlog.testing.capture_logs() as lines:
         outcome = await Log({}, timedelta(seconds=1)).send(cast.message(), soon)
 
