@@ -92,8 +92,8 @@ class MatrixBuilder:
 @pytest.fixture
 def happen() -> Callable[..., Any]:
     """Record one event; returns its receipt."""
-    from scheduling.intake import NewEvent, record_events
     from scheduling.ids import new_id
+    from scheduling.intake import NewEvent, record_events
 
     def happen(type: str = "material.downloaded", user: str = "ann", **changes: Any) -> Any:
         event = NewEvent(
