@@ -67,15 +67,3 @@ class Limited(Puppet):
 
 class Died(BaseException):
     """The process is gone: nothing catches it, nothing is cleaned up."""
-
-
-class Oracle(Puppet):
-    """The same on the spot, in the thread of whoever delivers, so that a play has one possible course."""
-
-    kind: ClassVar[str] = "oracle"
-
-    def send_now(self, message: Message) -> Outcome:
-        answer = self.theatre.play(message)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
