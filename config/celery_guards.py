@@ -33,9 +33,9 @@ class SafeTask(DjangoTask):
             raise RuntimeError(f"out of memory: {error}") from None
 
     def on_failure(self, exc: Any, task_id: Any, args: Any, kwargs: Any, einfo: Any) -> None:
-        """Ticks come again by themselves; anything else that failed for good is buried."""
+        """What comes again by itself, a tick or a touch whose database was away, is not for a person. The rest is."""
         super().on_failure(exc, task_id, args, kwargs, einfo)
-        if not getattr(self, "is_tick", False):
+        if not getattr(self, "is_tick", False) and not isinstance(exc, getattr(self, "autoretry_for", ())):
             _bury("task_error", {"task": self.name, "args": args, "kwargs": kwargs}, f"{type(exc).__name__}: {exc}")
 
 

@@ -62,7 +62,7 @@ def _repeat(rescue: Callable[[], int]) -> int:
 
 
 def _rescue_hints() -> int:
-    if not Touch.objects.filter(state="queued", lease_until__lt=datetime.now(UTC)).exists():
+    if not touches.has_lapsed_hints():
         return 0
     try:
         backlog = {

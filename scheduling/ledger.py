@@ -84,6 +84,17 @@ class Ledger:
             {"horizon": horizon, "limit": limit, "lease": HINT_LEASE},
         )
 
+    def has_lapsed_hints(self) -> bool:
+        """Whether `rescue_hints` would find anything, so that the broker need not be asked."""
+        statement = f"""
+            SELECT EXISTS (
+                SELECT FROM {self.table}
+                WHERE state IN ('queued', 'running') AND state = 'queued' AND lease_until < statement_timestamp()
+            )
+            """
+        ((found,),) = sql.rows(statement, {})
+        return bool(found)
+
     def rescue_hints(self, *, trusted_since: dict[int, datetime], limit: int = 1000) -> int:
         """Put rows whose hint did not come back to `scheduled`, to be handed over anew. Returns how many.
 

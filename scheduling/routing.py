@@ -21,13 +21,13 @@ class NoTarget(Exception):
         self.reason = reason
 
 
-_channels: dict[int, tuple[int, Channel]] = {}
+_channels: dict[int, tuple[ChannelSpec, Channel]] = {}
 
 
 def channel_of(spec: ChannelSpec) -> Channel:
-    """The channel as configured now, one instance a process and version. Raises `NoTarget` where it cannot work."""
+    """The channel as configured now, one instance a process and setting. Raises `NoTarget` where it cannot work."""
     known = _channels.get(spec.id)
-    if known and known[0] == spec.version:
+    if known and known[0] == spec:
         return known[1]
     kind = channel_kinds().get(spec.kind)
     if spec.retired or kind is None:
@@ -36,7 +36,7 @@ def channel_of(spec: ChannelSpec) -> Channel:
         channel = kind(spec.config, spec.timeout)
     except ValueError as error:
         raise NoTarget("channel_misconfigured", f"channel {spec.key}: {error}") from None
-    _channels[spec.id] = (spec.version, channel)
+    _channels[spec.id] = (spec, channel)
     return channel
 
 

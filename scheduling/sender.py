@@ -150,10 +150,6 @@ class Sender:
                 parcel.sent_at = parcel.ended_at = time.monotonic()
                 self._report(parcel, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
                 continue
-            wait = self._breaker.admit(target, time.monotonic())
-            if wait > 0:
-                self._report(parcel, Held("target_down", timedelta(seconds=wait)))
-                continue
             self._lanes.setdefault(target, Lane()).waiting.append(parcel)
             touched.add(target)
         for target in touched:
@@ -165,6 +161,11 @@ class Sender:
         while lane.waiting and lane.waiting[0].left(time.monotonic()) <= 0:
             self._report(lane.waiting.popleft(), Held("target_busy", timedelta(seconds=2)))
         while lane.waiting and lane.in_flight < IN_FLIGHT_PER_TARGET:
+            if wait := self._breaker.admit(target, time.monotonic()):
+                resting = Held("target_down", timedelta(seconds=wait))
+                while lane.waiting:
+                    self._report(lane.waiting.popleft(), resting)
+                break
             lane.in_flight += 1
             self._ready.append(lane.waiting.popleft())
         if not lane.waiting and not lane.in_flight:

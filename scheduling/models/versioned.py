@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db import models
+from django.db import models, transaction
 from django.utils.translation import gettext_lazy as _
 
 
 class Versioned(models.Model):
-    """A row whose `version` a verdict can name. Counted up by every save that changes something."""
+    """A row whose `version` a verdict can name. Counted up by every save that changes something; of two saves at once
+    the later one sees the earlier one's number."""
 
     version = models.PositiveIntegerField(_("version"), default=1, editable=False)
 
@@ -17,12 +18,14 @@ class Versioned(models.Model):
         abstract = True
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        before: dict[str, Any] | None = type(self)._default_manager.filter(pk=self.pk).values().first()  # type: ignore[assignment]
-        if before:
-            after = {field.attname: getattr(self, field.attname) for field in self._meta.concrete_fields}
-            if any(before[name] != value for name, value in after.items() if name != "version"):
-                self.version = before["version"] + 1
-        super().save(*args, **kwargs)
+        with transaction.atomic():
+            stored = type(self)._default_manager.select_for_update(no_key=True, of=("self",))
+            before: dict[str, Any] | None = stored.filter(pk=self.pk).values().first()  # type: ignore[assignment]
+            if before:
+                after = {field.attname: getattr(self, field.attname) for field in self._meta.concrete_fields}
+                if any(before[name] != value for name, value in after.items() if name != "version"):
+                    self.version = before["version"] + 1
+            super().save(*args, **kwargs)
 
 
 class Configuration(models.Model):
