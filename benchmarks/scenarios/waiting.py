@@ -30,9 +30,9 @@ def waiting(bench: Bench) -> None:
 def _statement(bench: Bench, level: int, *, last: bool) -> None:
     """Nothing else runs: what one statement takes by itself."""
     (cell,) = workload.matrix()
-    workload.customers(DUE)
+    workload.customers(customers := _customers(level))
     if level:
-        workload.wait_for_days(level, cell, customers=DUE)
+        workload.wait_for_days(level, cell, customers=customers)
     due_at = datetime.now(UTC) + timedelta(seconds=20)
     workload.plan([workload.Plan(number + 1, cell, due_at) for number in range(DUE)])
     plan = _explain() if last else ""
@@ -44,6 +44,11 @@ def _statement(bench: Bench, level: int, *, last: bool) -> None:
         bench.figures.add("waiting", f"{level:,} waiting: hand over {PASS_LIMIT:,}", took, "ms", goal=GOAL_STATEMENT)
     if plan:
         print(plan)
+
+
+def _customers(level: int) -> int:
+    """Four waiting touches each, where there are many."""
+    return max(DUE, level // 4)
 
 
 def _explain() -> str:
@@ -69,8 +74,9 @@ def _explain() -> str:
 def _spread(bench: Bench, level: int, *, last: bool) -> None:
     seconds = DUE / 1000
     offsets = [number * seconds / DUE for number in range(DUE)]
-    reading = contest.ours(bench, offsets, customers=DUE, waiting=level)
+    reading = contest.ours(bench, offsets, customers=_customers(level), waiting=level)
     add = bench.figures.add
     add("waiting", f"{level:,} waiting: spread p99", reading.milliseconds(99), "ms", goal=GOAL_P99 if last else None)
+    add("waiting", f"{level:,} waiting: processor time each", reading.cpu_each, "µs")
     add("waiting", f"{level:,} waiting: worker's memory", reading.worker_mb, "MB")
     add("waiting", f"{level:,} waiting: broker's memory", reading.broker_mb, "MB")
