@@ -27,6 +27,7 @@ from scheduling.channels.quota import QuotaGate
 from scheduling.configuration import Snapshot
 from scheduling.guard import Candidate, Slot, Surroundings, Verdict
 from scheduling.ledger import Claim, Settlement
+from scheduling.models import Attempt
 from scheduling.rendering import CannotRender, render
 from scheduling.routing import NoTarget, channel_of, community_targets, target_for
 from scheduling.sender import LEASE, Parcel, Result, Sender
@@ -59,9 +60,9 @@ def deliver(task_ids: Sequence[UUID]) -> None:
 def _fail(task_id: UUID) -> None:
     with transaction.atomic():
         claims = touches.claim([task_id], lease=LEASE)
-        touches.settle(
-            [Settlement(each.task_id, each.lease_no, "failed", "internal_error", frees_slot=True) for each in claims]
-        )
+        ends = [Settlement(each.task_id, each.lease_no, "failed", "internal_error", frees_slot=True) for each in claims]
+        in_doubt = Attempt.objects.filter(touch_id=task_id, outcome="unknown").exists()
+        touches.settle([outcomes.still_in_doubt(end) if in_doubt else end for end in ends])
         failures.bury_touches([claim.task_id for claim in claims], details={task_id: traceback.format_exc(limit=-5)})
 
 

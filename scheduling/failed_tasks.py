@@ -114,10 +114,11 @@ def _move(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[str], **c
 
 
 def republish_touch(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) -> None:
-    """A new touch for the same event and node. The slot of an unknown one moves along: it is the same delivery."""
+    """A new touch for the same event and node. An unknown one's slot moves along, as it is the same delivery. What a
+    person sends as new takes a slot of its own at once, so that no dedupe or cap undoes what was confirmed."""
     old = Touch.objects.select_related("node").get(pk=str(row.task_id))
-    reserved_at = None if as_new else old.reserved_at
-    if reserved_at:
+    reserved_at = now() if as_new else old.reserved_at
+    if reserved_at and not as_new:
         touches.free_slot(old.task_id)
     Touch.objects.create(
         task_id=task_id,

@@ -11,6 +11,7 @@ from django.contrib.auth import get_user_model
 from django.utils.timezone import now
 
 from scheduling import dispatcher, failed_tasks, failures
+from scheduling.channels.base import Delivered, Unknown
 from scheduling.errors import Conflict, NotFound
 from scheduling.failed_tasks import Actor
 from scheduling.ids import new_id
@@ -66,6 +67,19 @@ def test_a_retry_as_new_has_a_key_of_its_own(buried: Any, receiver: Any) -> None
     task_id = failed_tasks.retry(row.pk, ANN, as_new=True)
     deliver_at_last(task_id)
     assert receiver.keys == [str(row.task_id), str(task_id)]
+
+
+def test_what_is_sent_as_new_is_not_held_against_itself(matrix: Any, happen: Any, theatre: Any, puppet: Any) -> None:
+    """The unknown one keeps its slot, and a repeat of its content would be suppressed for three days."""
+    matrix.node(channel=puppet(idempotent=False))
+    theatre.play = lambda message: Unknown("timeout")
+    (first,) = deliver_at_last(*happen().task_ids)
+    assert first.state == "unknown"
+    theatre.play = lambda message: Delivered()
+
+    (again,) = deliver_at_last(failed_tasks.retry(FailedTask.objects.get().pk, ANN, as_new=True))
+
+    assert again.state == "delivered"
 
 
 def test_a_retry_begins_a_new_life(buried: Any) -> None:
