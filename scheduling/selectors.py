@@ -164,6 +164,9 @@ def _ending(row: Touch) -> list[Moment]:
 # --- complaints ---------------------------------------------------------------------------------------------------
 
 
+MOST_RATES = 100
+
+
 @dataclass(frozen=True, slots=True)
 class ComplaintRate:
     """Of the touches delivered, how many were complained about. `version` only where templates are counted."""
@@ -180,7 +183,7 @@ class ComplaintRate:
 
 @dataclass(frozen=True, slots=True)
 class ComplaintRates:
-    """The worst first, then the largest."""
+    """The worst first, then the largest; of each at most `MOST_RATES`."""
 
     by_node: list[ComplaintRate]
     by_template: list[ComplaintRate]
@@ -204,7 +207,7 @@ scheduling_touch AS t
 LEFT JOIN (SELECT DISTINCT touch_id FROM scheduling_complaint WHERE touch_id IS NOT NULL) AS c ON c.touch_id = t.task_id
 """
 _SINCE = "t.state = 'delivered' AND t.settled_at >= %(since)s"
-_WORST = "ORDER BY count(c.touch_id)::float / count(*) DESC, count(*) DESC, 1, 2"
+_WORST = f"ORDER BY count(c.touch_id)::float / count(*) DESC, count(*) DESC, 1, 2 LIMIT {MOST_RATES}"
 
 _BY_NODE = f"""
 SELECT n.key, NULL::int, {_COUNTS} FROM {_DELIVERED} JOIN scheduling_node AS n ON n.id = t.node_id

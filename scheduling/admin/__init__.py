@@ -6,6 +6,7 @@ from scheduling.admin import (
     access,
     channel,
     community,
+    complaint,
     customer,
     event,
     failed_task,
@@ -20,6 +21,6 @@ from scheduling.admin import (
 )
 
 __all__ = [
-    "access", "channel", "community", "customer", "event", "failed_task", "node", "pause", "people", "rule",
-    "schedule", "stage", "template", "touch",
+    "access", "channel", "community", "complaint", "customer", "event", "failed_task", "node", "pause", "people",
+    "rule", "schedule", "stage", "template", "touch",
 ]  # fmt: skip

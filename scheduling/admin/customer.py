@@ -6,16 +6,14 @@ from django import forms
 from django.contrib import admin
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
-from django.urls import reverse
-from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
 from scheduling import services
-from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin, ReadOnlyAdmin
+from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin
 from scheduling.admin.fields import SettingsField
 from scheduling.admin.wording import complaint, reason
-from scheduling.models import WAITING, Complaint, Customer, Touch
+from scheduling.models import WAITING, Customer, Touch
 from scheduling.validation import is_time_zone
 
 SHOWN = 30  #: touches on a customer's page
@@ -102,27 +100,3 @@ def _listed(rows: Any) -> list[dict[str, Any]]:
     from scheduling.admin.touch import STATE_TONES
 
     return [{"row": row, "why": reason(row.reason), "tone": STATE_TONES[row.state]} for row in rows]
-
-
-@admin.register(Complaint)
-class ComplaintAdmin(BigTable, ReadOnlyAdmin):
-    list_display = ("complained_at", "who", "about", "node")
-    list_select_related = ("customer", "touch__node")
-    ordering = ("-pk",)
-    fields = readonly_fields = ("complained_at", "who", "about", "node")
-
-    @display(description=_("customer"))  # type: ignore[untyped-decorator]
-    def who(self, row: Complaint) -> str:
-        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
-        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
-
-    @display(description=_("touch"))  # type: ignore[untyped-decorator]
-    def about(self, row: Complaint) -> str:
-        if row.touch is None:
-            return "–"
-        link = reverse("admin:scheduling_touch_change", args=[row.touch.pk])
-        return format_html('<a class="at-link" href="{}">…{}</a>', link, str(row.touch.pk)[-8:])
-
-    @display(description=_("node"))  # type: ignore[untyped-decorator]
-    def node(self, row: Complaint) -> str:
-        return row.touch.node.key if row.touch else "–"

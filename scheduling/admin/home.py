@@ -32,10 +32,10 @@ def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     context["may_see_touches"] = request.user.has_perm("scheduling.view_touch")
     context["may_see_failed"] = request.user.has_perm("scheduling.view_failedtask")
     if context["may_see_touches"]:
-        context["due_soon"] = _patiently(_due_soon)
-        context["lately"] = _patiently(_lately)
+        context["due_soon"] = patiently(_due_soon)
+        context["lately"] = patiently(_lately)
     if context["may_see_failed"]:
-        context["open_failed"] = _patiently(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
+        context["open_failed"] = patiently(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
     context["most"] = MOST
     return context
 
@@ -69,12 +69,12 @@ def _lately() -> dict[str, Any]:
     }
 
 
-def _patiently(count: Callable[[], Any]) -> Any:
+def patiently(count: Callable[[], Any], patience: str = PATIENCE) -> Any:
     """None where the table is too big to be asked in passing: the page must open while everything burns."""
     try:
         with transaction.atomic():
             with connection.cursor() as cursor:
-                cursor.execute(f"SET LOCAL statement_timeout = '{PATIENCE}'")
+                cursor.execute(f"SET LOCAL statement_timeout = '{patience}'")
             return count()
     except OperationalError:
         return None
