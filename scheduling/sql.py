@@ -42,4 +42,5 @@ def _cursor() -> Any:
     connection.ensure_connection()
     cursor = psycopg.Cursor(connection.connection)
     cursor.format = Format.BINARY
-    return connection.make_cursor(cursor)  # type: ignore[arg-type]
+    wrap = connection.make_debug_cursor if connection.queries_logged else connection.make_cursor
+    return wrap(cursor)  # type: ignore[arg-type]

@@ -77,6 +77,7 @@ def test_where_the_broker_is_away_publishing_costs_about_a_second_and_nothing_is
         patched.setattr(current_app.conf, "broker_url", "redis://127.0.0.1:1/0")
         current_app.pool.force_close_all()
         current_app.amqp._producer_pool = None
+        current_app._pool = None  # a closed pool is never opened again
         current_app._pool = None
         lapse(task_id)
         assert dispatcher.rescue() == (0, 0), "it is not known how long the queue is"
@@ -86,6 +87,7 @@ def test_where_the_broker_is_away_publishing_costs_about_a_second_and_nothing_is
         assert time.monotonic() - began < 3
     current_app.pool.force_close_all()
     current_app.amqp._producer_pool = None
+    current_app._pool = None  # a closed pool is never opened again
     current_app._pool = None
 
     assert dispatcher.rescue() == (1, 0)
