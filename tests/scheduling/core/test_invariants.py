@@ -78,7 +78,6 @@ def test_where_the_broker_is_away_publishing_costs_about_a_second_and_nothing_is
         current_app.pool.force_close_all()
         current_app.amqp._producer_pool = None
         current_app._pool = None  # a closed pool is never opened again
-        current_app._pool = None
         lapse(task_id)
         assert dispatcher.rescue() == (0, 0), "it is not known how long the queue is"
         began = time.monotonic()
@@ -88,7 +87,6 @@ def test_where_the_broker_is_away_publishing_costs_about_a_second_and_nothing_is
     current_app.pool.force_close_all()
     current_app.amqp._producer_pool = None
     current_app._pool = None  # a closed pool is never opened again
-    current_app._pool = None
 
     assert dispatcher.rescue() == (1, 0)
     assert dispatcher.hand_over_due() == 1
