@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 from uuid import UUID
 
 from django.db.models import Q, QuerySet
@@ -83,82 +82,6 @@ SELECT event.id FROM sources
 JOIN scheduling_event AS event ON event.source = sources.source AND event.event_id = %(event_id)s
 LIMIT 200
 """
-
-
-# --- one touch's story --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """One thing that happened to a touch. `kind` is one of `KINDS`; `what` its short code, where it has one."""
-
-    at: datetime
-    kind: str
-    what: str = ""
-    detail: Mapping[str, Any] = field(default_factory=dict)
-
-
-#: In the order in which moments of the same instant are told.
-KINDS = ("event", "received", "planned", "handed_over", "hold", "suppress", "send", "attempt", "reply", "settled",
-         "complaint")  # fmt: skip
-
-
-def touch_timeline(task_id: UUID) -> list[Moment]:
-    """The story of a touch in the order it happened: event, plan, holds, verdicts, attempts, replies, end. Empty where
-    there is no such touch."""
-    row = with_trace(Touch.objects.filter(pk=task_id)).prefetch_related("complaints").first()
-    if row is None:
-        return []
-    moments = [*_beginning(row), *_verdicts(row), *_attempts(row), *_ending(row)]
-    return sorted(moments, key=lambda each: (each.at, KINDS.index(each.kind)))
-
-
-def _beginning(row: Touch) -> list[Moment]:
-    event = row.event
-    told = {"source": event.source, "id": event.event_id, "data": event.data}
-    moments = [
-        Moment(event.occurred_at, "event", event.type, told),
-        Moment(event.received_at, "received", event.type),
-        Moment(row.created_at, "planned", row.node.key, {"due_at": row.planned_at, "node_version": row.node_version}),
-    ]
-    if row.queued_at:
-        moments.append(Moment(row.queued_at, "handed_over", detail={"hints": row.hints}))
-    return moments
-
-
-def _verdicts(row: Touch) -> list[Moment]:
-    return [
-        Moment(
-            each.at,
-            each.decision,
-            each.rule,
-            {
-                "rule_version": each.rule_version,
-                "observed": each.observed,
-                "limit": each.limit,
-                "next_eligible_at": each.next_eligible_at,
-            },
-        )
-        for each in row.verdicts.all()
-    ]
-
-
-def _attempts(row: Touch) -> list[Moment]:
-    moments = []
-    for each in row.attempts.all():
-        sent = {"number": each.number, "subject": each.subject, "body": each.body}
-        moments.append(Moment(each.started_at, "attempt", str(each.number), sent))
-        if each.ended_at:
-            told = {"number": each.number, "reason": each.reason, "detail": each.detail, "status": each.status}
-            moments.append(Moment(each.ended_at, "reply", each.outcome, told))
-    return moments
-
-
-def _ending(row: Touch) -> list[Moment]:
-    moments = [Moment(each.complained_at, "complaint") for each in row.complaints.all()]
-    if row.settled_at:
-        moments.append(Moment(row.settled_at, "settled", row.state, {"reason": row.reason}))
-    return moments
 
 
 # --- complaints ---------------------------------------------------------------------------------------------------

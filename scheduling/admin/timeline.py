@@ -1,4 +1,4 @@
-"""The life of one touch, told in order: event → plan → holds → verdict → attempts → end."""
+"""The life of one touch, told in order: event → plan → handed over → holds → verdict → attempts → end → complaints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from scheduling.admin.wording import reason, spoken
 from scheduling.durations import parse_duration
-from scheduling.models import Attempt, FailedTask, Touch, Verdict
+from scheduling.models import Attempt, Complaint, FailedTask, Touch, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Moment:
 
 
 def timeline(touch: Touch) -> list[Moment]:
-    moments = [_event(touch), _plan(touch)]
-    moments += [_verdict(each) for each in touch.verdicts.all()]
-    moments += [_attempt(each) for each in touch.attempts.all()]
+    between = _handed_over(touch)
+    between += [_verdict(each) for each in touch.verdicts.all()]
+    between += [_attempt(each) for each in touch.attempts.all()]
     # A verdict and the attempt that follows it may share an instant: verdicts were added first and stay first.
-    ordered = moments[:2] + sorted(moments[2:], key=lambda moment: moment.at.timestamp() if moment.at else 0)
-    return [*ordered, _end(touch), *_aftermath(touch)]
+    between.sort(key=lambda moment: moment.at.timestamp() if moment.at else 0)
+    return [_event(touch), _plan(touch), *between, _end(touch), *_aftermath(touch)]
 
 
 def clock(at: datetime | None) -> str:
@@ -61,7 +61,11 @@ def figure(text: str) -> str:
 
 def _event(touch: Touch) -> Moment:
     event = touch.event
-    facts = [(_("type"), event.type), (_("source"), f"{event.source} # {event.event_id}")]
+    facts = [
+        (_("type"), event.type),
+        (_("source"), f"{event.source} # {event.event_id}"),
+        (_("received at"), clock(event.received_at)),
+    ]
     link = reverse("admin:scheduling_event_change", args=[event.pk])
     return Moment(event.occurred_at, "bolt", "plain", _("Event"), facts, link=link, link_text=_("open the event"))
 
@@ -74,6 +78,14 @@ def _plan(touch: Touch) -> Moment:
         (_("expires at"), clock(touch.expires_at)),
     ]
     return Moment(touch.created_at, "event_upcoming", "plain", _("Planned"), facts)
+
+
+def _handed_over(touch: Touch) -> list[Moment]:
+    """To the workers, the last time where it was handed over again."""
+    if touch.queued_at is None:
+        return []
+    facts = [(_("hints"), str(touch.hints))] if touch.hints > 1 else []
+    return [Moment(touch.queued_at, "move_to_inbox", "plain", _("Handed over"), facts)]
 
 
 def _verdict(verdict: Verdict) -> Moment:
@@ -135,8 +147,8 @@ def _end(touch: Touch) -> Moment:
 
 
 def _aftermath(touch: Touch) -> list[Moment]:
-    """What followed: the failed task, and the touch that it was published again as."""
-    moments = []
+    """What followed: complaints, the failed task, and the touch that it was published again as."""
+    moments = [_complaint(each) for each in touch.complaints.order_by("complained_at")]
     failed = FailedTask.objects.filter(task_id=touch.pk).first()
     if failed:
         facts = [(_("state"), failed.get_state_display())]
@@ -161,3 +173,11 @@ def _aftermath(touch: Touch) -> list[Moment]:
             Moment(again.created_at, "replay", "plain", _("Published again"), facts, link=link, link_text=str(again.pk))
         )
     return moments
+
+
+def _complaint(complaint: Complaint) -> Moment:
+    link = reverse("admin:scheduling_complaint_change", args=[complaint.pk])
+    return Moment(
+        complaint.complained_at, "sentiment_dissatisfied", "bad", _("Complaint"), link=link,
+        link_text=_("open the complaint"),
+    )  # fmt: skip

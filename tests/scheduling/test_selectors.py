@@ -1,4 +1,4 @@
-"""What the back office reads: a touch's story, and what people complain about."""
+"""What the back office and the API read: what people complain about, and touches by what they are about."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from django.utils.timezone import now
 
 from scheduling import selectors
-from scheduling.ids import new_id
-from scheduling.models import Attempt, Complaint, Customer, Event, Touch, Verdict
+from scheduling.models import Complaint, Customer, Touch
 
 pytestmark = pytest.mark.django_db
 
@@ -31,60 +30,6 @@ def complain(touch: Touch, happen: Callable[..., Any]) -> None:
     """About this touch, without the search for the likely one."""
     event = happen("complaint.received", user=touch.customer.user_id)
     Complaint.objects.filter(event_id=event.id).update(touch=touch)
-
-
-# --- a touch's story -------------------------------------------------------------------------------------------------
-
-
-def test_the_story_of_a_touch_is_told_in_order(matrix: Any, happen: Callable[..., Any]) -> None:
-    matrix.node()
-    (task_id,) = happen(event_id="e1", occurred_at=LONG_AGO).task_ids
-    Event.objects.update(received_at=LONG_AGO + HOUR)
-    Touch.objects.update(
-        state="delivered", created_at=LONG_AGO + HOUR, queued_at=LONG_AGO + 2 * HOUR, lease_until=None,
-        settled_at=LONG_AGO + 6 * HOUR,
-    )  # fmt: skip
-    touch = Touch.objects.get()
-    Verdict.objects.create(touch=touch, at=LONG_AGO + 3 * HOUR, decision="hold", rule="quiet_hours")
-    Verdict.objects.create(touch=touch, at=LONG_AGO + 5 * HOUR, decision="send")
-    Attempt.objects.create(
-        touch=touch, number=1, lease_no=2, started_at=LONG_AGO + 5 * HOUR, ended_at=LONG_AGO + 6 * HOUR,
-        outcome="delivered", status=200, body="hi",
-    )  # fmt: skip
-    complain(touch, happen)
-
-    story = selectors.touch_timeline(task_id)
-
-    assert [(moment.kind, moment.what) for moment in story] == [
-        ("event", "material.downloaded"),
-        ("received", "material.downloaded"),
-        ("planned", "guide"),
-        ("handed_over", ""),
-        ("hold", "quiet_hours"),
-        ("send", ""),
-        ("attempt", "1"),
-        ("reply", "delivered"),
-        ("settled", "delivered"),
-        ("complaint", ""),
-    ]
-    assert [moment.at for moment in story] == sorted(moment.at for moment in story)
-    assert story[7].detail["status"] == 200
-    assert {moment.kind for moment in story} < set(selectors.KINDS)
-
-
-def test_nothing_is_told_of_a_touch_that_is_not_there() -> None:
-    assert selectors.touch_timeline(new_id()) == []
-
-
-def test_a_story_costs_the_same_however_long(
-    matrix: Any, happen: Callable[..., Any], django_assert_num_queries: Any
-) -> None:
-    matrix.node()
-    (task_id,) = happen().task_ids
-    for number in range(5):
-        Verdict.objects.create(touch_id=task_id, at=now(), decision="hold", rule=str(number))
-    with django_assert_num_queries(4):
-        selectors.touch_timeline(task_id)
 
 
 # --- complaints ------------------------------------------------------------------------------------------------------

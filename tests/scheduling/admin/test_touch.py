@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -9,13 +9,15 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from scheduling.admin.timeline import clock, timeline
 from scheduling.delivery import deliver
-from scheduling.models import Touch
+from scheduling.models import Attempt, Complaint, Event, Touch, Verdict
 
 pytestmark = pytest.mark.django_db
 
 Url = Callable[..., str]
 Happen = Callable[..., Any]
+LONG_AGO, HOUR = datetime(2026, 3, 1, tzinfo=UTC), timedelta(hours=1)
 
 
 def listed(client: Client, url: str) -> set[Any]:
@@ -28,9 +30,50 @@ def test_a_delivered_touch_tells_its_life_in_order(matrix: Any, viewer: Client, 
     deliver([task_id])
     page = viewer.get(admin_url("touch_change", task_id))
     assert [moment.title for moment in page.context["moments"]] == [
-        "Event", "Planned", "Guards agreed", "Attempt 1", "Delivered",
+        "Event", "Planned", "Handed over", "Guards agreed", "Attempt 1", "Delivered",
     ]  # fmt: skip
     assert "hi ann" in page.content.decode()
+
+
+def test_each_moment_of_a_life_is_told_where_it_belongs(
+    matrix: Any, viewer: Client, admin_url: Url, happen: Happen
+) -> None:
+    matrix.node()
+    (task_id,) = happen(occurred_at=LONG_AGO).task_ids
+    Event.objects.update(received_at=LONG_AGO + HOUR)
+    Touch.objects.update(
+        state="delivered", created_at=LONG_AGO + HOUR, queued_at=LONG_AGO + 2 * HOUR, lease_until=None, hints=2,
+        settled_at=LONG_AGO + 6 * HOUR,
+    )  # fmt: skip
+    touch = Touch.objects.get()
+    Verdict.objects.create(touch=touch, at=LONG_AGO + 5 * HOUR, decision="send")
+    Verdict.objects.create(touch=touch, at=LONG_AGO + 3 * HOUR, decision="hold", rule="quiet_hours")
+    Attempt.objects.create(
+        touch=touch, number=1, lease_no=2, started_at=LONG_AGO + 5 * HOUR, ended_at=LONG_AGO + 6 * HOUR,
+        outcome="delivered", status=200, body="hi",
+    )  # fmt: skip
+    complaint = Complaint.objects.get(event_id=happen("complaint.received").id)
+    Complaint.objects.update(touch=touch)
+    page = viewer.get(admin_url("touch_change", task_id))
+    moments = page.context["moments"]
+    assert [moment.title for moment in moments] == [
+        "Event", "Planned", "Handed over", "Held", "Guards agreed", "Attempt 1", "Delivered", "Complaint",
+    ]  # fmt: skip
+    assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)
+    assert dict(moments[0].facts)["received at"] == clock(LONG_AGO + HOUR)
+    assert dict(moments[2].facts)["hints"] == "2"
+    assert dict(moments[5].facts)["status"] == "200"
+    assert admin_url("complaint_change", complaint.pk) in page.content.decode()
+
+
+def test_a_life_costs_the_same_however_long(matrix: Any, happen: Happen, django_assert_num_queries: Any) -> None:
+    matrix.node(delay=HOUR)
+    (task_id,) = happen().task_ids
+    for number in range(5):
+        Verdict.objects.create(touch_id=task_id, at=LONG_AGO, decision="hold", rule=str(number))
+    touch = Touch.objects.select_related("event", "node").get()
+    with django_assert_num_queries(5):
+        timeline(touch)
 
 
 def test_a_suppressed_touch_tells_the_rule_and_its_figures(
