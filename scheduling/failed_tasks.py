@@ -78,17 +78,35 @@ def archive(failed_id: UUID, actor: Actor) -> None:
         _move(failed_id, State.ARCHIVED, actor, (State.OPEN, State.IGNORED))
 
 
-def retry_all(failed_ids: Sequence[UUID], actor: Actor, *, per_second: float = 20) -> int:
-    """Publish many again at a pace, each in a transaction of its own; what somebody else acted on meanwhile is passed
-    over. Returns how many."""
-    started_at, count = now(), 0
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of many. A conflict is one that somebody else acted on meanwhile, or that can't be acted on so."""
+
+    done: int
+    conflicts: int
+
+
+def retry_all(failed_ids: Sequence[UUID], actor: Actor, *, as_new: bool = False, per_second: float = 20) -> Tally:
+    """Publish many again at a pace, so that the receiver is not flooded; conflicts take no place in it."""
+    started_at = now()
+
+    def again(failed_id: UUID, done: int) -> None:
+        retry(failed_id, actor, as_new=as_new, due_at=started_at + timedelta(seconds=done / per_second))
+
+    return do_all(failed_ids, again)
+
+
+def do_all(failed_ids: Sequence[UUID], act: Callable[[UUID, int], object]) -> Tally:
+    """Each in a transaction of its own. `act` is also told how many were done before."""
+    done = conflicts = 0
     for failed_id in failed_ids:
         try:
-            retry(failed_id, actor, due_at=started_at + timedelta(seconds=count / per_second))
-        except Conflict:
-            continue
-        count += 1
-    return count
+            act(failed_id, done)
+        except (Conflict, NotFound):
+            conflicts += 1
+        else:
+            done += 1
+    return Tally(done, conflicts)
 
 
 def _find(failed_id: UUID) -> FailedTask:

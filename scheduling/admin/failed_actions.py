@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -24,13 +25,13 @@ from unfold.widgets import UnfoldAdminTextInputWidget
 
 from scheduling import failed_tasks
 from scheduling.errors import AftertouchError
-from scheduling.failed_tasks import Actor
+from scheduling.failed_tasks import Actor, Tally
 from scheduling.models import FailedTask
 
 MOST_AT_ONCE = 2_000  #: a request must end; the rest stays open for the next click
-PER_SECOND = 20  #: many that are published again are spread, so that the receiver is not flooded
+PER_SECOND = 20  #: the pace of many that are published again
 
-Act = Callable[[UUID, Actor, datetime], Any]
+Act = Callable[[UUID, Actor], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,17 @@ class Verb:
     states: tuple[str, ...]
     unknown_only: bool = False
     publishes: bool = False
-    risky: bool = False  #: the customer may get something twice
+    as_new: bool = False  #: the customer may get something twice
 
     def fits(self, row: FailedTask) -> bool:
         if row.state not in self.states or (self.unknown_only and row.failure != "unknown"):
             return False
         return not (self.publishes and row.origin == FailedTask.Origin.MESSAGE)
+
+    def act_on_all(self, failed_ids: Sequence[UUID], actor: Actor) -> Tally:
+        if self.publishes:
+            return failed_tasks.retry_all(failed_ids, actor, as_new=self.as_new, per_second=PER_SECOND)
+        return failed_tasks.do_all(failed_ids, lambda failed_id, done: self.act(failed_id, actor))
 
 
 OPEN, IGNORED = FailedTask.State.OPEN, FailedTask.State.IGNORED
@@ -61,7 +67,7 @@ VERBS: dict[str, Verb] = {
             "The guards are asked again."
         ),
         "replay",
-        lambda pk, actor, due_at: failed_tasks.retry(pk, actor, due_at=due_at),
+        failed_tasks.retry,
         (OPEN, IGNORED),
         publishes=True,
     ),
@@ -72,16 +78,16 @@ VERBS: dict[str, Verb] = {
             "the customer gets it twice."
         ),
         "forward_to_inbox",
-        lambda pk, actor, due_at: failed_tasks.retry(pk, actor, as_new=True, due_at=due_at),
+        partial(failed_tasks.retry, as_new=True),
         (OPEN, IGNORED),
         publishes=True,
-        risky=True,
+        as_new=True,
     ),
     "delivered": Verb(
         gettext_lazy("It was delivered"),
         gettext_lazy("You found out that it arrived. It keeps its place in the customer's limits."),
         "task_alt",
-        lambda pk, actor, due_at: failed_tasks.resolve(pk, actor, delivered=True),
+        partial(failed_tasks.resolve, delivered=True),
         (OPEN,),
         unknown_only=True,
     ),
@@ -89,7 +95,7 @@ VERBS: dict[str, Verb] = {
         gettext_lazy("It was not delivered"),
         gettext_lazy("You found out that it did not arrive. The customer's slot is given back."),
         "unpublished",
-        lambda pk, actor, due_at: failed_tasks.resolve(pk, actor, delivered=False),
+        partial(failed_tasks.resolve, delivered=False),
         (OPEN,),
         unknown_only=True,
     ),
@@ -97,14 +103,14 @@ VERBS: dict[str, Verb] = {
         gettext_lazy("Ignore"),
         gettext_lazy("Nothing is sent. It leaves the open ones and can still be retried later."),
         "visibility_off",
-        lambda pk, actor, due_at: failed_tasks.ignore(pk, actor),
+        failed_tasks.ignore,
         (OPEN,),
     ),
     "archive": Verb(
         gettext_lazy("Archive"),
         gettext_lazy("It is done with. It stays readable and can't be retried any more."),
         "archive",
-        lambda pk, actor, due_at: failed_tasks.archive(pk, actor),
+        failed_tasks.archive,
         (OPEN, IGNORED),
     ),
 }
@@ -130,7 +136,7 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
     form = ReasonForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            verb.act(row.pk, _actor(request, form), now())
+            verb.act(row.pk, _actor(request, form))
             messages.success(request, _("Done: %(what)s.") % {"what": verb.title})
         except AftertouchError:
             messages.error(
@@ -139,7 +145,7 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
         return redirect(back)
     return tasks_admin.page(  # type: ignore[no-any-return]
         request, "ops/confirm.html", verb.title, form=form, text=verb.explains, button=verb.title, back=back,
-        danger=verb.risky, original=row,
+        danger=verb.as_new, original=row,
     )  # fmt: skip
 
 
@@ -157,7 +163,7 @@ def bulk(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTask]], HttpRe
             rows = rows.filter(failure="unknown")
         form = ReasonForm(request.POST if "confirmed" in request.POST else None)
         if form.is_valid():
-            _do_all(request, verb, rows, form)
+            _act_on_all(request, verb, rows, form)
             return None
         return _ask(tasks_admin, request, name, rows, form, asked_at)
 
@@ -182,29 +188,23 @@ def _ask(
         }
     return tasks_admin.page(  # type: ignore[no-any-return]
         request, "ops/confirm.html", verb.title, form=form, text=verb.explains, button=verb.title,
-        facts=[fits % {"count": min(count, MOST_AT_ONCE)}], warning=problem, danger=verb.risky, hidden=hidden,
+        facts=[fits % {"count": min(count, MOST_AT_ONCE)}], warning=problem, danger=verb.as_new, hidden=hidden,
         back=request.get_full_path(),
     )  # fmt: skip
 
 
-def _do_all(request: HttpRequest, verb: Verb, rows: QuerySet[FailedTask], form: ReasonForm) -> None:
-    actor, started_at = _actor(request, form), now()
-    done = passed_over = 0
-    for pk in list(rows.order_by("failed_at").values_list("pk", flat=True)[:MOST_AT_ONCE]):
-        try:
-            verb.act(pk, actor, started_at + timedelta(seconds=done / PER_SECOND))
-            done += 1
-        except AftertouchError:
-            passed_over += 1
-    words = ngettext("%(what)s: %(count)s failed task.", "%(what)s: %(count)s failed tasks.", done)
-    messages.success(request, words % {"what": verb.title, "count": done})
-    if passed_over:
+def _act_on_all(request: HttpRequest, verb: Verb, rows: QuerySet[FailedTask], form: ReasonForm) -> None:
+    failed_ids = list(rows.order_by("failed_at").values_list("pk", flat=True)[:MOST_AT_ONCE])
+    tally = verb.act_on_all(failed_ids, _actor(request, form))
+    words = ngettext("%(what)s: %(count)s failed task.", "%(what)s: %(count)s failed tasks.", tally.done)
+    messages.success(request, words % {"what": verb.title, "count": tally.done})
+    if tally.conflicts:
         words = ngettext(
             "%(count)s was passed over: somebody acted on it meanwhile, or it can't be published again.",
             "%(count)s were passed over: somebody acted on them meanwhile, or they can't be published again.",
-            passed_over,
+            tally.conflicts,
         )
-        messages.warning(request, words % {"count": passed_over})
+        messages.warning(request, words % {"count": tally.conflicts})
 
 
 def _actor(request: HttpRequest, form: ReasonForm) -> Actor:

@@ -103,6 +103,15 @@ def test_selected_ones_are_retried_at_a_pace(failed: Failed, operator: Client, a
     assert again[1].due_at - again[0].due_at == timedelta(seconds=0.05)
 
 
+def test_many_are_sent_again_as_new_with_keys_of_their_own(failed: Failed, operator: Client, admin_url: Url) -> None:
+    rows = [failed(f"user{number}") for number in range(2)]
+    chosen = [str(row.pk) for row in rows]
+    confirm(operator, admin_url("failedtask_changelist"), "bulk_again", _selected_action=chosen)
+    for row in rows:
+        again = Touch.objects.get(retry_of=row.task_id)
+        assert again.root_id == again.task_id
+
+
 def test_all_that_match_the_filter_means_those_that_were_there(
     failed: Failed, operator: Client, admin_url: Url
 ) -> None:

@@ -222,8 +222,19 @@ def test_many_are_published_again_at_a_pace_and_those_already_done_passed_over(b
     found = [buried(user=f"user-{number}").pk for number in range(5)]
     failed_tasks.archive(found[2], ANN)
 
-    assert failed_tasks.retry_all(found, ANN, per_second=2) == 4
+    assert failed_tasks.retry_all([*found, new_id()], ANN, per_second=2) == failed_tasks.Tally(done=4, conflicts=2)
 
     due = sorted(Touch.objects.exclude(retry_of=None).values_list("due_at", flat=True))
     assert [(later - due[0]).total_seconds() for later in due] == [0, 0.5, 1, 1.5]
     assert set(FailedTask.objects.filter(state="retried").values_list("actor_name", flat=True)) == {"ann"}
+
+
+@pytest.mark.parametrize("as_new", [False, True])
+def test_many_keep_their_delivery_keys_unless_they_are_sent_as_new(buried: Any, as_new: bool) -> None:
+    found = [buried(user=f"user-{number}") for number in range(2)]
+
+    failed_tasks.retry_all([row.pk for row in found], ANN, as_new=as_new)
+
+    for row in found:
+        again = Touch.objects.get(retry_of=row.task_id)
+        assert again.root_id == (again.task_id if as_new else row.root_id)
