@@ -7,6 +7,7 @@ from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
 from django.urls import URLPattern, path
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -111,11 +112,21 @@ class TemplateAdmin(WithHistory, Retirable):
         return body[:40] + ("…" if len(body) > 40 else "")
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
-        """What the texts in the form would say to a customer, saved or not."""
+        """What a text would say to a customer: a stored one, or as it stands in the form for who may change it."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
-        return try_out.preview(request)
+        if "text" in request.POST:
+            row = get_object_or_404(TemplateText, pk=_id(request.POST["text"]))
+            return try_out.preview(request, row.subject, row.body)
+        if not self.has_change_permission(request):
+            raise PermissionDenied
+        return try_out.preview(request, request.POST.get("subject", ""), request.POST.get("body", ""))
 
     @action(description=_("Send a test"), icon="send", url_path="send-test", permissions=["change"])  # type: ignore[untyped-decorator]
     def send_test(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return try_out.test_page(self, request, self.found(request, object_id))
+
+
+def _id(text: str) -> int:
+    """0, which no row has, for what is none."""
+    return int(text) if text.isdecimal() and len(text) < 19 else 0

@@ -40,13 +40,13 @@ def sample_event(user_id: str, chat_id: str, data: Mapping[str, Any]) -> EventSp
     return EventSpec(new_id(), "admin", "sample", "sample", now(), user_id, chat_id, data)
 
 
-def preview(request: HttpRequest) -> HttpResponse:
+def preview(request: HttpRequest, subject: str, body: str) -> HttpResponse:
     try:
         data = DataField().clean(request.POST.get("data", ""))
     except ValidationError as error:
         return JsonResponse({"body": "", "subject": "", "problem": " ".join(error.messages)})
     who = sample_customer(request.POST.get("user_id", "").strip())
-    text = TextSpec("", request.POST.get("subject", ""), request.POST.get("body", ""))
+    text = TextSpec("", subject, body)
     event = sample_event(who.user_id, request.POST.get("chat_id", "").strip(), data)
     try:
         subject, body, _locale = render(TemplateSpec(0, "preview", 0, "", "", (text,)), who, event)

@@ -27,11 +27,15 @@ document.addEventListener("DOMContentLoaded", () => {
     const ask = async (text) => {
         const data = new FormData();
         data.set("csrfmiddlewaretoken", document.querySelector("[name=csrfmiddlewaretoken]").value);
-        data.set("subject", text.subject);
-        data.set("body", text.body);
+        if (text.text) {
+            data.set("text", text.text); // a stored one, by its id
+        } else {
+            data.set("subject", text.subject);
+            data.set("body", text.body);
+        }
         sample.forEach((input) => data.set(input.name, input.value));
         const answer = await fetch(panel.dataset.url, { method: "POST", body: data, credentials: "same-origin" });
-        return { locale: text.locale, ...(await answer.json()) };
+        return answer.ok ? { locale: text.locale, ...(await answer.json()) } : null; // refused: nothing to show
     };
 
     const bubble = (said) => {
@@ -49,7 +53,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const show = async () => {
         const mine = ++latest;
         const said = await Promise.all(texts().map(ask));
-        if (mine === latest) output.replaceChildren(...said.map(bubble));
+        if (mine === latest) output.replaceChildren(...said.filter(Boolean).map(bubble));
     };
 
     const soon = () => {

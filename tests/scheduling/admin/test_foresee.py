@@ -47,3 +47,15 @@ def test_bad_data_is_told_at_its_field(matrix: Any, viewer: Client, admin_url: U
     page = viewer.get(admin_url("event_foresee"), {"type": "order.paid", "user_id": "ann", "event_data": "{"})
     assert list(page.context["form"].errors) == ["event_data"]
     assert page.context["outcomes"] is None
+
+
+def test_only_stored_texts_are_foreseen(matrix: Any, viewer: Client, admin_url: Url) -> None:
+    matrix.node()
+    asked = {"type": "material.downloaded", "user_id": "ann", "body": "bye {{ user.name }}", "subject": "bye",
+             "template": "bye"}  # fmt: skip
+    page = viewer.get(admin_url("event_foresee"), asked)
+    assert [each["body"] for each in page.context["outcomes"]] == ["hi ann"]
+    assert "bye" not in "".join(str(each) for each in page.context["outcomes"])
+    inside = {"type": "material.downloaded", "user_id": "{{ event.type }}"}
+    (outcome,) = viewer.get(admin_url("event_foresee"), inside).context["outcomes"]
+    assert outcome["body"] == "hi {{ event.type }}"

@@ -49,16 +49,40 @@ def test_a_template_is_made_with_its_first_text(editor: Client, admin_url: Url) 
     assert Template.objects.get(key="new").texts.get().body == "您好 {{ user.name }}"
 
 
-def test_the_preview_says_what_a_customer_would_read(matrix: Any, viewer: Client, admin_url: Url) -> None:
+def test_the_preview_says_what_a_customer_would_read(matrix: Any, editor: Client, admin_url: Url) -> None:
     from scheduling.services import put_customer
 
     put_customer("ann", {"name": "Ann Lee"})
     url = admin_url("template_preview")
     body = "hi {{ user.name }}, order {{ event.data.order_no }}"
-    said = viewer.post(url, {"body": body, "user_id": "ann", "data": '{"order_no": "A1"}'}).json()
+    said = editor.post(url, {"body": body, "user_id": "ann", "data": '{"order_no": "A1"}'}).json()
     assert said["body"] == "hi Ann Lee, order A1"
-    assert "order_no" in viewer.post(url, {"body": body, "user_id": "ann"}).json()["problem"]
-    assert "not JSON" in viewer.post(url, {"body": body, "data": "{"}).json()["problem"]
+    assert "order_no" in editor.post(url, {"body": body, "user_id": "ann"}).json()["problem"]
+    assert "not JSON" in editor.post(url, {"body": body, "data": "{"}).json()["problem"]
+
+
+def test_who_may_only_look_previews_what_is_stored(matrix: Any, viewer: Client, admin_url: Url) -> None:
+    template = matrix.template("guide", body="hi {{ user.name }}, order {{ event.data.order_no }}")
+    text = template.texts.get()
+    page = viewer.get(admin_url("template_change", template.pk)).content.decode()
+    assert f'data-text="{text.pk}"' in page
+    url = admin_url("template_preview")
+    asked = {"text": text.pk, "body": "bye {{ user.name }}", "user_id": "ann", "data": '{"order_no": "A1"}'}
+    assert viewer.post(url, asked).json()["body"] == "hi ann, order A1"
+    for unknown in ("0", "x", "9" * 30):
+        assert viewer.post(url, {"text": unknown}).status_code == 404
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator"])
+def test_who_may_not_change_a_template_renders_no_text_of_their_own(
+    matrix: Any, as_member: Any, admin_url: Url, group: str
+) -> None:
+    client, url = as_member(group), admin_url("template_preview")
+    for asked in ({"body": "bye {{ user.name }}"}, {"subject": "bye"}, {}):
+        answer = client.post(url, asked)
+        assert answer.status_code == 403
+        assert b"bye" not in answer.content
+    assert client.get(url, {"body": "bye"}).status_code == 403
 
 
 def test_a_test_really_goes_out_once_and_is_marked(matrix: Any, editor: Client, admin_url: Url) -> None:
