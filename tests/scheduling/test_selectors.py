@@ -35,7 +35,9 @@ def complain(touch: Touch, happen: Callable[..., Any]) -> None:
 # --- complaints ------------------------------------------------------------------------------------------------------
 
 
-def test_complaints_are_counted_by_node_template_and_community(matrix: Any, happen: Callable[..., Any]) -> None:
+def test_complaints_are_counted_by_node_template_and_community(
+    matrix: Any, happen: Callable[..., Any], django_assert_num_queries: Any
+) -> None:
     guide, paid = matrix.node("guide"), matrix.node("paid", trigger="order.paid")
     good, bad = (happen(user=user, chat_id="c1").task_ids[0] for user in ("ann", "bob"))
     other = happen("order.paid", user="cid", chat_id="c2").task_ids[0]
@@ -45,7 +47,8 @@ def test_complaints_are_counted_by_node_template_and_community(matrix: Any, happ
     complain(touch, happen)
     complain(touch, happen)
 
-    rates = selectors.complaint_rates(now() - HOUR)
+    with django_assert_num_queries(3):
+        rates = selectors.complaint_rates(now() - HOUR)
 
     def told(found: list[selectors.ComplaintRate]) -> list[tuple[Any, ...]]:
         return [(each.key, each.version, each.delivered, each.complaints, each.rate) for each in found]
