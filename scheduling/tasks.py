@@ -33,7 +33,8 @@ def hand_over() -> None:
 
 @shared_task(name="scheduling.rescue", is_tick=True)
 def rescue() -> None:
-    dispatcher.rescue()
+    if any(dispatcher.rescue()):
+        dispatcher.hand_over_due()  # what was lost has waited long enough
 
 
 @shared_task(name="scheduling.scan_inactive", is_tick=True)
