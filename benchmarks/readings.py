@@ -47,3 +47,13 @@ def of_touches() -> Reading:
         )
         judged, verdicts, settled = cursor.fetchone()
     return Reading(lateness, judged / max(verdicts, settled))
+
+
+def customers_with_more_than(limit: int) -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM (SELECT FROM scheduling_touch WHERE state = 'delivered'"
+            " GROUP BY customer_id HAVING count(*) > %s) AS overrun",
+            [limit],
+        )
+        return int(cursor.fetchone()[0])

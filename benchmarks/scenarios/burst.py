@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import contest
+from benchmarks import contest, readings
 from benchmarks.bench import Bench
 
 GOAL = 20_000.0
@@ -37,4 +37,5 @@ def burst(bench: Bench) -> None:
         note = f"{TOUCHES_EACH} for each customer, of which the cap lets 3 through"
         add("burst", "ours, capped", capped.per_second, "/s", note=note)
         sent = len(capped.lateness) / (count // TOUCHES_EACH)
-        add("burst", "ours, capped: sent to each", sent, "touches", goal=3, at_least=True)
+        add("burst", "ours, capped: sent to each", sent, "touches")
+        add("burst", "ours, capped: over the cap", readings.customers_with_more_than(3), "customers", goal=0)
