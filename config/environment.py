@@ -51,6 +51,7 @@ class Environment(BaseSettings):
     aftertouch_rpa_slots: int = Field(5, ge=1, le=64)
     aftertouch_worker_concurrency: int = Field(2, ge=1, le=256)
     aftertouch_web_workers: int = Field(1, ge=1, le=64)
+    aftertouch_prepare_statements: bool = True
     aftertouch_sentinel_master: str = "aftertouch"
     aftertouch_secrets_keys: Annotated[list[SecretStr], NoDecode] = []
     aftertouch_email_url: str = ""

@@ -193,7 +193,8 @@ _COMMUNITY_SLOTS = """
 SELECT chat_id, task_id, reserved_at, content_type, counts_toward_cap,
        state NOT IN ('scheduled', 'queued', 'running'), COALESCE(lease_until, due_at)
 FROM scheduling_touch
-WHERE chat_id = ANY(%(chats)b) AND reserved_at IS NOT NULL AND reserved_at > statement_timestamp() - %(window)s
+WHERE chat_id = ANY(%(chats)b) AND chat_id <> '' AND reserved_at IS NOT NULL
+  AND reserved_at > statement_timestamp() - %(window)s
 """
 
 _CALLED_OFF = """

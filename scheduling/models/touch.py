@@ -62,7 +62,9 @@ class Touch(LedgerRow):
                 fields=["customer", "reserved_at"], name="touch_history", condition=Q(reserved_at__isnull=False)
             ),
             models.Index(
-                fields=["chat_id", "reserved_at"], name="touch_chat_history", condition=Q(reserved_at__isnull=False)
+                fields=["chat_id", "reserved_at"],
+                name="touch_chat_history",
+                condition=Q(reserved_at__isnull=False) & ~Q(chat_id=""),
             ),
             # Read by cancel_on, on_repeat and slot_hold.
             models.Index(fields=["customer", "node"], name="touch_waiting", condition=Q(state__in=WAITING)),
