@@ -20,8 +20,9 @@ def test_the_rescue_sees_when_the_oldest_waiting_message_was_published(valkey: A
     and kombu's client prefixes only the commands that it knows."""
     queue = f"touch.{uuid4().hex[:8]}"
     assert oldest_message_at(queue) is None
-    app.send_task("scheduling.deliver", args=[[]], queue=queue, headers=published_now())
-    app.send_task("scheduling.deliver", args=[[]], queue=queue, headers={"published_at": 0})
+    with app.connection_for_write() as own:  # the pool belongs to tests that close it, too
+        app.send_task("scheduling.deliver", args=[[]], queue=queue, headers=published_now(), connection=own)
+        app.send_task("scheduling.deliver", args=[[]], queue=queue, headers={"published_at": 0}, connection=own)
     oldest = oldest_message_at(queue)
     assert oldest is not None
     assert timedelta(seconds=1) < datetime.now(UTC) - oldest < timedelta(seconds=60)
