@@ -10,6 +10,7 @@ import sys
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
+from socket import gethostname
 from typing import Annotated, Any
 
 from pydantic import Field, SecretStr, ValidationError, field_validator
@@ -49,6 +50,16 @@ class Environment(BaseSettings):
     aftertouch_inactive_after: timedelta = Field(timedelta(days=30), ge=timedelta(hours=1))
     aftertouch_api_rate_per_minute: int = Field(60_000, ge=1)
     aftertouch_rpa_slots: int = Field(5, ge=1, le=64)
+    aftertouch_rpa_ageing: timedelta = Field(timedelta(minutes=10), ge=timedelta(seconds=1))
+    aftertouch_rpa_browsers: int = Field(8, ge=1, le=64)
+    aftertouch_rpa_warm_browsers: int = Field(2, ge=0, le=64)
+    aftertouch_rpa_browser_wait: timedelta = Field(timedelta(seconds=10), gt=timedelta(0), le=timedelta(seconds=60))
+    aftertouch_rpa_browser_uses: int = Field(200, ge=1)
+    aftertouch_rpa_browser_age: timedelta = Field(timedelta(hours=4), ge=timedelta(minutes=1))
+    aftertouch_rpa_browser_memory_mb: int = Field(1500, ge=100)
+    aftertouch_rpa_evidence_kept: timedelta = Field(timedelta(days=14), ge=timedelta(hours=1))
+    aftertouch_node: str = Field(default_factory=gethostname, max_length=100)
+    rpa_chromium_path: str = ""
     aftertouch_worker_concurrency: int = Field(2, ge=1, le=256)
     aftertouch_web_workers: int = Field(1, ge=1, le=64)
     aftertouch_prepare_statements: bool = True

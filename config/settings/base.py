@@ -31,6 +31,7 @@ INSTALLED_APPS = [
     "channels",
     "ninja",  # its bundled Swagger files, so that the API's page needs no CDN
     "scheduling",
+    "rpa_tasks",
 ]
 
 MIDDLEWARE = [
@@ -129,7 +130,17 @@ AFTERTOUCH_SLOT_HOLD = ENV.aftertouch_slot_hold
 AFTERTOUCH_INACTIVE_AFTER = ENV.aftertouch_inactive_after
 AFTERTOUCH_API_RATE_PER_MINUTE = ENV.aftertouch_api_rate_per_minute
 AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ENV.aftertouch_allowed_private_hosts
+AFTERTOUCH_NODE = ENV.aftertouch_node
 AFTERTOUCH_RPA_SLOTS = ENV.aftertouch_rpa_slots
+AFTERTOUCH_RPA_AGEING = ENV.aftertouch_rpa_ageing
+AFTERTOUCH_RPA_BROWSERS = ENV.aftertouch_rpa_browsers
+AFTERTOUCH_RPA_WARM_BROWSERS = ENV.aftertouch_rpa_warm_browsers
+AFTERTOUCH_RPA_BROWSER_WAIT = ENV.aftertouch_rpa_browser_wait
+AFTERTOUCH_RPA_BROWSER_USES = ENV.aftertouch_rpa_browser_uses
+AFTERTOUCH_RPA_BROWSER_AGE = ENV.aftertouch_rpa_browser_age
+AFTERTOUCH_RPA_BROWSER_MEMORY_MB = ENV.aftertouch_rpa_browser_memory_mb
+AFTERTOUCH_RPA_EVIDENCE_KEPT = ENV.aftertouch_rpa_evidence_kept
+RPA_CHROMIUM_PATH = ENV.rpa_chromium_path
 AFTERTOUCH_BASE_URL = ENV.aftertouch_base_url or f"http://{ENV.aftertouch_host}:{ENV.aftertouch_port}"
 AFTERTOUCH_EMAIL_URL = ENV.aftertouch_email_url
 DEFAULT_FROM_EMAIL = ENV.aftertouch_email_from

@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+from rpa_tasks.models.demo import DemoOrder, DemoWatermark
+from rpa_tasks.models.job import Evidence, Job, JobState, Run
+from rpa_tasks.models.node import ExecutionNode
+from rpa_tasks.models.platform import Breaker, Flow, Lane, LoginState, Platform, Shop
+
+__all__ = [
+    "Breaker", "DemoOrder", "DemoWatermark", "Evidence", "ExecutionNode", "Flow", "Job", "JobState", "Lane",
+    "LoginState", "Platform", "Run", "Shop",
+]  # fmt: skip

@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from django.db import models
+from django.db.models import Q
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy as _
+
+from rpa_tasks.models.platform import Flow, Shop
+from scheduling.models import WAITING, LedgerRow
+
+
+class JobState(models.TextChoices):
+    SCHEDULED = "scheduled", _("Scheduled")  #: waits in the table for its time or its lane
+    QUEUED = "queued", _("Handed over")  #: a token about it is on its way to a node
+    RUNNING = "running", _("Running")  #: a node has it until `lease_until`
+    SUCCEEDED = "succeeded", _("Succeeded")
+    CANCELLED = "cancelled", _("Cancelled")
+    FAILED = "failed", _("Failed")  #: a failed task waits for a person
+    UNKNOWN = "unknown", _("Unknown")  #: it may have had its effect; a failed task waits for a person
+
+
+class Job(LedgerRow):
+    """One run of one flow for one shop, with its retries."""
+
+    state = models.CharField(_("state"), max_length=10, choices=JobState, default=JobState.SCHEDULED, editable=False)
+    shop = models.ForeignKey(Shop, on_delete=models.PROTECT, related_name="jobs", verbose_name=_("shop"))
+    flow = models.ForeignKey(
+        Flow, on_delete=models.PROTECT, related_name="jobs", verbose_name=_("flow"), db_index=False
+    )
+    payload = models.JSONField(_("payload"), default=dict, blank=True)
+    #: The business key within shop and flow: while one of them waits, another request merges into it.
+    dedupe_key = models.CharField(_("dedupe key"), max_length=200, blank=True)
+    #: Not yet claimed since it was published. A retry or a hold is exempt from the rule of one that waits.
+    fresh = models.BooleanField(default=True)
+    #: How many requests it stands for.
+    requests = models.PositiveIntegerField(_("requests"), default=1)
+    #: Failures that count against `retry_delays`.
+    failures = models.PositiveSmallIntegerField(_("failures"), default=0)
+    #: The touch that it delivers: published once, however often the touch is sent.
+    touch_key = models.UUIDField(_("touch"), null=True, unique=True)
+    source = models.CharField(_("published by"), max_length=100, blank=True)
+    node = models.CharField(_("node"), max_length=100, blank=True)
+    progress = models.FloatField(_("progress"), null=True)
+    progress_message = models.CharField(_("progress message"), max_length=200, blank=True)
+    result = models.JSONField(_("result"), null=True)
+    cancel_requested_at = models.DateTimeField(_("cancel requested at"), null=True)
+
+    class Meta:
+        verbose_name = _("RPA job")
+        verbose_name_plural = _("RPA jobs")
+        ordering = ["-created_at"]
+        indexes = [
+            *LedgerRow.indexes_for("rpa_job"),
+            # Read by the pick: the head of a shop, tier by tier.
+            models.Index(
+                fields=["shop", "priority", "due_at"], name="rpa_job_heads", condition=Q(state__in=WAITING, parked="")
+            ),
+            # Read by the list of jobs.
+            models.Index(fields=["-created_at"], name="rpa_job_latest"),
+        ]
+        constraints = [
+            *LedgerRow.constraints_for("rpa_job"),
+            # The lane, once more, in a way that no code can get around.
+            models.UniqueConstraint(fields=["shop"], name="rpa_one_run_a_shop", condition=Q(state="running")),
+            models.UniqueConstraint(
+                fields=["shop", "flow", "dedupe_key"],
+                name="rpa_one_waits",
+                condition=Q(state__in=WAITING, fresh=True),
+            ),
+            # A double click publishes once.
+            models.UniqueConstraint(fields=["retry_of"], name="rpa_retried_once", condition=Q(retry_of__isnull=False)),
+        ]
+
+    def __str__(self) -> str:
+        return str(self.task_id)
+
+
+class Run(models.Model):
+    """One try of a job on a node, and how it ended. Append-only."""
+
+    class Outcome(models.TextChoices):
+        SUCCEEDED = "succeeded", _("Succeeded")
+        TRANSIENT = "transient", _("Failed, may succeed later")
+        BUSINESS = "business", _("Failed for good")
+        SESSION = "session", _("Login needed")
+        PLATFORM = "platform", _("Platform turned it away")
+        HELD = "held", _("Did not begin")  #: no browser in time, or the node was stopping
+        CANCELLED = "cancelled", _("Cancelled")
+        UNKNOWN = "unknown", _("Unknown")
+
+    job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="runs", verbose_name=_("job"))
+    number = models.SmallIntegerField(_("number"))
+    lease_no = models.IntegerField(_("lease number"))
+    node = models.CharField(_("node"), max_length=100, blank=True)
+    started_at = models.DateTimeField(_("started at"))
+    ended_at = models.DateTimeField(_("ended at"), null=True)
+    #: How long it waited for a browser.
+    pool_wait = models.DurationField(_("wait for a browser"), null=True)
+    outcome = models.CharField(_("outcome"), max_length=10, choices=Outcome)
+    reason = models.CharField(_("reason"), max_length=64, blank=True)
+    exit_code = models.IntegerField(_("exit code"), null=True)
+    #: The last that the command said, at most 10,000 characters, secrets masked.
+    detail = models.TextField(_("detail"), blank=True)
+
+    class Meta:
+        verbose_name = _("run")
+        verbose_name_plural = _("runs")
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.outcome} {self.reason}".strip()
+
+
+class Evidence(models.Model):
+    """What a failed run left: a picture of the page, its HTML, the log. Kept in the database, so that every web
+    process can show it whatever node it comes from."""
+
+    class Kind(models.TextChoices):
+        SCREENSHOT = "screenshot", _("Screenshot")
+        HTML = "html", _("Page HTML")
+        LOG = "log", _("Log")
+
+    run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="evidence", verbose_name=_("run"))
+    kind = models.CharField(_("kind"), max_length=10, choices=Kind)
+    #: Zlib-compressed where it is text.
+    content = models.BinaryField(_("content"))
+    created_at = models.DateTimeField(_("created at"), default=now, db_index=True, editable=False)
+
+    class Meta:
+        verbose_name = _("evidence")
+        verbose_name_plural = _("evidence")
+        constraints = [models.UniqueConstraint(fields=["run", "kind"], name="one_evidence_a_kind")]
+
+    def __str__(self) -> str:
+        return f"{self.run_id}/{self.kind}"

@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class ExecutionNode(models.Model):
+    """A machine that runs jobs, as it last described itself."""
+
+    name = models.CharField(_("name"), max_length=100, primary_key=True)
+    seen_at = models.DateTimeField(_("seen at"))
+    started_at = models.DateTimeField(_("started at"))
+    slots = models.PositiveSmallIntegerField(_("slots"))
+    #: The queues its workers consume.
+    queues = models.JSONField(_("queues"), default=list)
+    #: One entry a browser slot: {"slot", "state", "shop", "profile", "port", "uses", "started_at", "last_used_at",
+    #: "rss_mb", "reason"}.
+    browsers = models.JSONField(_("browsers"), default=list)
+
+    class Meta:
+        verbose_name = _("execution node")
+        verbose_name_plural = _("execution nodes")
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name

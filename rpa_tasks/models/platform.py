@@ -1,0 +1,159 @@
+"""Where shops live and what can be done there."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.core.validators import MaxValueValidator, MinValueValidator
+from django.db import models
+from django.db.models import Q
+from django.utils.translation import gettext_lazy as _
+from simple_history.models import HistoricalRecords
+
+from scheduling.models.node import key_validator
+from scheduling.models.versioned import Versioned
+
+
+class Platform(Versioned):
+    """A marketplace. Its circuit breaker stops all its shops while it turns robots away."""
+
+    key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
+    name = models.CharField(_("name"), max_length=100, blank=True)
+    #: Its work leaves the shared queues for `p.<key>.<tier>`.
+    dedicated_queue = models.BooleanField(_("queues of its own"), default=False)
+    paused = models.BooleanField(_("paused"), default=False)
+    #: How many of its jobs may wait at once.
+    backlog_limit = models.PositiveIntegerField(_("most jobs waiting"), default=10_000)
+    #: How many runs in a row must end with a platform error before the breaker opens.
+    breaker_threshold = models.PositiveSmallIntegerField(
+        _("errors that open the breaker"), default=3, validators=[MinValueValidator(1), MaxValueValidator(100)]
+    )
+    retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
+    history = HistoricalRecords()
+
+    class Meta:
+        verbose_name = _("platform")
+        verbose_name_plural = _("platforms")
+        ordering = ["key"]
+
+    def __str__(self) -> str:
+        return self.name or self.key
+
+
+class Breaker(models.Model):
+    """The circuit breaker of a platform: closed, open until an instant, then half open for one probing run."""
+
+    platform = models.OneToOneField(Platform, primary_key=True, on_delete=models.CASCADE, verbose_name=_("platform"))
+    #: Platform errors since the last success.
+    errors = models.PositiveIntegerField(_("errors in a row"), default=0)
+    #: Nothing runs before this instant; empty while closed.
+    open_until = models.DateTimeField(_("open until"), null=True, blank=True)
+    opened_at = models.DateTimeField(_("opened at"), null=True, blank=True)
+    #: How often it opened since it was last closed; each doubles the wait.
+    openings = models.PositiveSmallIntegerField(_("openings"), default=0)
+    #: The one job that tries whether the platform is back.
+    probe = models.UUIDField(_("probing job"), null=True, blank=True)
+
+    class Meta:
+        verbose_name = _("circuit breaker")
+        verbose_name_plural = _("circuit breakers")
+
+    def __str__(self) -> str:
+        return str(self.platform_id)
+
+
+class Flow(Versioned):
+    """What a task type means on a platform: the command that does it and how its end is read."""
+
+    platform = models.ForeignKey(Platform, on_delete=models.PROTECT, related_name="flows", verbose_name=_("platform"))
+    task_type = models.CharField(_("task type"), max_length=64, validators=[key_validator])
+    #: Words, never a shell line. `{flow}`, `{param}`, `{timeout}` and `{python}` are filled in.
+    command = models.JSONField(_("command"), default=list)
+    #: The soft stop; 50 s later the run is killed.
+    timeout = models.DurationField(_("timeout"), default=timedelta(seconds=600))
+    needs_browser = models.BooleanField(_("needs a browser"), default=True)
+    #: A repeat with the same task has no second effect.
+    idempotent = models.BooleanField(_("idempotent"), default=False)
+    #: {"transient": [..], "business": [..], "session": [..], "platform": [..]}
+    exit_codes = models.JSONField(_("exit codes"), default=dict, blank=True)
+    #: A JSON schema of the payload; empty: anything goes.
+    payload_schema = models.JSONField(_("schema of the payload"), default=dict, blank=True)
+    #: Exit status 0 without a `{"result": …}` line is a failure.
+    needs_result = models.BooleanField(_("must print a result"), default=False)
+    #: Seconds until the first, second, … retry of a transient failure.
+    retry_delays = models.JSONField(_("retry delays"), default=list, blank=True)
+    clear_cookies = models.BooleanField(_("clear cookies first"), default=False)
+    #: Names of environment variables that the command may see, beyond the minimal environment.
+    environment = models.JSONField(_("environment variables"), default=list, blank=True)
+    retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
+    history = HistoricalRecords()
+
+    class Meta:
+        verbose_name = _("flow")
+        verbose_name_plural = _("flows")
+        ordering = ["platform", "task_type"]
+        constraints = [models.UniqueConstraint(fields=["platform", "task_type"], name="one_flow_a_task_type")]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def name(self) -> str:
+        """What the command is told: `<platform>_<task type>`."""
+        return f"{self.platform.key}_{self.task_type}"
+
+
+class LoginState(models.TextChoices):
+    OK = "ok", _("Logged in")
+    NEEDED = "needed", _("Login needed")  #: a run found the session gone; jobs wait until a person has logged in
+
+
+class Shop(Versioned):
+    """One shop of a platform, with a browser profile of its own."""
+
+    platform = models.ForeignKey(Platform, on_delete=models.PROTECT, related_name="shops", verbose_name=_("platform"))
+    shop_id = models.CharField(_("shop id"), max_length=64)
+    name = models.CharField(_("name"), max_length=200, blank=True)
+    #: Its work leaves the shared queues for `s.<platform>.<shop>`.
+    dedicated_queue = models.BooleanField(_("a queue of its own"), default=False)
+    paused = models.BooleanField(_("paused"), default=False)
+    login_state = models.CharField(_("login"), max_length=10, choices=LoginState, default=LoginState.OK)
+    login_lost_at = models.DateTimeField(_("login lost at"), null=True, blank=True, editable=False)
+    #: The browser's profile directory; empty: `<platform>-<shop id>`. Never shared.
+    profile_id = models.CharField(_("browser profile"), max_length=140, blank=True)
+    backlog_limit = models.PositiveIntegerField(_("most jobs waiting"), default=100)
+    retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
+    history = HistoricalRecords(excluded_fields=["login_lost_at"])
+
+    class Meta:
+        verbose_name = _("shop")
+        verbose_name_plural = _("shops")
+        ordering = ["platform", "shop_id"]
+        constraints = [
+            models.UniqueConstraint(fields=["platform", "shop_id"], name="one_shop_an_id"),
+            models.UniqueConstraint(fields=["profile_id"], name="one_shop_a_profile", condition=~Q(profile_id="")),
+        ]
+
+    def __str__(self) -> str:
+        return self.name or f"{self.platform.key}/{self.shop_id}"
+
+
+class Lane(models.Model):
+    """The one track of a shop. Whoever holds it runs; its number fences everything the run writes."""
+
+    shop = models.OneToOneField(Shop, primary_key=True, on_delete=models.CASCADE, verbose_name=_("shop"))
+    #: The running job; empty while free.
+    task_id = models.UUIDField(_("running job"), null=True)
+    #: Raised by each run of this shop, whatever the job: job, browser and command line all carry it.
+    lease_no = models.IntegerField(_("lease number"), default=0)
+    #: The node whose disk has the shop's browser profile.
+    home = models.CharField(_("node of the profile"), max_length=100, blank=True)
+    last_served_at = models.DateTimeField(_("last served at"), null=True)
+    last_success_at = models.DateTimeField(_("last success at"), null=True)
+
+    class Meta:
+        verbose_name = _("lane")
+        verbose_name_plural = _("lanes")
+
+    def __str__(self) -> str:
+        return str(self.shop_id)
