@@ -131,7 +131,8 @@ class Doorbell:
     """Publishes what a request handed over, in a thread of its own: neither the request nor its commit ever waits for
     the broker. What does not fit is dropped; the rows' leases bring it back."""
 
-    def __init__(self, *, capacity: int = 1000) -> None:
+    def __init__(self, publish: Callable[[list[Hint]], None], *, capacity: int = 1000) -> None:
+        self._publish = publish
         self._waiting: queue.Queue[list[Hint]] = queue.Queue(capacity)
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -156,9 +157,9 @@ class Doorbell:
                     break
             try:
                 close_old_connections()
-                announce(hints)
+                self._publish(hints)
             except Exception:
                 log.exception("hints_lost", count=len(hints))
 
 
-doorbell = Doorbell()
+doorbell = Doorbell(announce)

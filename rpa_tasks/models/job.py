@@ -49,6 +49,7 @@ class Job(LedgerRow):
         verbose_name = _("RPA job")
         verbose_name_plural = _("RPA jobs")
         ordering = ["-created_at"]
+        permissions = [("run_job", _("Can publish jobs")), ("cancel_job", _("Can cancel jobs"))]
         indexes = [
             *LedgerRow.indexes_for("rpa_job"),
             # Read by the pick: the head of a shop, tier by tier.

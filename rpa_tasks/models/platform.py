@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 from django.core.validators import MaxValueValidator, MinValueValidator
-from django.db import models
+from django.db import models, transaction
 from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
@@ -38,6 +39,11 @@ class Platform(Versioned):
 
     def __str__(self) -> str:
         return self.name or self.key
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        with transaction.atomic():
+            super().save(*args, **kwargs)
+            Breaker.objects.get_or_create(platform=self)
 
 
 class Breaker(models.Model):
@@ -136,6 +142,16 @@ class Shop(Versioned):
 
     def __str__(self) -> str:
         return self.name or f"{self.platform.key}/{self.shop_id}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        with transaction.atomic():
+            super().save(*args, **kwargs)
+            Lane.objects.get_or_create(shop=self)
+
+    @property
+    def profile(self) -> str:
+        """The name of its browser profile."""
+        return self.profile_id or f"{self.platform.key}-{self.shop_id}"
 
 
 class Lane(models.Model):

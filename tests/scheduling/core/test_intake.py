@@ -224,7 +224,7 @@ def test_the_request_never_publishes_by_itself(matrix: Any, monkeypatch: pytest.
         raise OSError("the broker is away")
 
     monkeypatch.setattr(dispatcher, "publish_touches", publish)
-    bell = dispatcher.Doorbell()
+    bell = dispatcher.Doorbell(dispatcher.announce)
     record_events([new()], announce=bell.ring)
     while not published_by:
         both.wait(0.01)

@@ -1,0 +1,248 @@
+"""The one way in for jobs: from the API, the admin, schedules and touches.
+
+One key for every producer: shop + flow + business key. While a job of a key waits, another request merges into it;
+while one runs, at most one waits behind it. Two partial unique indexes hold that against any race.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+import jsonschema_rs
+from django.conf import settings
+from django.db import transaction
+from django.utils.timezone import now
+
+from rpa_tasks.lanes import jobs
+from rpa_tasks.models import Flow, Job, Platform, Shop
+from rpa_tasks.tokens import doorbell
+from scheduling import sql
+from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
+from scheduling.ids import new_id
+from scheduling.ledger import HINT_LEASE, Hint
+from scheduling.models import Priority
+
+MAX_DELAY = timedelta(days=90)
+MAX_PAYLOAD = 65_536  #: bytes of JSON; a command line's word holds 128 KiB
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody wants done."""
+
+    platform: str
+    shop_id: str
+    task_type: str
+    payload: Mapping[str, Any] = field(default_factory=dict)
+    priority: int = Priority.NORMAL
+    delay: timedelta = timedelta(0)
+    dedupe_key: str = ""
+    source: str = ""
+    touch_key: UUID | None = None  #: the touch that it delivers: at most one job, ever
+    merges: bool = True  #: whether a job that waits takes over payload, priority and time (a schedule only looks)
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    task_id: UUID
+    duplicate: bool  #: nothing new was made; `task_id` is the one that stands for this request as well
+    state: str
+
+
+class Refused(AftertouchError):
+    """Too much waits already."""
+
+    def __init__(self, scope: str, limit: int) -> None:
+        super().__init__(f"{limit} jobs of {scope} wait already.")
+        self.scope = scope
+        self.limit = limit
+        self.retry_after = 60  #: seconds
+
+
+def publish(request: Request) -> Receipt:
+    """Store the job, then wake a node. Raises `InvalidInput` naming the field, or `Refused` where too much waits."""
+    shop, flow = _find(request)
+    _check(request, flow)
+    with transaction.atomic():
+        receipt, hint = _store(request, shop, flow)
+    if hint:
+        transaction.on_commit(lambda: doorbell.ring([hint]))
+    return receipt
+
+
+def cancel(task_id: UUID, *, by: str) -> str:
+    """Call a job off: at once while it waits ("cancelled"), else its node is told within seconds
+    ("cancel_requested"). Raises `NotFound`, or `Conflict` where it has ended."""
+    with transaction.atomic():
+        if jobs.cancel([task_id], reason=f"by:{by}"):
+            return "cancelled"
+        running = Job.objects.filter(pk=task_id, state="running")
+        if running.update(cancel_requested_at=now()):
+            return "cancel_requested"
+    state = Job.objects.filter(pk=task_id).values_list("state", flat=True).first()
+    if state is None:
+        raise NotFound(f"There is no job {task_id}.")
+    raise Conflict(f"The job is {state} already.")
+
+
+def _find(request: Request) -> tuple[Shop, Flow]:
+    shop = (
+        Shop.objects.select_related("platform").filter(platform__key=request.platform, shop_id=request.shop_id).first()
+    )
+    if shop is None or shop.retired_at or shop.platform.retired_at:
+        field = "platform" if shop is None and not _platform_lives(request.platform) else "shop_id"
+        raise InvalidInput.of(field, f"there is no {field.removesuffix('_id')} “{getattr(request, field)}”")
+    flow = Flow.objects.filter(platform=shop.platform, task_type=request.task_type, retired_at=None).first()
+    if flow is None:
+        raise InvalidInput.of("task_type", f"{request.platform} has no task type “{request.task_type}”")
+    return shop, flow
+
+
+def _platform_lives(key: str) -> bool:
+    return Platform.objects.filter(key=key, retired_at=None).exists()
+
+
+def _check(request: Request, flow: Flow) -> None:
+    errors = []
+    if request.priority not in Priority.values:
+        errors.append(FieldError("priority", "high, normal or low"))
+    if not timedelta(0) <= request.delay <= MAX_DELAY:
+        errors.append(FieldError("delay_seconds", f"between 0 and {int(MAX_DELAY.total_seconds())}"))
+    if len(request.dedupe_key) > 200:
+        errors.append(FieldError("dedupe_key", "at most 200 characters"))
+    errors += [FieldError("payload", problem) for problem in _unstorable(request.payload)]
+    if any(_unstorable(request.dedupe_key)):
+        errors.append(FieldError("dedupe_key", "has a character that cannot be stored"))
+    if not errors and flow.payload_schema:
+        errors += [
+            FieldError(".".join(["payload", *map(str, error.instance_path)]), error.message)
+            for error in _validator(json.dumps(flow.payload_schema)).iter_errors(dict(request.payload))
+        ]
+    if errors:
+        raise InvalidInput(*errors)
+
+
+def _unstorable(value: Any) -> list[str]:
+    """What PostgreSQL would refuse, or a command line not hold."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
+    except (ValueError, TypeError) as error:  # NaN, half a surrogate pair, no JSON at all
+        return [str(error)]
+    if "\\u0000" in text:
+        return ["contains U+0000"]
+    return [f"is {size} bytes of JSON; at most {MAX_PAYLOAD}"] if size > MAX_PAYLOAD else []
+
+
+@cache
+def _validator(schema: str) -> Any:
+    return jsonschema_rs.validator_for(schema)
+
+
+def _store(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | None]:
+    while True:
+        if request.touch_key:
+            known = Job.objects.filter(touch_key=request.touch_key).values_list("task_id", "state").first()
+            if known:
+                return Receipt(known[0], True, known[1]), None
+        if waiting := _merge(request, shop, flow):
+            return waiting
+        _refuse_excess(shop)
+        if inserted := _insert(request, shop, flow):
+            return inserted
+        # Somebody else published the same in this moment, and perhaps a node already runs it: look again.
+
+
+def _merge(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | None] | None:
+    """Let the job that waits stand for this request as well: the latest payload, the highest priority, the earliest
+    time."""
+    found = sql.rows(
+        """
+        UPDATE rpa_tasks_job
+        SET requests = requests + 1,
+            payload = CASE WHEN %(merges)s THEN %(payload)s::jsonb ELSE payload END,
+            priority = CASE WHEN %(merges)s THEN LEAST(priority, %(priority)s) ELSE priority END,
+            due_at = CASE WHEN %(merges)s THEN LEAST(due_at, statement_timestamp() + %(delay)s) ELSE due_at END
+        WHERE shop_id = %(shop)s AND flow_id = %(flow)s AND dedupe_key = %(key)s
+          AND state IN ('scheduled', 'queued') AND fresh
+        RETURNING task_id, state, due_at, priority, due_at <= statement_timestamp() + %(horizon)s
+        """,
+        _parameters(request, shop, flow) | {"merges": request.merges},
+    )
+    if not found:
+        return None
+    task_id, state, due_at, priority, soon = found[0]
+    hint = Hint(task_id, due_at, priority, shop.pk) if soon and request.merges else None
+    return Receipt(task_id, True, state), hint
+
+
+def _insert(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | None] | None:
+    """None: one of this key waits since this moment."""
+    task_id = new_id()
+    found = sql.rows(
+        """
+        INSERT INTO rpa_tasks_job (
+            task_id, root_id, state, priority, due_at, planned_at, queued_at, lease_until, hints, parked, attempt,
+            lease_no, reason, created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, touch_key,
+            source, node, progress_message
+        )
+        SELECT %(id)s, %(id)s, CASE WHEN due.soon THEN 'queued' ELSE 'scheduled' END, %(priority)s, due.at, due.at,
+               CASE WHEN due.soon THEN statement_timestamp() END, CASE WHEN due.soon THEN due.at + %(lease)s END,
+               due.soon::int, '', 0, 0, '', statement_timestamp(), %(shop)s, %(flow)s, %(payload)s::jsonb, %(key)s,
+               true, 1, 0, %(touch)s, %(source)s, '', ''
+        FROM (SELECT statement_timestamp() + %(delay)s AS at, %(delay)s <= %(horizon)s AS soon) AS due
+        ON CONFLICT DO NOTHING
+        RETURNING state, due_at
+        """,
+        _parameters(request, shop, flow) | {"id": task_id, "lease": HINT_LEASE},
+    )
+    if not found:
+        return None
+    state, due_at = found[0]
+    hint = Hint(task_id, due_at, request.priority, shop.pk) if state == "queued" else None
+    return Receipt(task_id, False, state), hint
+
+
+def _parameters(request: Request, shop: Shop, flow: Flow) -> dict[str, Any]:
+    return {
+        "shop": shop.pk,
+        "flow": flow.pk,
+        "key": f"touch:{request.touch_key}" if request.touch_key else request.dedupe_key,
+        "payload": json.dumps(request.payload),
+        "priority": request.priority,
+        "delay": request.delay,
+        "horizon": settings.AFTERTOUCH_HORIZON,
+        "touch": request.touch_key,
+        "source": request.source[:100],
+    }
+
+
+def _refuse_excess(shop: Shop) -> None:
+    """Two who publish at once may both pass at the limit: it bounds a pile, it does not count a quota."""
+    waiting = """
+        SELECT count(*) FROM (
+            SELECT FROM rpa_tasks_job AS job {join}
+            WHERE job.state IN ('scheduled', 'queued') AND job.parked = '' AND {scope} LIMIT %(limit)s
+        ) AS some
+    """
+    scopes = [
+        (str(shop), shop.backlog_limit, waiting.format(join="", scope="job.shop_id = %(id)s"), shop.pk),
+        (
+            str(shop.platform),
+            shop.platform.backlog_limit,
+            waiting.format(
+                join="JOIN rpa_tasks_shop AS shop ON shop.id = job.shop_id", scope="shop.platform_id = %(id)s"
+            ),
+            shop.platform_id,
+        ),
+    ]
+    for scope, limit, statement, pk in scopes:
+        ((count,),) = sql.rows(statement, {"id": pk, "limit": limit})
+        if count >= limit:
+            raise Refused(scope, limit)

@@ -1,0 +1,84 @@
+"""Wake-up tokens. A token says "look whether something can start"; it names no job, and losing one costs seconds.
+
+One place computes where a job's token goes: the shared queue of its tier, a queue of its platform, or one of its
+shop. On RabbitMQ the shared queues hang on the topic exchange `tasks` by `task.<platform>.<tier>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from celery import current_app
+
+from rpa_tasks.lanes import TIERS
+from rpa_tasks.models import Shop
+from scheduling import sql
+from scheduling.broker import published_now
+from scheduling.dispatcher import Doorbell
+from scheduling.ledger import Hint
+
+log = structlog.get_logger(__name__)
+
+WAKE = "rpa_tasks.run"
+
+
+def queue_of(shop: Shop, priority: int) -> str:
+    if shop.dedicated_queue:
+        return f"s.{shop.platform.key}.{shop.shop_id}"
+    if shop.platform.dedicated_queue:
+        return f"p.{shop.platform.key}.{TIERS[priority]}"
+    return TIERS[priority]
+
+
+def announce(hints: Sequence[Hint]) -> None:
+    """Publish a token for each of these jobs, for the moment it is due. Raises nothing: a token that is lost is made
+    up for by the next look at the lanes."""
+    shops = Shop.objects.select_related("platform").in_bulk({hint.route for hint in hints})
+    now = datetime.now(UTC)
+    publish_tokens(
+        (queue_of(shop, hint.priority), shop.platform.key, hint.priority, hint.due_at if hint.due_at > now else None)
+        for hint in hints
+        if (shop := shops.get(hint.route))
+    )
+
+
+def publish_tokens(tokens: Iterable[tuple[str, str, int, datetime | None]]) -> None:
+    """Each token: queue, platform, priority, and when it is due (None: now)."""
+    try:
+        with current_app.producer_pool.acquire(block=True, timeout=1) as producer, producer.batch(max_size=200):
+            for queue, platform, priority, eta in tokens:
+                current_app.send_task(
+                    WAKE, eta=eta, producer=producer, headers=published_now(), **_address(queue, platform, priority)
+                )
+    except Exception as error:
+        log.warning("tokens_lost", error=str(error))
+
+
+def _address(queue: str, platform: str, priority: int) -> dict[str, Any]:
+    if queue in TIERS.values() and str(current_app.conf.broker_url).startswith(("amqp", "pyamqp")):
+        return {"exchange": "tasks", "routing_key": f"task.{platform.replace('.', '-')}.{TIERS[priority]}"}
+    return {"queue": queue}
+
+
+def ring_for_shops(shop_pks: Iterable[int]) -> None:
+    """A gate of these shops has opened: publish a token for each that has work which is due."""
+    found = sql.rows(
+        """
+        SELECT shop.id, head.task_id, head.due_at, head.priority
+        FROM unnest(%(shops)b::bigint[]) AS shop(id)
+        CROSS JOIN LATERAL (
+            SELECT task_id, due_at, priority FROM rpa_tasks_job
+            WHERE shop_id = shop.id AND state IN ('scheduled', 'queued') AND parked = ''
+              AND due_at <= statement_timestamp()
+            ORDER BY priority, due_at LIMIT 1
+        ) AS head
+        """,
+        {"shops": list(shop_pks)},
+    )
+    doorbell.ring([Hint(task_id, due_at, priority, shop_id) for shop_id, task_id, due_at, priority in found])
+
+
+doorbell = Doorbell(announce)
