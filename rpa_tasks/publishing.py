@@ -229,7 +229,7 @@ def _refuse_excess(shop: Shop) -> None:
         SELECT count(*) FROM (
             SELECT FROM rpa_tasks_job AS job {join}
             WHERE job.state IN ('scheduled', 'queued') AND job.parked = '' AND {scope} LIMIT %(limit)s
-        ) AS some
+        ) AS counted
     """
     scopes = [
         (str(shop), shop.backlog_limit, waiting.format(join="", scope="job.shop_id = %(id)s"), shop.pk),

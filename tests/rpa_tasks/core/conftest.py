@@ -1,0 +1,75 @@
+"""Shops, flows and racing threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import pytest
+from django.db import connection
+
+from rpa_tasks import tokens
+from rpa_tasks.lanes import Pick, jobs
+from rpa_tasks.models import Flow, Platform, Shop
+from rpa_tasks.publishing import Receipt, Request, publish
+
+Answer = TypeVar("Answer")
+PATIENCE = 20
+EVERY = ("high", "normal", "low")
+
+
+class Market:
+    """Builds what a test needs and plays its parts."""
+
+    def platform(self, key: str = "pdd", **changes: Any) -> Platform:
+        return Platform.objects.filter(key=key).first() or Platform.objects.create(key=key, **changes)
+
+    def shop(self, shop_id: str = "s1", platform: str = "pdd", **changes: Any) -> Shop:
+        return Shop.objects.create(platform=self.platform(platform), shop_id=shop_id, **changes)
+
+    def flow(self, task_type: str = "sync_order", platform: str = "pdd", **changes: Any) -> Flow:
+        changes = {"command": ["true", "{param}"], "needs_browser": False, "idempotent": True} | changes
+        return Flow.objects.create(platform=self.platform(platform), task_type=task_type, **changes)
+
+    def publish(self, shop_id: str = "s1", task_type: str = "sync_order", **changes: Any) -> Receipt:
+        platform = changes.pop("platform", "pdd")
+        return publish(Request(platform=platform, shop_id=shop_id, task_type=task_type, **changes))
+
+    def pick(self, *queues: str, node: str = "n1", ageing: timedelta = timedelta(minutes=10)) -> Pick | None:
+        return jobs.pick(queues or EVERY, node=node, lease=timedelta(seconds=60), ageing=ageing)
+
+
+@pytest.fixture
+def market(db: None) -> Market:
+    return Market()
+
+
+@pytest.fixture(autouse=True)
+def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the bell was rung for; nothing is published."""
+    hints: list[Any] = []
+    monkeypatch.setattr(tokens.doorbell, "ring", hints.extend)
+    return hints
+
+
+@pytest.fixture
+def race() -> Callable[..., list[Any]]:
+    """Start many at the same moment, each with a connection of its own; returns what they answered."""
+
+    def race(count: int, act: Callable[[int], Answer]) -> list[Answer]:
+        start = threading.Barrier(count)
+
+        def run(number: int) -> Answer:
+            start.wait(PATIENCE)
+            try:
+                return act(number)
+            finally:
+                connection.close()
+
+        with ThreadPoolExecutor(count) as pool:
+            return list(pool.map(run, range(count)))
+
+    return race

@@ -1,0 +1,276 @@
+"""Which job starts next, and that no shop ever runs two."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connection, transaction
+from django.utils.timezone import now
+
+from rpa_tasks.lanes import jobs
+from rpa_tasks.models import Breaker, ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
+from scheduling.ledger import Settlement
+from scheduling.models import Pause
+
+
+@pytest.fixture(autouse=True)
+def flow(market: Any) -> None:
+    market.flow()
+
+
+def end(pick: Any, state: str = "succeeded") -> None:
+    assert jobs.settle([Settlement(pick.claim.task_id, pick.claim.lease_no, state)])
+
+
+def picked(market: Any, *queues: str, **options: Any) -> str | None:
+    pick = market.pick(*queues, **options)
+    return Shop.objects.get(pk=pick.shop_id).shop_id if pick else None
+
+
+def test_one_job_of_a_shop_at_a_time_and_the_next_when_it_ends(market: Any) -> None:
+    market.shop()
+    market.publish(dedupe_key="a")
+    market.publish(dedupe_key="b")
+
+    first = market.pick()
+    assert market.pick() is None
+    end(first)
+    second = market.pick()
+
+    assert second.claim.task_id != first.claim.task_id
+    assert second.claim.lease_no > first.claim.lease_no
+
+
+def test_the_database_itself_refuses_a_second_run_of_a_shop(market: Any) -> None:
+    market.shop()
+    market.publish(dedupe_key="a")
+    market.publish(dedupe_key="b")
+
+    with pytest.raises(IntegrityError, match="rpa_one_run_a_shop"):
+        Job.objects.update(state="running")
+
+
+def test_urgent_before_normal_before_low(market: Any) -> None:
+    for name, priority in [("low", 2), ("normal", 1), ("high", 0)]:
+        market.shop(name)
+        market.publish(name, priority=priority)
+
+    assert [picked(market) for _ in range(3)] == ["high", "normal", "low"]
+
+
+def test_a_thousand_low_ones_do_not_keep_a_high_one_waiting(market: Any) -> None:
+    for number in range(20):
+        market.shop(f"s{number}", backlog_limit=1000)
+        for key in range(50):
+            market.publish(f"s{number}", priority=2, dedupe_key=str(key))
+    market.shop("urgent")
+    market.publish("urgent", priority=0)
+
+    assert picked(market) == "urgent"
+
+
+def test_who_has_waited_long_moves_up_beside_the_urgent(market: Any) -> None:
+    market.shop("old")
+    market.shop("new")
+    market.publish("old", priority=2)
+    Job.objects.update(due_at=now() - timedelta(minutes=21))
+    Lane.objects.filter(shop__shop_id="new").update(last_served_at=now())
+    market.publish("new", priority=0)
+
+    assert picked(market) == "old"
+    assert picked(market) == "new"
+
+
+def test_low_still_moves_while_high_never_ends(market: Any) -> None:
+    """A high one always waits; the low one is served once it is as old as two levels."""
+    for name in ("a", "b", "low"):
+        market.shop(name)
+    market.publish("low", priority=2)
+    served = []
+    for minute in range(0, 30, 5):
+        for name in ("a", "b"):
+            market.publish(name, priority=0)
+        Job.objects.filter(shop__shop_id="low").update(due_at=now() - timedelta(minutes=minute))
+        pick = market.pick()
+        served.append(Shop.objects.get(pk=pick.shop_id).shop_id)
+        end(pick)
+
+    assert "low" in served
+    assert set(served[:4]) == {"a", "b"}
+
+
+def test_shops_take_turns(market: Any) -> None:
+    for name in ("a", "b"):
+        market.shop(name)
+        for key in range(3):
+            market.publish(name, dedupe_key=str(key))
+    order = []
+    for _ in range(6):
+        pick = market.pick()
+        order.append(Shop.objects.get(pk=pick.shop_id).shop_id)
+        end(pick)
+
+    assert order in (list("ababab"), list("bababa"))
+
+
+@pytest.mark.parametrize(
+    "closed",
+    [
+        lambda shop: Shop.objects.filter(pk=shop.pk).update(paused=True),
+        lambda shop: Shop.objects.filter(pk=shop.pk).update(login_state=LoginState.NEEDED),
+        lambda shop: Shop.objects.filter(pk=shop.pk).update(retired_at=now()),
+        lambda shop: Platform.objects.filter(pk=shop.platform_id).update(paused=True),
+        lambda shop: Breaker.objects.filter(pk=shop.platform_id).update(open_until=now() + timedelta(minutes=5)),
+        lambda shop: Job.objects.filter(shop=shop).update(due_at=now() + timedelta(hours=1)),
+        lambda shop: Job.objects.filter(shop=shop).update(parked="shop:x"),
+        lambda shop: Flow.objects.filter(platform=shop.platform).update(retired_at=now()),
+    ],
+)
+def test_what_cannot_start_keeps_nobody_else_waiting(market: Any, closed: Any) -> None:
+    market.flow(platform="temu")
+    shop = market.shop("closed", "temu")
+    market.publish("closed", platform="temu", priority=0)
+    closed(shop)
+    market.shop("open")
+    market.publish("open", priority=2)
+
+    assert picked(market) == "open"
+    assert market.pick() is None
+
+
+def test_a_job_for_later_does_not_block_its_own_lane(market: Any) -> None:
+    market.shop()
+    market.publish(dedupe_key="later", priority=0, delay=timedelta(hours=1))
+    now_due = market.publish(dedupe_key="now", priority=2)
+
+    assert market.pick().claim.task_id == now_due.task_id
+
+
+def test_a_pause_of_everything_stops_the_lanes(market: Any) -> None:
+    market.shop()
+    market.publish()
+    Pause.objects.create(scope="all")
+
+    assert market.pick() is None
+
+
+def test_a_node_takes_only_what_its_queues_carry(market: Any) -> None:
+    market.shop("common")
+    market.shop("big", dedicated_queue=True)
+    market.platform("temu", dedicated_queue=True)
+    market.flow(platform="temu")
+    market.shop("far", "temu")
+    market.publish("common", priority=2)
+    market.publish("big", priority=0)
+    market.publish("far", platform="temu", priority=0)
+
+    assert picked(market, "high", "normal") is None
+    assert picked(market, "p.temu.high") == "far"
+    assert picked(market, "s.pdd.big") == "big"
+    assert picked(market, "high", "normal", "low") == "common"
+
+
+def test_one_run_tries_whether_a_platform_is_back(market: Any) -> None:
+    for name in ("a", "b"):
+        market.shop(name)
+        market.publish(name)
+    Breaker.objects.update(open_until=now() - timedelta(seconds=1))
+
+    probe = market.pick()
+
+    assert probe.probes
+    assert Breaker.objects.get().probe == probe.claim.task_id
+    assert market.pick() is None
+
+
+def test_a_shop_stays_with_the_node_that_has_its_profile_as_long_as_that_lives(market: Any) -> None:
+    market.flow("browse", needs_browser=True)
+    market.shop()
+    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=5)
+    market.publish(task_type="browse")
+    end(market.pick(node="n1"))
+    market.publish(task_type="browse")
+    market.publish(task_type="sync_order", priority=2)
+
+    without_browser = market.pick(node="n2")
+    assert Job.objects.get(pk=without_browser.claim.task_id).flow.task_type == "sync_order"
+    end(without_browser)
+    assert market.pick(node="n2") is None
+
+    ExecutionNode.objects.update(seen_at=now() - timedelta(minutes=3))
+    assert market.pick(node="n2")
+    assert Lane.objects.get().home == "n2"
+
+
+def test_which_queues_somebody_should_look_at(market: Any) -> None:
+    market.shop("a")
+    market.shop("b")
+    market.shop("big", dedicated_queue=True)
+    for name in ("a", "b", "big"):
+        market.publish(name)
+
+    assert jobs.startable(ageing=timedelta(minutes=10)) == {"normal": 2, "s.pdd.big": 1}
+    market.pick("normal")
+    assert jobs.startable(ageing=timedelta(minutes=10)) == {"normal": 1, "s.pdd.big": 1}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_eight_who_pick_at_once_get_eight_shops(market: Any, race: Any) -> None:
+    for number in range(8):
+        market.shop(f"s{number}")
+        market.publish(f"s{number}", dedupe_key="a")
+        market.publish(f"s{number}", dedupe_key="b")
+
+    picks = [pick for pick in race(8, lambda _: market.pick()) if pick]
+
+    assert len({pick.shop_id for pick in picks}) == len(picks)
+    assert Lane.objects.exclude(task_id=None).count() == len(picks) == Job.objects.filter(state="running").count()
+    assert len(picks) == 8
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lane_that_frees_while_another_looks_is_taken_once(market: Any, race: Any) -> None:
+    market.shop(backlog_limit=1000)
+    for key in range(40):
+        market.publish(dedupe_key=str(key))
+
+    def work(_: int) -> int:
+        done = 0
+        while Job.objects.filter(state__in=["queued", "running"]).exists():
+            if pick := market.pick():
+                end(pick)
+                done += 1
+        return done
+
+    assert sum(race(6, work)) == 40
+    assert Lane.objects.get().lease_no >= 40
+
+
+def test_a_late_end_is_refused_and_leaves_the_lane_to_its_holder(market: Any) -> None:
+    market.shop()
+    market.publish()
+    stale = market.pick()
+    with transaction.atomic():
+        Job.objects.update(lease_until=now() - timedelta(seconds=1))
+        ((claim, sent),) = jobs.lapsed_runs()
+        jobs.settle([Settlement(claim.task_id, claim.lease_no, "scheduled", due_at=now())])
+    assert not sent
+    holder = market.pick()
+
+    assert not jobs.settle([Settlement(stale.claim.task_id, stale.claim.lease_no, "succeeded")])
+    assert Lane.objects.get().task_id == holder.claim.task_id
+
+
+def test_the_pick_reads_heads_by_their_index(market: Any) -> None:
+    market.shop()
+    market.publish()
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute(
+            "EXPLAIN SELECT task_id FROM rpa_tasks_job AS job WHERE job.shop_id = 1 AND job.priority = 0"
+            " AND job.state IN ('scheduled', 'queued') AND job.parked = '' AND job.due_at <= now()"
+            " ORDER BY job.due_at LIMIT 1"
+        )
+        assert "rpa_job_heads" in "\n".join(row[0] for row in cursor.fetchall())

@@ -1,0 +1,168 @@
+"""One key for every producer: what waits takes in what comes, and nothing piles up unseen."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.utils.timezone import now
+
+from rpa_tasks.models import Job
+from rpa_tasks.publishing import Refused, cancel
+from scheduling.errors import Conflict, InvalidInput, NotFound
+
+
+@pytest.fixture(autouse=True)
+def shop(market: Any) -> None:
+    market.flow()
+    market.shop()
+
+
+def test_a_job_that_is_due_is_handed_over_at_once(
+    market: Any, rung: Any, django_capture_on_commit_callbacks: Any
+) -> None:
+    with django_capture_on_commit_callbacks(execute=True):
+        receipt = market.publish(payload={"since": 1})
+
+    job = Job.objects.get(pk=receipt.task_id)
+    assert (receipt.duplicate, receipt.state, job.state, job.payload) == (False, "queued", "queued", {"since": 1})
+    assert [hint.task_id for hint in rung] == [job.task_id]
+
+
+def test_a_job_for_later_waits_in_the_table(market: Any, rung: Any, django_capture_on_commit_callbacks: Any) -> None:
+    with django_capture_on_commit_callbacks(execute=True):
+        receipt = market.publish(delay=timedelta(hours=2))
+
+    assert receipt.state == "scheduled"
+    assert rung == []
+
+
+def test_a_second_request_merges_into_the_one_that_waits(market: Any) -> None:
+    first = market.publish(payload={"page": 1}, priority=2, delay=timedelta(hours=1))
+    second = market.publish(payload={"page": 2}, priority=0)
+
+    job = Job.objects.get()
+    assert (second.task_id, second.duplicate) == (first.task_id, True)
+    assert (job.payload, job.priority, job.requests) == ({"page": 2}, 0, 2)
+    assert job.due_at <= now()
+
+
+def test_a_schedule_leaves_the_one_that_waits_as_it_is(market: Any) -> None:
+    market.publish(payload={"page": 1}, priority=2, delay=timedelta(hours=1))
+    receipt = market.publish(payload={"page": 2}, priority=0, merges=False)
+
+    job = Job.objects.get()
+    assert receipt.duplicate
+    assert (job.payload, job.priority) == ({"page": 1}, 2)
+    assert job.due_at > now()
+
+
+def test_another_business_key_is_another_job(market: Any) -> None:
+    market.publish(dedupe_key="order-1")
+
+    assert not market.publish(dedupe_key="order-2").duplicate
+
+
+def test_behind_one_that_runs_at_most_one_waits(market: Any) -> None:
+    running = market.publish()
+    market.pick()
+    behind = market.publish()
+    third = market.publish()
+
+    assert behind.task_id != running.task_id
+    assert (third.task_id, third.duplicate) == (behind.task_id, True)
+
+
+def test_a_touch_is_published_once_even_after_its_job_has_ended(market: Any) -> None:
+    key = uuid4()
+    first = market.publish(touch_key=key)
+    Job.objects.update(state="succeeded", lease_until=None)
+
+    again = market.publish(touch_key=key)
+
+    assert (again.task_id, again.duplicate, again.state) == (first.task_id, True, "succeeded")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_sixteen_requests_at_once_one_makes_the_job(market: Any, race: Any) -> None:
+    receipts = race(16, lambda _: market.publish())
+
+    assert Job.objects.count() == 1
+    assert sum(not each.duplicate for each in receipts) == 1
+    assert Job.objects.get().requests == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"platform": "nowhere"}, "platform"),
+        ({"shop_id": "nobody"}, "shop_id"),
+        ({"task_type": "dance"}, "task_type"),
+        ({"priority": 7}, "priority"),
+        ({"delay": timedelta(seconds=-1)}, "delay_seconds"),
+        ({"payload": {"a": "\0"}}, "payload"),
+        ({"payload": {"a": "\ud800"}}, "payload"),
+        ({"payload": {"a": float("nan")}}, "payload"),
+        ({"payload": {"a": "x" * 70_000}}, "payload"),
+        ({"dedupe_key": "x" * 201}, "dedupe_key"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(market: Any, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        market.publish(**changes)
+
+    assert field in {error.field for error in caught.value.errors}
+    assert not Job.objects.exists()
+
+
+def test_a_payload_against_the_schema_names_the_place(market: Any) -> None:
+    market.flow(
+        "refresh",
+        payload_schema={
+            "type": "object",
+            "properties": {"page": {"type": "object", "properties": {"no": {"type": "integer"}}}},
+        },
+    )
+    with pytest.raises(InvalidInput) as caught:
+        market.publish(task_type="refresh", payload={"page": {"no": "three"}})
+
+    assert [error.field for error in caught.value.errors] == ["payload.page.no"]
+
+
+def test_too_much_for_a_shop_is_refused(market: Any) -> None:
+    market.shop("small", backlog_limit=2)
+    for number in range(2):
+        market.publish("small", dedupe_key=str(number))
+
+    with pytest.raises(Refused) as caught:
+        market.publish("small", dedupe_key="2")
+    assert caught.value.limit == 2
+    assert market.publish("small", dedupe_key="1").duplicate  # what merges takes no room
+
+
+def test_too_much_for_a_platform_is_refused(market: Any) -> None:
+    market.platform("tiny", backlog_limit=1)
+    market.flow(platform="tiny")
+    market.shop("a", "tiny")
+    market.shop("b", "tiny")
+    market.publish("a", platform="tiny")
+
+    with pytest.raises(Refused):
+        market.publish("b", platform="tiny")
+
+
+def test_cancel_while_it_waits_while_it_runs_and_after(market: Any) -> None:
+    waiting = market.publish(dedupe_key="w")
+    assert cancel(waiting.task_id, by="ops") == "cancelled"
+
+    running = market.publish()
+    market.pick()
+    assert cancel(running.task_id, by="ops") == "cancel_requested"
+    assert Job.objects.get(pk=running.task_id).cancel_requested_at
+
+    with pytest.raises(Conflict):
+        cancel(waiting.task_id, by="ops")
+    with pytest.raises(NotFound):
+        cancel(uuid4(), by="ops")
