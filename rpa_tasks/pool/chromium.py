@@ -1,0 +1,160 @@
+"""Starting one Chromium on a shop's profile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.conf import settings
+
+from rpa_tasks.pool import devtools, places, processes
+from rpa_tasks.pool.errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
+from rpa_tasks.pool.singleton import release_singleton
+
+START_TIMEOUT = 20.0  #: seconds, beyond the wait for a slot
+LEAST_FREE = 100 * 1024 * 1024  #: bytes without which Chromium damages the profile instead of failing
+SPAWNER = Path(__file__).with_name("spawn_process.py")
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PATH = "/usr/local/bin:/usr/bin:/bin:/snap/bin"
+
+FLAGS = [
+    "--headless=new",
+    # The kernel picks a free port and Chromium says which: no two ever want the same one.
+    "--remote-debugging-port=0",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--no-service-autorun",
+    "--noerrdialogs",
+    "--hide-crash-restore-bubble",
+    "--disable-search-engine-choice-screen",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+    "--disable-breakpad",
+    "--disable-crash-reporter",
+    "--metrics-recording-only",
+    "--password-store=basic",
+    "--mute-audio",
+    "--disable-gpu",
+    # Pages that nobody looks at must not be slowed down.
+    "--disable-background-timer-throttling",
+    "--disable-backgrounding-occluded-windows",
+    "--disable-renderer-backgrounding",
+    "--disable-features=Translate,OptimizationHints,MediaRouter",
+    "--disk-cache-size=52428800",
+    "--window-size=1366,900",
+    "--log-level=3",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    pid: int
+    ticks: int
+    port: int
+    path: str
+
+
+def find_chromium() -> str:
+    """NoBrowser: there is none."""
+    wanted = settings.RPA_CHROMIUM_PATH
+    for name in [wanted] if wanted else NAMES:
+        if found := shutil.which(name):
+            return found
+    raise NoBrowser(BROWSER_FAILED, f"Chromium was not found ({wanted or ', '.join(NAMES)}).")
+
+
+def start(slot: int, profile_id: str) -> Running:
+    """Start a browser and wait until it answers. The caller has slot and profile, and its record names both.
+    NoBrowser: what was started may still live; end it."""
+    profile = places.profile(profile_id)
+    if shutil.disk_usage(profile).free < LEAST_FREE:
+        raise NoBrowser(DISK_FULL, f"Less than {LEAST_FREE // 2**20} MB are free.")
+    if others := processes.strangers(str(profile)):
+        raise NoBrowser(PROFILE_BUSY, f"A browser that is not ours uses the profile: {others}.")
+    release_singleton(profile)
+    port_file = profile / "DevToolsActivePort"
+    port_file.unlink(missing_ok=True)
+    log = places.logs() / f"browser-{slot}.log"
+    pid = _spawn([find_chromium(), *_flags(profile)], log=log, slot=slot, profile=profile)
+    process = processes.find(pid)
+    for _ in _moments(START_TIMEOUT):
+        if process is None or not processes.is_alive(pid, process.ticks):
+            break
+        if (found := _port(port_file)) and _answers(*found):
+            return Running(pid, process.ticks, *found)
+    raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_last_words(log)}")
+
+
+def _flags(profile: Path) -> list[str]:
+    flags = [*FLAGS, f"--user-data-dir={profile}"]
+    if os.geteuid() == 0:
+        flags.append("--no-sandbox")  # it refuses to run as root otherwise
+    if shutil.disk_usage("/dev/shm").free < 512 * 1024 * 1024:  # noqa: S108  (the kernel's, not ours)
+        flags.append("--disable-dev-shm-usage")
+    return [*flags, "about:blank"]
+
+
+def _spawn(command: list[str], *, log: Path, slot: int, profile: Path) -> int:
+    """The pid. NoBrowser: it cannot be executed."""
+    answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
+        [sys.executable, "-I", "-S", str(SPAWNER), str(log), *command],
+        env=_environment(slot, profile),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=START_TIMEOUT,
+        check=False,
+    )
+    try:
+        return int(json.loads(answer.stdout)["pid"])
+    except (ValueError, KeyError) as error:
+        raise NoBrowser(BROWSER_FAILED, f"{answer.stdout!r} {answer.stderr[-500:]!r}") from error
+
+
+def _environment(slot: int, profile: Path) -> dict[str, str]:
+    """Nothing of the worker's: neither its secrets nor the markers of a run, which would make it a run's process."""
+    return {
+        "PATH": PATH,
+        "HOME": str(profile),
+        "LANG": "C.UTF-8",
+        "TZ": settings.TIME_ZONE,
+        processes.MARKER: places.marker(slot),
+    }
+
+
+def _port(port_file: Path) -> tuple[int, str] | None:
+    try:
+        port, path = port_file.read_text().split()
+        return int(port), path
+    except (OSError, ValueError):
+        return None
+
+
+def _answers(port: int, path: str) -> bool:
+    try:
+        return devtools.address(port) == path
+    except devtools.NoAnswer:
+        return False
+
+
+def _moments(seconds: float) -> Iterator[None]:
+    """Every 20 ms until the time is over."""
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        yield
+        time.sleep(0.02)
+
+
+def _last_words(log: Path) -> str:
+    try:
+        return log.read_text(errors="replace")[-500:].strip()
+    except OSError as error:
+        return str(error)

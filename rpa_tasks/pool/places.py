@@ -1,0 +1,68 @@
+"""Where the pool keeps what it knows: under `<state directory>/rpa`, readable by its own user only.
+
+browsers/slot-<n>.lock   flocked by whoever has the slot; never deleted, or two could hold "it" at once
+browsers/slot-<n>.json   which browser the slot holds; no file, no browser
+profiles/<profile>/      a shop's browser profile, with the `.lock` of the one who uses or starts its browser
+logs/                    what browsers say on standard error
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+from django.conf import settings
+
+LONGEST_NAME = 200
+
+
+def root() -> Path:
+    return Path(settings.AFTERTOUCH_STATE_DIR) / "rpa"
+
+
+def browsers() -> Path:
+    return _made(root() / "browsers")
+
+
+def logs() -> Path:
+    return _made(root() / "logs")
+
+
+def profile(profile_id: str) -> Path:
+    """The profile's directory. ValueError: no profile id."""
+    return _made(root() / "profiles" / directory_name(profile_id))
+
+
+def directory_name(profile_id: str) -> str:
+    """A file name that no other profile id has, and that stays inside its folder."""
+    if not profile_id:
+        raise ValueError("A browser profile needs an id.")
+    name = re.sub(r"^\.", "%2E", quote(profile_id, safe=""))
+    if len(name) > LONGEST_NAME:
+        name = f"{name[:120]}-{hashlib.sha256(profile_id.encode()).hexdigest()[:32]}"
+    return name
+
+
+def profile_lock(profile_id: str) -> Path:
+    return profile(profile_id) / ".lock"
+
+
+def slot_lock(slot: int) -> Path:
+    return browsers() / f"slot-{slot}.lock"
+
+
+def slot_record(slot: int) -> Path:
+    return browsers() / f"slot-{slot}.json"
+
+
+def marker(slot: int) -> str:
+    """What every process of the slot's browser has in its environment, as `AFTERTOUCH_BROWSER`: it finds them even
+    when the record was lost. The path tells two stacks on one machine apart."""
+    return str(browsers().resolve() / f"slot-{slot}")
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return directory

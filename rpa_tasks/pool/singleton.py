@@ -1,0 +1,47 @@
+"""Chromium's own lock on a profile, and what is left of it by a Chromium that was killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from contextlib import suppress
+from pathlib import Path
+
+from rpa_tasks.pool import processes
+
+NAMES = ("SingletonLock", "SingletonSocket", "SingletonCookie")
+
+
+def release_singleton(profile: Path) -> bool:
+    """Remove the lock if its owner is proven dead. Chromium would take care of its own host's dead, but not of those
+    of a container that had another name. False: the owner lives."""
+    try:
+        host, _, pid = os.readlink(profile / "SingletonLock").rpartition("-")
+    except OSError:
+        return True
+    if host == socket.gethostname():
+        lives = pid.isdigit() and processes.uses_profile(int(pid), str(profile))
+    else:
+        lives = _somebody_listens(profile / "SingletonSocket")
+    if not lives:
+        _remove(profile)
+    return not lives
+
+
+def _somebody_listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as client, suppress(OSError):
+        client.settimeout(1)
+        client.connect(str(path.resolve()))
+        return True
+    return False
+
+
+def _remove(profile: Path) -> None:
+    """With the folder of its socket, which a killed Chromium leaves in the temporary directory."""
+    with suppress(OSError):
+        folder = Path(os.readlink(profile / "SingletonSocket")).parent
+        if "org.chromium." in folder.name or "com.google.Chrome" in folder.name:
+            shutil.rmtree(folder, ignore_errors=True)
+    for name in NAMES:
+        (profile / name).unlink(missing_ok=True)

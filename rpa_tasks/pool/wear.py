@@ -1,0 +1,26 @@
+"""When a browser has served long enough. They rot: slower and fatter with every page, while every probe stays green."""
+
+from __future__ import annotations
+
+import time
+
+from django.conf import settings
+
+from rpa_tasks.pool import ending
+from rpa_tasks.pool.registry import Record
+
+
+def reason(record: Record) -> str:
+    """Why it should be replaced; empty: it should not."""
+    if record.uses >= settings.AFTERTOUCH_RPA_BROWSER_USES:
+        return "uses"
+    if time.time() - record.started_at >= settings.AFTERTOUCH_RPA_BROWSER_AGE.total_seconds():
+        return "age"
+    if memory_mb(record) >= settings.AFTERTOUCH_RPA_BROWSER_MEMORY_MB:
+        return "memory"
+    return ""
+
+
+def memory_mb(record: Record) -> int:
+    """Of all its processes. What they share is counted for each, so it is an upper bound."""
+    return sum(process.rss_kb for process in ending.remaining(record)) // 1024
