@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
+from itertools import islice
 from typing import Any
 from uuid import UUID
 
@@ -30,6 +31,7 @@ from scheduling.models import Priority
 
 MAX_DELAY = timedelta(days=90)
 MAX_PAYLOAD = 65_536  #: bytes of JSON; a command line's word holds 128 KiB
+ERRORS_SHOWN, MESSAGE_SHOWN = 20, 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +118,24 @@ def _check(request: Request, flow: Flow) -> None:
         errors.append(FieldError("delay_seconds", f"between 0 and {int(MAX_DELAY.total_seconds())}"))
     if len(request.dedupe_key) > 200:
         errors.append(FieldError("dedupe_key", "at most 200 characters"))
-    errors += [FieldError("payload", problem) for problem in _unstorable(request.payload)]
     if any(_unstorable(request.dedupe_key)):
         errors.append(FieldError("dedupe_key", "has a character that cannot be stored"))
-    if not errors and flow.payload_schema:
-        errors += [
-            FieldError(".".join(["payload", *map(str, error.instance_path)]), error.message)
-            for error in _validator(json.dumps(flow.payload_schema)).iter_errors(dict(request.payload))
-        ]
+    errors += payload_errors(request.payload, flow)
     if errors:
         raise InvalidInput(*errors)
+
+
+def payload_errors(payload: Mapping[str, Any], flow: Flow) -> list[FieldError]:
+    """What is wrong with a payload of this flow, by field path: `payload.x.y`. Messages quote the payload, so they are
+    cut."""
+    errors = [FieldError("payload", problem) for problem in _unstorable(payload)]
+    if errors or not flow.payload_schema:
+        return errors
+    found = _validator(json.dumps(flow.payload_schema)).iter_errors(dict(payload))
+    return [
+        FieldError(".".join(["payload", *map(str, error.instance_path)]), error.message[:MESSAGE_SHOWN])
+        for error in islice(found, ERRORS_SHOWN)
+    ]
 
 
 def _unstorable(value: Any) -> list[str]:
@@ -142,7 +152,8 @@ def _unstorable(value: Any) -> list[str]:
 
 @cache
 def _validator(schema: str) -> Any:
-    return jsonschema_rs.validator_for(schema)
+    """Never one that fetches a part of itself from elsewhere."""
+    return jsonschema_rs.validator_for(schema, offline=True)
 
 
 def _store(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | None]:

@@ -1,0 +1,105 @@
+"""Reads that more than one page or program needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from django.db.models import Count, QuerySet
+
+from rpa_tasks.models import Flow, Job, Shop
+from scheduling.models import WAITING
+
+# --- jobs ---------------------------------------------------------------------------------------------------------
+
+
+def jobs_page(
+    *,
+    platform: str = "",
+    shop: str = "",
+    task_type: str = "",
+    state: str = "",
+    before: UUID | None = None,
+    limit: int = 50,
+) -> list[Job]:
+    """Jobs, newest first, at most `limit`, those made before the job `before`; without their payloads and results,
+    which may be as long as a page."""
+    found = Job.objects.select_related("shop__platform", "flow").defer("payload", "result")
+    if platform or shop:
+        found = found.filter(shop_id__in=list(_shops(platform, shop).values_list("pk", flat=True)))
+    if task_type:
+        found = found.filter(flow_id__in=list(Flow.objects.filter(task_type=task_type).values_list("pk", flat=True)))
+    if state:
+        found = found.filter(state=state)
+    if before:
+        found = found.filter(pk__lt=before)
+    return list(found.order_by("-pk")[:limit])
+
+
+def job(task_id: UUID) -> Job | None:
+    """With everything that explains it."""
+    found = Job.objects.select_related("shop__platform", "flow").prefetch_related("runs")
+    return found.filter(pk=task_id).first()
+
+
+def retried_as(task_ids: Iterable[UUID]) -> dict[UUID, UUID]:
+    """By task id, the task that it was published again as."""
+    again = Job.objects.filter(retry_of__in=list(task_ids)).values_list("retry_of", "task_id")
+    return {old: new for old, new in again if old}
+
+
+def _shops(platform: str, shop: str) -> QuerySet[Shop]:
+    found = Shop.objects.all()
+    if platform:
+        found = found.filter(platform__key=platform)
+    return found.filter(shop_id=shop) if shop else found
+
+
+# --- shops --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShopState:
+    """What there is to know about a shop at a glance."""
+
+    shop: Shop
+    waiting: int
+    running: UUID | None
+    last_served_at: datetime | None
+    last_success_at: datetime | None
+    breaker_open_until: datetime | None
+
+
+def shops_page(*, platform: str = "", login: str = "", after: int = 0, limit: int = 50) -> list[ShopState]:
+    """Living shops in the order in which they were entered, those after the shop with the primary key `after`."""
+    found = _shops(platform, "").filter(retired_at=None, platform__retired_at=None, pk__gt=after)
+    if login:
+        found = found.filter(login_state=login)
+    return shop_states(found.order_by("pk")[:limit])
+
+
+def shop_states(shops: QuerySet[Shop]) -> list[ShopState]:
+    """Two queries, however many there are."""
+    rows = list(shops.select_related("platform__breaker", "lane"))
+    waiting = _waiting(rows)
+    return [_state(row, waiting[row.pk]) for row in rows]
+
+
+def _waiting(rows: Sequence[Shop]) -> Counter[int]:
+    counted = Job.objects.filter(shop__in=[row.pk for row in rows], state__in=WAITING).values_list("shop_id")
+    return Counter(dict(counted.annotate(Count("pk")).order_by()))
+
+
+def _state(shop: Shop, waiting: int) -> ShopState:
+    lane, breaker = getattr(shop, "lane", None), getattr(shop.platform, "breaker", None)
+    return ShopState(
+        shop=shop,
+        waiting=waiting,
+        running=lane.task_id if lane else None,
+        last_served_at=lane.last_served_at if lane else None,
+        last_success_at=lane.last_success_at if lane else None,
+        breaker_open_until=breaker.open_until if breaker else None,
+    )

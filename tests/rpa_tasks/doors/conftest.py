@@ -1,0 +1,115 @@
+"""A market with two platforms, a web process before it, and files to apply to it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from rpa_tasks.models import Flow, Platform, Shop
+from scheduling import services
+from scheduling.models import Configuration, Scope
+from tests.scheduling.api.serving import Client, serving
+
+Apply = Callable[..., str]
+
+
+class Market:
+    def __init__(self) -> None:
+        self.pdd = Platform.objects.create(key="pdd")
+        self.sync = self.flow("sync_order")
+        self.s1, self.s2 = self.shop("s1"), self.shop("s2")
+
+    def shop(self, shop_id: str, **changes: Any) -> Shop:
+        return Shop.objects.create(**{"platform": self.pdd, "shop_id": shop_id} | changes)
+
+    def flow(self, task_type: str, **changes: Any) -> Flow:
+        usual: dict[str, Any] = {"platform": self.pdd, "command": ["true", "{param}"]}
+        return Flow.objects.create(task_type=task_type, **usual | changes)
+
+
+@pytest.fixture
+def market(db: None) -> Market:
+    return Market()
+
+
+@pytest.fixture
+def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the bell was rung for; nothing is published."""
+    from rpa_tasks import tokens
+
+    hints: list[Any] = []
+    monkeypatch.setattr(tokens.doorbell, "ring", hints.extend)
+    return hints
+
+
+# --- over HTTP ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def server(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    with django_db_blocker.unblock(), serving() as address:
+        yield address
+
+
+@pytest.fixture
+def house(transactional_db: None) -> None:
+    """Emptying the tables also removed the row that migrations made."""
+    Configuration.objects.get_or_create(pk=1)
+
+
+@pytest.fixture
+def key(house: None) -> str:
+    return services.create_api_key("shop", [Scope.RPA])
+
+
+@pytest.fixture
+def api(server: str, key: str, market: Market) -> Client:
+    """A client that may do what this API offers, and nothing else."""
+    return Client(server, key)
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def apply(tmp_path: Path, db: None) -> Apply:
+    """Apply a text as a file; returns what was printed."""
+    Configuration.objects.get_or_create(pk=1)
+
+    def apply(text: str, *flags: str) -> str:
+        file = tmp_path / "market.yaml"
+        file.write_text(textwrap.dedent(text), encoding="utf-8")
+        out = StringIO()
+        call_command("apply_config", str(file), *flags, stdout=out)
+        return out.getvalue()
+
+    return apply
+
+
+@pytest.fixture
+def refused(apply: Apply) -> Callable[..., list[str]]:
+    """Apply a text that must be refused; returns the lines of the refusal."""
+
+    def refused(text: str, *flags: str) -> list[str]:
+        with pytest.raises(CommandError) as error:
+            apply(text, *flags)
+        return str(error.value).splitlines()
+
+    return refused
+
+
+@pytest.fixture
+def export(db: None) -> Apply:
+    def export(*flags: str) -> str:
+        out = StringIO()
+        call_command("export_config", *flags, stdout=out)
+        return out.getvalue()
+
+    return export

@@ -1,0 +1,56 @@
+"""Whatever a machine makes of the RPA API's own description: never a 5xx, and every refusal a problem."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+
+from rpa_tasks.models import Job
+from scheduling.api.application import api as described
+from tests.rpa_tasks.doors.conftest import Market
+from tests.scheduling.api.serving import PATIENCE, Client
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+EXAMPLES = 25  #: an operation
+
+SCHEMA = schemathesis.openapi.from_dict(described.get_openapi_schema(path_prefix="/api/v1/"))
+OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations() if "/rpa/" in found.ok().path]
+assert len(OPERATIONS) == 9
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
+def test_nothing_that_is_sent_makes_the_server_fail(api: Client, market: Market, operation: Any) -> None:
+    at = datetime(2026, 3, 1, tzinfo=UTC)
+    Job.objects.create(shop=market.s1, flow=market.sync, due_at=at, planned_at=at)
+
+    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(case=operation.as_strategy())
+    def story(case: Any) -> None:
+        headers = {"Authorization": f"Bearer {api.key}"}
+        answer = case.call(base_url=api.address, headers=headers, timeout=PATIENCE)
+        assert answer.status_code < 500, answer.text
+        if answer.status_code >= 400:
+            assert answer.headers["content-type"] == ["application/problem+json"]
+
+    story()
+
+
+def test_values_that_exist_are_fuzzed_too(api: Client, market: Market) -> None:
+    """The description does not know the shops, so a machine would never get behind the first lookup."""
+    (operation,) = [each for each in OPERATIONS if each.label == "POST /api/v1/rpa/jobs"]
+
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @given(case=operation.as_strategy())
+    def story(case: Any) -> None:
+        if isinstance(case.body, dict):
+            case.body |= {"platform": "pdd", "shop_id": "s1", "task_type": "sync_order"}
+        headers = {"Authorization": f"Bearer {api.key}"}
+        answer = case.call(base_url=api.address, headers=headers, timeout=PATIENCE)
+        assert answer.status_code in (202, 400, 422, 429), answer.text
+
+    story()

@@ -1,0 +1,260 @@
+"""Publishing jobs over HTTP, following them, and calling them off."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from rpa_tasks.models import Evidence, Job, Run
+from scheduling import services
+from scheduling.ids import new_id
+from tests.rpa_tasks.doors.conftest import Market
+from tests.scheduling.api.serving import Client, at_once
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+BRIEF = {
+    "task_id", "delivery_key", "retry_of", "retried_as", "platform", "shop_id", "task_type", "state", "reason",
+    "parked", "priority", "dedupe_key", "requests", "source", "touch", "due_at", "planned_at", "created_at",
+    "settled_at", "attempt", "failures", "node", "progress", "progress_message", "cancel_requested_at",
+}  # fmt: skip
+LATER = 3_600
+
+
+def wish(shop_id: str = "s1", **changes: Any) -> dict[str, Any]:
+    return {"platform": "pdd", "shop_id": shop_id, "task_type": "sync_order"} | changes
+
+
+def publish(api: Client, shop_id: str = "s1", **changes: Any) -> str:
+    answer = api("POST", "/rpa/jobs", wish(shop_id, **changes))
+    assert answer.status_code == 202, answer.text
+    task_id: str = answer.json()["task_id"]
+    return task_id
+
+
+def fields_of(answer: Any) -> list[str]:
+    assert answer.status_code == 422, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    return [each["field"] for each in answer.json()["errors"]]
+
+
+def test_a_job_is_accepted_and_stored(api: Client) -> None:
+    answer = api("POST", "/rpa/jobs", wish(payload={"since": "2026-03-01"}, priority="high", delay_seconds=90.5))
+
+    assert answer.status_code == 202
+    row = Job.objects.get()
+    assert answer.json() == {"task_id": str(row.task_id), "duplicate": False, "state": "scheduled"}
+    assert (row.payload, row.priority, row.source) == ({"since": "2026-03-01"}, 0, "api:shop")
+    assert timedelta(seconds=90) < row.due_at - row.created_at < timedelta(seconds=91)
+
+
+def test_a_second_request_merges_into_the_one_that_waits(api: Client) -> None:
+    first = publish(api, delay_seconds=LATER, payload={"n": 1})
+    answer = api("POST", "/rpa/jobs", wish(delay_seconds=LATER, payload={"n": 2}, priority="high")).json()
+    assert answer == {"task_id": first, "duplicate": True, "state": "scheduled"}
+    assert publish(api, delay_seconds=LATER, dedupe_key="other") != first
+    told = api.get(f"/rpa/jobs/{first}").json()
+    assert (told["payload"], told["priority"], told["requests"]) == ({"n": 2}, "high", 2)
+
+
+def test_of_many_who_publish_at_once_one_makes_a_job(api: Client) -> None:
+    answers = at_once(10, lambda _: api("POST", "/rpa/jobs", wish(delay_seconds=LATER)).json())
+    assert sorted(answer["duplicate"] for answer in answers) == [False] + [True] * 9
+    assert {answer["task_id"] for answer in answers} == {str(Job.objects.get().task_id)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"platform": "temu"}, "platform"),
+        ({"shop_id": "s9"}, "shop_id"),
+        ({"task_type": "bake"}, "task_type"),
+        ({"platform": ""}, "platform"),
+        ({"shop_id": 7}, "shop_id"),
+        ({"shop_id": None}, "shop_id"),
+        ({"priority": "urgent"}, "priority"),
+        ({"priority": 0}, "priority"),
+        ({"delay_seconds": -1}, "delay_seconds"),
+        ({"delay_seconds": 1e9}, "delay_seconds"),
+        ({"delay_seconds": True}, "delay_seconds"),
+        ({"delay_seconds": "60"}, "delay_seconds"),
+        ({"payload": []}, "payload"),
+        ({"payload": {"x": "y" * 70_000}}, "payload"),
+        ({"dedupe_key": "k" * 201}, "dedupe_key"),
+        ({"dedupe_key": "a\0b"}, "dedupe_key"),
+        ({"payload": {"a": {"b": "\ud800"}}}, "payload.a.b"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_what_cannot_be_meant_is_named(api: Client, changes: dict[str, Any], field: str) -> None:
+    assert fields_of(api("POST", "/rpa/jobs", wish() | changes)) == [field]
+    assert not Job.objects.exists()
+
+
+def test_a_retired_shop_and_flow_are_unknown(api: Client, market: Market) -> None:
+    market.s1.retired_at = market.sync.retired_at = datetime.now(UTC)
+    market.s1.save()
+    assert fields_of(api("POST", "/rpa/jobs", wish())) == ["shop_id"]
+    market.sync.save()
+    assert fields_of(api("POST", "/rpa/jobs", wish("s2"))) == ["task_type"]
+
+
+def test_a_payload_that_does_not_fit_its_schema_is_named_by_path(api: Client, market: Market) -> None:
+    market.sync.payload_schema = {
+        "type": "object",
+        "required": ["reply"],
+        "properties": {"x": {"properties": {"y": {"type": "integer"}}}, "list": {"items": {"maxLength": 3}}},
+    }
+    market.sync.save()
+    payload = {"reply": "", "x": {"y": "no"}, "list": ["ok", "z" * 9_000]}
+    answer = api("POST", "/rpa/jobs", wish(payload=payload))
+    assert sorted(fields_of(answer)) == ["payload.list.1", "payload.x.y"]
+    assert len(answer.text) < 2_000
+    assert fields_of(api("POST", "/rpa/jobs", wish())) == ["payload"]
+    publish(api, payload={"reply": "您好", "x": {"y": 3}})
+
+
+def test_a_full_backlog_is_refused_with_a_time_to_come_back(api: Client, market: Market) -> None:
+    market.s1.backlog_limit = 1
+    market.s1.save()
+    first = publish(api, delay_seconds=LATER)
+    answer = api("POST", "/rpa/jobs", wish(delay_seconds=LATER, dedupe_key="k"))
+    assert (answer.status_code, answer.headers["content-type"]) == (429, "application/problem+json")
+    assert int(answer.headers["Retry-After"]) >= 60
+    assert "pdd/s1" in answer.json()["detail"]
+    assert publish(api, delay_seconds=LATER) == first  # merging adds nothing to the pile
+    publish(api, "s2", delay_seconds=LATER)
+
+
+def test_a_key_for_something_else_opens_nothing(server: str, house: None, market: Market) -> None:
+    other = Client(server, services.create_api_key("other", ["events", "touches"]))
+    assert other("POST", "/rpa/jobs", wish()).status_code == 403
+    for path in ("/rpa/jobs", "/rpa/shops", f"/rpa/jobs/{new_id()}", f"/rpa/jobs/{new_id()}/evidence/1"):
+        assert other.get(path).status_code == 403, path
+
+
+@pytest.fixture
+def jobs(api: Client, market: Market) -> dict[str, str]:
+    """Task ids by what they are."""
+    market.flow("batch_reply")
+    return {
+        "s1 sync": publish(api, delay_seconds=LATER),
+        "s2 sync": publish(api, "s2", delay_seconds=LATER),
+        "s1 reply": publish(api, task_type="batch_reply", delay_seconds=LATER),
+    }
+
+
+def test_jobs_are_found_by_what_they_are(api: Client, jobs: dict[str, str]) -> None:
+    Job.objects.filter(pk=jobs["s2 sync"]).update(state="succeeded")
+    names = {task_id: name for name, task_id in jobs.items()}
+
+    def found(**filters: Any) -> list[str]:
+        answer = api.get("/rpa/jobs", **filters).json()
+        assert all(item.keys() == BRIEF for item in answer["items"])
+        return [names[item["task_id"]] for item in answer["items"]]
+
+    assert found() == found(platform="pdd") == ["s1 reply", "s2 sync", "s1 sync"]
+    assert found(shop="s1") == found(shop="s1", platform="pdd") == ["s1 reply", "s1 sync"]
+    assert found(task_type="sync_order") == ["s2 sync", "s1 sync"]
+    assert found(state="succeeded") == ["s2 sync"]
+    assert found(shop="s1", task_type="sync_order", state="scheduled") == ["s1 sync"]
+    assert found(shop="s9") == found(platform="temu") == found(task_type="bake") == []
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [({"state": "lost"}, "state"), ({"limit": 0}, "limit"), ({"limit": 201}, "limit"), ({"cursor": "x"}, "cursor")],
+)
+def test_a_question_that_cannot_be_meant(api: Client, query: dict[str, Any], field: str) -> None:
+    assert fields_of(api.get("/rpa/jobs", **query)) == [field]
+
+
+def test_pages_of_jobs_follow_each_other(api: Client, jobs: dict[str, str]) -> None:
+    first = api.get("/rpa/jobs", limit=2).json()
+    second = api.get("/rpa/jobs", limit=2, cursor=first["next"]).json()
+    assert [item["task_id"] for item in first["items"] + second["items"]] == list(reversed(jobs.values()))
+    assert second["next"] is None
+
+
+@pytest.fixture
+def failed(api: Client) -> Callable[[], Job]:
+    def failed() -> Job:
+        row = Job.objects.get(pk=publish(api, payload={"since": 1}, delay_seconds=LATER))
+        run = Run.objects.create(
+            job=row, number=1, lease_no=4, node="n1", started_at=datetime(2026, 3, 1, tzinfo=UTC),
+            pool_wait=timedelta(milliseconds=250), outcome="business", reason="exit_65", exit_code=65, detail="no",
+        )  # fmt: skip
+        Evidence.objects.create(run=run, kind="screenshot", content=b"\x89PNG\r\n\x1a\n...")
+        Evidence.objects.create(run=run, kind="html", content=zlib.compress("<script>您好</script>".encode()))
+        Job.objects.filter(pk=row.pk).update(state="failed", reason="exit_65", lease_until=None)
+        return row
+
+    return failed
+
+
+def test_a_job_says_everything_about_itself(api: Client, failed: Callable[[], Job]) -> None:
+    row = failed()
+    told = api.get(f"/rpa/jobs/{row.task_id}").json()
+
+    assert told.keys() == BRIEF | {"payload", "result", "runs"}
+    assert (told["platform"], told["shop_id"], told["task_type"]) == ("pdd", "s1", "sync_order")
+    assert (told["state"], told["reason"], told["payload"], told["result"]) == ("failed", "exit_65", {"since": 1}, None)
+    (run,) = told["runs"]
+    assert (run["outcome"], run["exit_code"], run["lease_no"], run["pool_wait_seconds"]) == ("business", 65, 4, 0.25)
+    assert [each["kind"] for each in run["evidence"]] == ["screenshot", "html"]
+
+
+def test_evidence_is_a_download_that_no_browser_runs(api: Client, failed: Callable[[], Job]) -> None:
+    (run,) = api.get(f"/rpa/jobs/{failed().task_id}").json()["runs"]
+    picture, page = (api.get(each["url"].removeprefix("/api/v1")) for each in run["evidence"])
+    assert (picture.headers["content-type"], picture.content) == ("image/png", b"\x89PNG\r\n\x1a\n...")
+    assert (page.headers["content-type"], page.text) == ("text/plain; charset=utf-8", "<script>您好</script>")
+    for each in (picture, page):
+        assert each.headers["content-disposition"].startswith("attachment;")
+        assert each.headers["x-content-type-options"] == "nosniff"
+
+
+def test_evidence_belongs_to_its_job(api: Client, failed: Callable[[], Job]) -> None:
+    row = failed()
+    (run,) = api.get(f"/rpa/jobs/{row.task_id}").json()["runs"]
+    number = run["evidence"][0]["url"].rpartition("/")[2]
+    assert api.get(f"/rpa/jobs/{new_id()}/evidence/{number}").status_code == 404
+    for wrong in ("0", "-1", str(2**80), "99999999"):
+        assert api.get(f"/rpa/jobs/{row.task_id}/evidence/{wrong}").status_code == 404, wrong
+
+
+def test_a_job_that_waits_is_called_off(api: Client) -> None:
+    task_id = publish(api, delay_seconds=LATER)
+    told = api("POST", f"/rpa/jobs/{task_id}/cancel").json()
+    assert (told["state"], told["reason"]) == ("cancelled", "by:api:shop")
+    assert api("POST", f"/rpa/jobs/{task_id}/cancel").status_code == 409
+
+
+def test_a_job_that_runs_is_asked_to_stop(api: Client) -> None:
+    task_id = publish(api, delay_seconds=LATER)
+    Job.objects.filter(pk=task_id).update(state="running", lease_until=datetime(2099, 1, 1, tzinfo=UTC))
+    told = api("POST", f"/rpa/jobs/{task_id}/cancel").json()
+    assert told["state"] == "running"
+    assert told["cancel_requested_at"]
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/rpa/jobs/{}"), ("POST", "/rpa/jobs/{}/cancel")])
+def test_a_job_that_is_not_there(api: Client, method: str, path: str) -> None:
+    assert api(method, path.format(UUID(int=7))).status_code == 404
+    assert api(method, path.format("no-uuid")).status_code == 422
+
+
+def test_a_retry_names_its_origin_and_is_named_there(api: Client, failed: Callable[[], Job], market: Market) -> None:
+    old = failed()
+    again = Job.objects.create(
+        shop=market.s1, flow=market.sync, retry_of=old.task_id, root_id=old.root_id, due_at=old.due_at,
+        planned_at=old.due_at, fresh=False,
+    )  # fmt: skip
+    assert api.get(f"/rpa/jobs/{old.task_id}").json()["retried_as"] == str(again.task_id)
+    told = api.get(f"/rpa/jobs/{again.task_id}").json()
+    assert (told["retry_of"], told["delivery_key"]) == (str(old.task_id), str(old.root_id))

@@ -1,0 +1,88 @@
+"""The state of shops over HTTP, and what a person does to them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from rpa_tasks.models import Breaker, Job, Lane, Platform, Shop
+from scheduling.ids import new_id
+from tests.rpa_tasks.doors.conftest import Market
+from tests.scheduling.api.serving import Client, at_once
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def test_a_shop_says_whether_it_gets_on(api: Client, market: Market) -> None:
+    running = new_id()
+    Shop.objects.filter(pk=market.s1.pk).update(login_state="needed", login_lost_at=AT, paused=True)
+    Platform.objects.update(paused=True)
+    Breaker.objects.update(open_until=AT)
+    Lane.objects.filter(shop=market.s1).update(task_id=running, last_success_at=AT, last_served_at=AT)
+    for number in range(3):
+        Job.objects.create(shop=market.s1, flow=market.sync, due_at=AT, planned_at=AT, dedupe_key=str(number))
+    Job.objects.filter(dedupe_key="2").update(state="failed")
+
+    first, second = api.get("/rpa/shops").json()["items"]
+
+    at = "2026-03-01T12:00:00Z"
+    assert first == {
+        "platform": "pdd", "shop_id": "s1", "name": "", "login": "needed", "login_lost_at": at, "paused": True,
+        "platform_paused": True, "breaker_open_until": at, "dedicated_queue": False, "waiting": 2,
+        "running": str(running), "last_served_at": at, "last_success_at": at,
+    }  # fmt: skip
+    assert (second["shop_id"], second["login"], second["waiting"], second["running"]) == ("s2", "ok", 0, None)
+
+
+def test_shops_are_found_and_paged(api: Client, market: Market) -> None:
+    temu = Platform.objects.create(key="temu")
+    market.shop("t1", platform=temu, login_state="needed")
+    market.shop("gone", retired_at=AT)
+
+    def found(**query: Any) -> list[str]:
+        return [item["shop_id"] for item in api.get("/rpa/shops", **query).json()["items"]]
+
+    assert found() == ["s1", "s2", "t1"]
+    assert found(platform="temu") == found(login="needed") == ["t1"]
+    page = api.get("/rpa/shops", limit=2).json()
+    assert [item["shop_id"] for item in page["items"]] == ["s1", "s2"]
+    assert found(limit=2, cursor=page["next"]) == ["t1"]
+    job = Job.objects.create(shop=market.s1, flow=market.sync, due_at=AT, planned_at=AT)
+    Job.objects.create(shop=market.s2, flow=market.sync, due_at=AT, planned_at=AT)
+    foreign = api.get("/rpa/jobs", limit=1).json()["next"]
+    assert api.get("/rpa/shops", cursor=foreign).status_code == 422, job
+    assert api.get("/rpa/shops", login="maybe").status_code == 422
+
+
+def test_a_person_has_logged_the_shop_in(api: Client, market: Market) -> None:
+    Shop.objects.filter(pk=market.s1.pk).update(login_state="needed", login_lost_at=AT)
+    answer = api("POST", "/rpa/shops/pdd/s1/logged-in")
+    assert (answer.status_code, answer.json()["login"], answer.json()["login_lost_at"]) == (200, "ok", None)
+    assert market.s1.history.latest().history_change_reason == "logged in by api:shop"
+
+
+def test_pausing_and_going_on(api: Client, market: Market) -> None:
+    assert api("POST", "/rpa/shops/pdd/s1/pause").json()["paused"] is True
+    assert api("POST", "/rpa/shops/pdd/s1/pause").json()["paused"] is True
+    assert api("POST", "/rpa/shops/pdd/s1/resume").json()["paused"] is False
+    assert not Shop.objects.filter(paused=True).exists()
+    said = list(market.s1.history.order_by("pk").values_list("history_change_reason", "version"))
+    assert said[1:] == [("paused by api:shop", 2), ("resumed by api:shop", 3)]
+
+
+def test_of_many_who_pause_at_once_one_is_noted(api: Client, market: Market) -> None:
+    answers = at_once(8, lambda _: api("POST", "/rpa/shops/pdd/s1/pause"))
+    assert {answer.status_code for answer in answers} == {200}
+    assert market.s1.history.filter(history_change_reason="paused by api:shop").count() == 1
+
+
+@pytest.mark.parametrize("action", ["logged-in", "pause", "resume"])
+def test_a_shop_that_is_not_there(api: Client, market: Market, action: str) -> None:
+    market.shop("gone", retired_at=AT)
+    for path in ("pdd/s9", "temu/s1", "pdd/gone"):
+        assert api("POST", f"/rpa/shops/{path}/{action}").status_code == 404, path
+    assert api("POST", f"/rpa/shops/pdd/%00/{action}").status_code == 422
