@@ -1,0 +1,126 @@
+"""What a command prints: whole lines for the log, and among those of its standard output what it says to us."""
+
+from __future__ import annotations
+
+import json
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+LONGEST_LINE = 65_536
+#: Shorter ones would black out ordinary words.
+SHORTEST_SECRET = 4
+TAIL_CHARACTERS = 8_000
+MESSAGE_CHARACTERS = 200
+
+
+class Mask:
+    """Replaces secrets. One of several lines is masked line by line, as that is how it is printed."""
+
+    def __init__(self, secrets: list[str]) -> None:
+        parts = {part for secret in secrets for part in secret.splitlines() if len(part) >= SHORTEST_SECRET}
+        self._texts = sorted(parts, key=len, reverse=True)  # the longest first: one may contain another
+        self._secrets = [text.encode("utf-8", "surrogateescape") for text in self._texts]
+        self.reach = max((len(secret) for secret in self._secrets), default=1) - 1
+
+    def __call__(self, data: bytes) -> bytes:
+        for secret in self._secrets:
+            data = data.replace(secret, b"***")
+        return data
+
+    def clean(self, value: Any) -> Any:
+        """A JSON value without secrets, and without what PostgreSQL refuses to store."""
+        if isinstance(value, str):
+            for secret in self._texts:
+                value = value.replace(secret, "***")
+            return value.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+        if isinstance(value, dict):
+            return {self.clean(key): self.clean(each) for key, each in value.items()}
+        if isinstance(value, list):
+            return [self.clean(each) for each in value]
+        return value
+
+
+class Lines:
+    """One stream, cut into lines. A line that never ends is let through in pieces."""
+
+    def __init__(self, mask: Mask) -> None:
+        self._mask = mask
+        self._rest = b""
+        self._inside = False  # a line that is let through in pieces
+        self.lost_result = False  # such a line began like a result
+
+    def feed(self, data: bytes) -> tuple[bytes, list[bytes]]:
+        """Returns what goes to the log, masked, and the lines that may be meant for us, as they came."""
+        data = self._rest + data
+        cut = data.rfind(b"\n") + 1
+        whole, self._rest = data[:cut], data[cut:]
+        spoken = list(_spoken(whole, self._inside)) if whole else []
+        self._inside = self._inside and not whole
+        shown = self._mask(whole)
+        if len(self._rest) > LONGEST_LINE:
+            shown += self._let_through()
+        return shown, spoken
+
+    def finish(self) -> tuple[bytes, list[bytes]]:
+        """The last line, when no newline ended it."""
+        return self.feed(b"\n") if self._rest else (b"", [])
+
+    def _let_through(self) -> bytes:
+        self.lost_result |= not self._inside and self._rest.startswith(b"{") and b'"result"' in self._rest[:64]
+        self._inside = True
+        masked = self._mask(self._rest)
+        cut = len(masked) - self._mask.reach  # a secret may have begun behind this
+        self._rest = masked[cut:]
+        return masked[:cut]
+
+
+def _spoken(whole: bytes, inside: bool) -> Iterator[bytes]:
+    """Lines that look like ours, found without looking at each of a million others."""
+    at = whole.find(b"\n") + 1 if inside else 0
+    if not whole.startswith(b"{", at):
+        at = whole.find(b"\n{", max(at - 1, 0)) + 1
+    while at < len(whole) and whole.startswith(b"{", at):
+        stop = whole.find(b"\n", at)
+        line = whole[at:stop]
+        if b'"progress"' in line or b'"result"' in line:
+            yield line
+        at = whole.find(b"\n{", stop) + 1
+        if at == 0:
+            return
+
+
+def understood(line: bytes, mask: Mask) -> dict[str, Any] | None:
+    """The JSON object on that line, clean; None where it is none, or one that could not be stored."""
+    if len(line) > LONGEST_LINE:
+        return None
+    try:
+        value = mask.clean(json.loads(line.decode("utf-8", "replace")))
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def progress_in(value: dict[str, Any]) -> dict[str, Any] | None:
+    """What it says about how far it is, between 0 and 1."""
+    fraction, message = value.get("progress"), value.get("message", "")
+    if isinstance(fraction, bool) or not isinstance(fraction, int | float):
+        return None
+    text = message if isinstance(message, str) else ""
+    return {"progress": min(max(float(fraction), 0.0), 1.0), "message": text[:MESSAGE_CHARACTERS]}
+
+
+class Tail:
+    """The last that was printed."""
+
+    def __init__(self) -> None:
+        self._bytes = b""
+
+    def add(self, data: bytes) -> None:
+        self._bytes = (self._bytes + data)[-4 * TAIL_CHARACTERS :]
+
+    def text(self) -> str:
+        return self._bytes.decode("utf-8", "replace").replace("\0", "\ufffd")[-TAIL_CHARACTERS:]

@@ -1,0 +1,104 @@
+"""The two pipes to the runner: orders come in, events go out. Neither may ever make the guard wait: a runner that is
+stopped does not read, and its command must be ended all the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PROGRESS_SECONDS = 0.5
+
+
+class Inbox:
+    """Lines of JSON from the runner. `closed` once the runner is gone."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.closed = False
+        self._rest = b""
+
+    def first(self) -> dict[str, Any] | None:
+        """Wait for the order. None where the runner left without one."""
+        while b"\n" not in self._rest and not self.closed:
+            self._read()
+        os.set_blocking(self.descriptor, False)
+        return next(iter(self._taken(1)), None)
+
+    def receive(self) -> list[dict[str, Any]]:
+        """All that has come meanwhile."""
+        self._read()
+        return self._taken(-1)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self.descriptor, 65536)
+        except BlockingIOError:
+            return
+        self.closed = not data
+        self._rest += data
+
+    def _taken(self, most: int) -> list[dict[str, Any]]:
+        *lines, self._rest = self._rest.split(b"\n", most)
+        return [json.loads(line) for line in lines]
+
+
+class Outbox:
+    """Events to the runner, kept while it does not read. Of the progress only the latest is kept."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self.broken = False
+        self._pending = b""
+        self._progress: dict[str, Any] | None = None
+        self._next_progress_at = 0.0
+        os.set_blocking(descriptor, False)
+
+    @property
+    def waits(self) -> bool:
+        """There is something that the pipe had no room for."""
+        return bool(self._pending) and not self.broken
+
+    def tell(self, event: dict[str, Any]) -> None:
+        self._pending += json.dumps(event).encode() + b"\n"
+        self.push()
+
+    def progress(self, event: dict[str, Any]) -> None:
+        self._progress = event
+
+    def due_at(self) -> float | None:
+        """When to call `release` next."""
+        return None if self._progress is None else self._next_progress_at
+
+    def release(self, now: float) -> None:
+        """Let the latest progress go, twice a second at most, and never behind an unread one."""
+        if self._progress is not None and now >= self._next_progress_at and not self._pending:
+            self._next_progress_at = now + PROGRESS_SECONDS
+            event, self._progress = self._progress, None
+            self.tell(event)
+
+    def push(self) -> None:
+        try:
+            while self._pending and not self.broken:
+                self._pending = self._pending[os.write(self.descriptor, self._pending) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            self.broken = True
+
+    def tell_last(self, event: dict[str, Any], inbox: Inbox) -> None:
+        """Stay until the runner has taken it, or is gone."""
+        if self._progress is not None:
+            self.tell(self._progress)
+        self.tell(event)
+        while self.waits and not inbox.closed:
+            poll = select.poll()
+            poll.register(self.descriptor, select.POLLOUT)
+            poll.register(inbox.descriptor, select.POLLIN)
+            poll.poll()
+            inbox.receive()
+            self.push()

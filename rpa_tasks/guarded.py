@@ -1,0 +1,268 @@
+"""The runner's side of the guard process: give it an order, hear what happens, be sure of the end.
+
+    with Guarded(order) as guarded:
+        while not isinstance(event := guarded.next_event(timeout=1), Ending):
+            ...  # renew the lease, then guarded.extend(until); guarded.stop("cancelled")
+
+No thread: `fileno` can be selected on. Who leaves the block before the end waits there until the command is ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import structlog
+from django.conf import settings
+
+from rpa_tasks.guard import processes
+from rpa_tasks.guard.output import TAIL_CHARACTERS
+from rpa_tasks.verdicts import Ended, Ending
+
+log = structlog.get_logger(__name__)
+
+SCRIPT = Path(__file__).with_name("guard_process.py")
+#: The environment variables that mark every process of a run, so that its descendants are found wherever they hide.
+#: The state directory tells the nodes of one machine apart.
+TASK_ID, LEASE_NO, SHOP, STATE_DIR = MARKERS = (
+    "AFTERTOUCH_TASK_ID", "AFTERTOUCH_LEASE_NO", "AFTERTOUCH_SHOP", "AFTERTOUCH_STATE_DIR",
+)  # fmt: skip
+#: How much longer than it should need a guard may take before it is taken for lost.
+PATIENCE = 30.0
+#: What is left of a run without a guard gets this long between SIGTERM and SIGKILL.
+SWEEP_GRACE = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One run of one command. What may be secret stays out of its `repr`."""
+
+    argv: Sequence[str] = field(repr=False)
+    #: All of the command's environment, the markers included.
+    env: Mapping[str, str] = field(repr=False)
+    #: Seconds until it gets SIGTERM; `hard_after` seconds later SIGKILL.
+    timeout: float
+    log_path: str
+    #: Bytes.
+    log_limit: int = 10 * 2**20
+    #: Where it begins; empty means its HOME.
+    cwd: str = ""
+    #: Strings that neither the log nor an event may show; shorter than four characters they are ignored.
+    mask: Sequence[str] = field(default=(), repr=False)
+    hard_after: float = 50.0
+    #: Seconds between SIGTERM and SIGKILL, when it ends for another reason than its timeout.
+    grace: float = 15.0
+    #: Seconds that it may go on without `Guarded.extend`, unless `extend_until` says it more exactly.
+    extension: float = 30.0
+    #: As in `Guarded.extend`: by `time.monotonic()`, from the instant before the claim.
+    extend_until: float | None = None
+
+    def line(self) -> bytes:
+        order = {each.name: getattr(self, each.name) for each in fields(self)}
+        order |= {"argv": list(self.argv), "env": dict(self.env), "mask": list(self.mask)}
+        return json.dumps({**order, "cwd": self.cwd or self.env.get("HOME", "/")}).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The program was entered."""
+
+    pid: int
+
+
+class Progress(NamedTuple):
+    fraction: float  #: 0 to 1
+    message: str  #: at most 200 characters, may be empty
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    value: dict[str, Any]
+
+
+Event = Started | Progress | Result | Ending
+
+#: Guards whose runner has left: kept until they have ended, so that none stays a zombie.
+_abandoned: list[subprocess.Popen[bytes]] = []
+
+
+class Guarded:
+    """A command that runs under a guard process. It begins with the construction; nothing is raised for a command that
+    cannot be started, its `Ending` says so."""
+
+    def __init__(self, order: Order) -> None:
+        _abandoned[:] = [process for process in _abandoned if process.poll() is None]
+        self._order = order
+        self._pid: int | None = None
+        self._result: dict[str, Any] | None = None
+        self._ending: Ending | None = None
+        self._events: deque[Event] = deque()
+        self._rest = b""
+        self._overdue_at = time.monotonic() + order.timeout + order.hard_after + PATIENCE
+        self._process = subprocess.Popen(  # noqa: S603  (our own script)
+            [sys.executable, "-I", "-S", str(SCRIPT)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+            cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True,
+        )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._out, False)
+        self._write(order.line())
+        os.set_blocking(self._in, False)  # from here on a guard that is stopped must not stop us
+
+    def fileno(self) -> int:
+        """Readable when there may be an event."""
+        return self._out
+
+    def next_event(self, timeout: float) -> Event | None:
+        """The next event, waited for at most `timeout` seconds. `Ending` is the last, and told again when asked again;
+        then nothing of the command is alive, or it is counted in `survivors`."""
+        until = time.monotonic() + timeout
+        while not self._events:
+            if self._ending is not None:
+                return self._ending
+            self._read(max(0.0, until - time.monotonic()))
+            if not self._events and time.monotonic() >= until:
+                return None
+        return self._events.popleft()
+
+    def extend(self, until: float) -> None:
+        """The lease was renewed: the command may go on until then, by `time.monotonic()`. Count from the instant
+        before the renewal was asked for, as the database counts from the instant it was done."""
+        self._write(json.dumps({"extend_until": until}).encode() + b"\n")
+
+    def stop(self, why: str) -> None:
+        """Ask for its end, "cancelled" or "node_stopping"; the `Ending` comes when it has happened. The first reason to
+        end stays its reason."""
+        self._overdue_at = min(self._overdue_at, time.monotonic() + self._order.grace + PATIENCE)
+        self._write(json.dumps({"stop": why}).encode() + b"\n")
+
+    def abandon(self) -> None:
+        """Leave it to the guard, which ends the command some time soon. No more events."""
+        if self._ending is None:
+            self._let_go()
+            _abandoned.append(self._process)
+
+    def close(self) -> Ending:
+        """Ask for its end where it has not ended yet, and wait for that: the grace and a little more at most."""
+        if self._ending is None:
+            self.stop("runner_lost")
+        while self._ending is None:
+            self.next_event(timeout=1)
+        return self._ending
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- hearing the guard ----------------------------------------------------------------------------------------
+
+    def _write(self, line: bytes) -> None:
+        """All of it or, once the guard is lost or does not read, nothing that matters."""
+        try:
+            while line and self._in >= 0:
+                line = line[os.write(self._in, line) :]
+        except (BrokenPipeError, BlockingIOError):
+            pass
+
+    def _read(self, timeout: float) -> None:
+        poll = select.poll()
+        poll.register(self._out, select.POLLIN)
+        if not poll.poll(min(timeout, 1.0) * 1000):
+            if time.monotonic() >= self._overdue_at:
+                self._bury("overdue")
+            return
+        data = os.read(self._out, 65_536)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._note(json.loads(line))
+        if not data and self._ending is None:
+            self._bury("vanished")
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if "started" in event:
+            self._pid = event["started"]
+            self._events.append(Started(event["started"]))
+        elif "progress" in event:
+            self._events.append(Progress(event["progress"], event["message"]))
+        elif "result" in event:
+            self._result = event["result"]
+            self._events.append(Result(event["result"]))
+        else:
+            self._end(Ended(event.pop("ended")), **event)
+
+    def _end(self, ended: Ended, **details: Any) -> None:
+        self._ending = Ending(ended, result=self._result, started=self._pid is not None, **details)
+        self._events.append(self._ending)
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._in = self._out = -1
+
+    def _bury(self, how: str) -> None:
+        """The guard is gone, or as good as gone. The kernel killed the command with it; its children are up to us."""
+        self._process.kill()
+        self._process.wait()
+        log.error("guard_lost", how=how, guard=self._process.pid, command=self._pid)
+        left = processes.end(self._family, SWEEP_GRACE)
+        self._end(Ended.GUARD_LOST, survivors=len(left), tail=_last_of(Path(self._order.log_path)))
+
+    def _family(self) -> list[processes.Process]:
+        marks = {name: self._order.env[name] for name in (TASK_ID, LEASE_NO) if name in self._order.env}
+
+        def belongs(process: processes.Process) -> bool:
+            return self._pid in (process.session, process.group) or processes.carries(process, marks)
+
+        return [process for process in processes.everyone() if belongs(process)]
+
+
+def sweep(match: Callable[[Mapping[str, str]], bool]) -> list[int]:
+    """End the processes of earlier runs on this node whose markers `match`: SIGTERM, two seconds, SIGKILL.
+
+    `match` gets the values of `MARKERS`. Runs of another state directory are another node's, and left alone. Returns
+    the pids that could not be proven dead; takes at most some seven seconds, and milliseconds where there is none.
+    """
+    here = str(settings.AFTERTOUCH_STATE_DIR)
+
+    def matches(process: processes.Process) -> bool:
+        environment = processes.environment(process.pid)
+        if environment.get(STATE_DIR) != here or TASK_ID not in environment:
+            return False
+        return match({name: environment.get(name, "") for name in MARKERS})
+
+    left = processes.end(lambda: [each for each in processes.everyone() if matches(each)], SWEEP_GRACE)
+    if left:
+        log.error("sweep_left_processes", pids=[process.pid for process in left])
+    return [process.pid for process in left]
+
+
+def _last_of(path: Path) -> str:
+    """The end of the log of a run whose guard can't tell it any more."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 4 * TAIL_CHARACTERS))
+            return file.read().decode("utf-8", "replace").replace("\0", "\ufffd")[-TAIL_CHARACTERS:]
+    except OSError:
+        return ""
