@@ -14,6 +14,9 @@ SCHEDULE = {
     # the ledger
     "hand over what falls due": tick("scheduling.hand_over", 5),
     "bring back what was lost": tick("scheduling.rescue", 5),
+    # RPA
+    "hand over jobs that fall due": tick("rpa_tasks.hand_over", 5),
+    "bring back lost runs, wake who sleeps": tick("rpa_tasks.keep_moving", 5),
     # customers
     "find who stays away": tick("scheduling.scan_inactive", 60),
 }

@@ -9,7 +9,14 @@ from typing import Any
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
 
 from celery import Celery
-from celery.signals import celeryd_after_setup, setup_logging, worker_process_shutdown
+from celery.signals import (
+    celeryd_after_setup,
+    setup_logging,
+    worker_process_shutdown,
+    worker_ready,
+    worker_shutdown,
+    worker_shutting_down,
+)
 
 from config import celery_guards
 from config.queues import CORE_QUEUES
@@ -50,3 +57,28 @@ def finish_sending(**_: Any) -> None:
 
     if sender.cache_info().currsize:
         sender().drain(BATCH_DEADLINE.total_seconds())
+
+
+@worker_ready.connect
+def keep_browsers(sender: Any, **_: Any) -> None:
+    """An execution worker brings its node's maintainer along."""
+    queues = [name for name in sender.app.amqp.queues.consume_from if name not in CORE_QUEUES]
+    if queues:
+        from rpa_tasks import maintainer_process
+
+        maintainer_process.start(queues)
+
+
+@worker_shutting_down.connect
+def begin_no_more(**_: Any) -> None:
+    """Children see it before their next job."""
+    from rpa_tasks.stopping import stopping
+
+    stopping.set()
+
+
+@worker_shutdown.connect
+def let_go_of_browsers(**_: Any) -> None:
+    from rpa_tasks import maintainer_process
+
+    maintainer_process.stop()

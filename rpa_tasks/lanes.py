@@ -21,48 +21,57 @@ TIERS = {0: "high", 1: "normal", 2: "low"}
 #: A node that has not described itself for so long does not keep its shops to itself any more.
 HOME_LEASE = timedelta(minutes=2)
 
-# The lanes on which something could start now, each with its best job. A lane without work costs three probes of an
-# index. Where all of a shop's jobs are for later, or it is busy, paused or logged out, nothing of it is read at all.
-_HEADS = """
-    SELECT lane.shop_id, lane.lease_no, platform.id AS platform_id, breaker.open_until IS NOT NULL AS probes,
-           lane.last_served_at, head.task_id, head.rank, head.queue, head.needs_browser
+# The lanes on which something could start now, each with the oldest job of each tier that is due. A lane costs three
+# probes of an index, however many jobs wait on it; where a shop is busy, paused or logged out, none.
+_LANES = """
+    SELECT lane.shop_id, lane.lease_no, lane.home, lane.last_served_at, platform.id AS platform_id,
+           breaker.open_until IS NOT NULL AS probes, oldest.*, queue.*,
+           {ranks} AS rank
     FROM rpa_tasks_lane AS lane
     JOIN rpa_tasks_shop AS shop ON shop.id = lane.shop_id
     JOIN rpa_tasks_platform AS platform ON platform.id = shop.platform_id
     JOIN rpa_tasks_breaker AS breaker ON breaker.platform_id = platform.id
     CROSS JOIN LATERAL (
-        SELECT here.* FROM (
-            {tiers}
-        ) AS here
-        ORDER BY here.rank, here.due_at LIMIT 1
-    ) AS head
+        SELECT CASE WHEN shop.dedicated_queue THEN 's.' || platform.key || '.' || shop.shop_id
+                    WHEN platform.dedicated_queue THEN 'p.' || platform.key || '.' ELSE '' END AS prefix,
+               CASE WHEN shop.dedicated_queue THEN ARRAY['', '', ''] ELSE ARRAY['high', 'normal', 'low'] END AS tiers
+    ) AS queue
+    CROSS JOIN LATERAL (
+        SELECT {oldest}
+        OFFSET 0 -- else each mention of a tier would probe once more
+    ) AS oldest
     WHERE lane.task_id IS NULL
+      AND (%(node)s::text IS NULL OR lane.home IN ('', %(node)s::text)
+           OR lane.home NOT IN (SELECT name FROM rpa_tasks_executionnode
+                                WHERE seen_at > statement_timestamp() - %(home_lease)s))
       AND NOT shop.paused AND shop.login_state = 'ok' AND shop.retired_at IS NULL
       AND NOT platform.paused AND platform.retired_at IS NULL
       AND (breaker.open_until IS NULL
            OR (breaker.open_until <= statement_timestamp() AND breaker.probe IS NULL))
       AND NOT EXISTS (SELECT FROM scheduling_pause WHERE scope = 'all')
+      AND COALESCE({names}) IS NOT NULL
 """
-_TIER = """
-            (SELECT job.task_id, job.due_at, flow.needs_browser, queue.name AS queue,
-                    GREATEST(0, {tier} - floor(extract(epoch FROM statement_timestamp() - job.due_at) / %(ageing)s))
-                        AS rank
-             FROM (SELECT CASE WHEN shop.dedicated_queue THEN 's.' || platform.key || '.' || shop.shop_id
-                               WHEN platform.dedicated_queue THEN 'p.' || platform.key || '.{name}'
-                               ELSE '{name}' END AS name) AS queue
-             CROSS JOIN rpa_tasks_job AS job
-             JOIN rpa_tasks_flow AS flow ON flow.id = job.flow_id
-             WHERE (%(queues)b::text[] IS NULL OR queue.name = ANY(%(queues)b::text[]))
-               AND job.shop_id = lane.shop_id AND job.priority = {tier}
-               AND job.state IN ('scheduled', 'queued') AND job.parked = '' AND job.due_at <= statement_timestamp()
-               AND flow.retired_at IS NULL
-               AND (NOT flow.needs_browser OR %(node)s::text IS NULL OR lane.home IN ('', %(node)s::text)
-                    OR lane.home NOT IN (SELECT name FROM rpa_tasks_executionnode
-                                         WHERE seen_at > statement_timestamp() - %(home_lease)s))
-             ORDER BY job.due_at LIMIT 1)
-"""
-HEADS = _HEADS.format(
-    tiers="            UNION ALL".join(_TIER.format(tier=tier, name=name) for tier, name in TIERS.items())
+_OLDEST = """
+               CASE WHEN %(queues)b::text[] IS NULL OR prefix || tiers[{place}] = ANY(%(queues)b::text[]) THEN (
+                   SELECT job.due_at FROM rpa_tasks_job AS job
+                   WHERE job.shop_id = lane.shop_id AND job.priority = {tier} AND job.state IN ('scheduled', 'queued')
+                     AND job.parked = '' AND job.due_at <= statement_timestamp()
+                   ORDER BY job.due_at LIMIT 1
+               ) END AS {name}"""
+#: Waiting adds a level each `ageing`, up to the urgent and not beyond.
+_RANK = (
+    "CASE WHEN oldest.{name} IS NOT NULL THEN GREATEST(0, {tier} - floor("
+    "extract(epoch FROM statement_timestamp() - oldest.{name}) / %(ageing)s)) END"
+)
+LANES = _LANES.format(
+    ranks=f"LEAST({', '.join(_RANK.format(tier=tier, name=name) for tier, name in TIERS.items())})",
+    oldest=",".join(_OLDEST.format(tier=tier, place=tier + 1, name=name) for tier, name in TIERS.items()),
+    names=", ".join(f"oldest.{name}" for name in TIERS.values()),
+)
+#: Of one lane: the tier whose oldest job has its rank, the longest waiting one of several.
+CHOICE = " UNION ALL ".join(
+    f"SELECT {tier} AS tier, oldest.{name} AS due_at, {_RANK.format(tier=tier, name=name)} AS rank"
+    for tier, name in TIERS.items()
 )
 
 
@@ -94,10 +103,18 @@ class JobLedger(Ledger):
     def _pick(self, queues: Sequence[str], node: str, lease: timedelta, ageing: timedelta) -> Pick | None:
         found = sql.rows(
             f"""
-            WITH head AS MATERIALIZED (
-                {HEADS}
-                ORDER BY head.rank, lane.last_served_at NULLS FIRST LIMIT 1
+            WITH free AS MATERIALIZED (
+                {LANES}
+                ORDER BY rank, lane.last_served_at NULLS FIRST LIMIT 1
                 FOR UPDATE OF lane SKIP LOCKED
+            ), head AS MATERIALIZED (
+                SELECT oldest.*, job.task_id, oldest.prefix || oldest.tiers[choice.tier + 1] AS queue,
+                       (SELECT flow.needs_browser FROM rpa_tasks_flow AS flow WHERE flow.id = job.flow_id) AS browses
+                FROM free AS oldest
+                CROSS JOIN LATERAL (SELECT * FROM ({CHOICE}) AS tier ORDER BY rank, due_at LIMIT 1) AS choice
+                JOIN rpa_tasks_job AS job ON job.shop_id = oldest.shop_id AND job.priority = choice.tier
+                    AND job.state IN ('scheduled', 'queued') AND job.parked = '' AND job.due_at = choice.due_at
+                LIMIT 1
             ), claimed AS (
                 UPDATE {self.table} AS row
                 SET state = 'running', lease_no = GREATEST(head.lease_no, row.lease_no) + 1, sending_at = NULL,
@@ -108,7 +125,7 @@ class JobLedger(Ledger):
             ), taken AS (
                 UPDATE rpa_tasks_lane AS lane
                 SET task_id = claimed.task_id, lease_no = claimed.lease_no, last_served_at = statement_timestamp(),
-                    home = CASE WHEN head.needs_browser THEN %(node)s::text ELSE lane.home END
+                    home = CASE WHEN head.browses THEN %(node)s::text ELSE lane.home END
                 FROM claimed JOIN head USING (task_id) WHERE lane.shop_id = claimed.shop_id
             )
             SELECT claimed.task_id, claimed.lease_no, head.shop_id, head.platform_id, head.queue, head.probes
@@ -126,7 +143,12 @@ class JobLedger(Ledger):
     def startable(self, *, ageing: timedelta) -> dict[str, int]:
         """On how many lanes something could start now, by queue: for each somebody should be awake."""
         found = sql.rows(
-            f"SELECT heads.queue, count(*) FROM ({HEADS}) AS heads GROUP BY heads.queue",
+            f"""
+            SELECT lanes.prefix || lanes.tiers[tier.place] AS name, count(*)
+            FROM ({LANES}) AS lanes
+            CROSS JOIN LATERAL (VALUES (1, lanes.high), (2, lanes.normal), (3, lanes.low)) AS tier(place, due_at)
+            WHERE tier.due_at IS NOT NULL GROUP BY name
+            """,
             {"queues": None, "node": None} | _figures(ageing),
         )
         return dict(found)

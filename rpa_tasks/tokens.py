@@ -57,6 +57,12 @@ def publish_tokens(tokens: Iterable[tuple[str, str, int, datetime | None]]) -> N
         log.warning("tokens_lost", error=str(error))
 
 
+def publish_tokens_to(queue: str, count: int) -> None:
+    """Tokens for a queue, whatever they are about."""
+    priority = next((tier for tier, name in TIERS.items() if queue.endswith(name)), 1)
+    publish_tokens((queue, "any", priority, None) for _ in range(count))
+
+
 def _address(queue: str, platform: str, priority: int) -> dict[str, Any]:
     if queue in TIERS.values() and str(current_app.conf.broker_url).startswith(("amqp", "pyamqp")):
         return {"exchange": "tasks", "routing_key": f"task.{platform.replace('.', '-')}.{TIERS[priority]}"}

@@ -7,6 +7,7 @@ from benchmarks.scenarios.burst import burst
 from benchmarks.scenarios.idle import idle
 from benchmarks.scenarios.intake import intake
 from benchmarks.scenarios.lateness import lateness
+from benchmarks.scenarios.pick import pick
 from benchmarks.scenarios.waiting import waiting
 from benchmarks.scenarios.webhook import webhook
 
@@ -17,4 +18,5 @@ SCENARIOS: dict[str, Scenario] = {
     "intake": intake,
     "idle": idle,
     "waiting": waiting,
+    "pick": pick,
 }

@@ -30,6 +30,12 @@ PROGRAMS = (
         " -n core@%h --without-gossip --without-mingle",
         stop_within=30,
     ),
+    Program(
+        "execution",
+        "-m celery -A config worker -Q high,normal,low -c {rpa_slots}"
+        " -n execution@%h --without-gossip --without-mingle",
+        stop_within=45,
+    ),
     Program("beat", "-m celery -A config beat"),
     # Its login comes by FLOWER_BASIC_AUTH: a command line can be read by everybody on the machine.
     Program("flower", "-m celery -A config flower --address=127.0.0.1 --port={flower_port}"),
@@ -50,6 +56,7 @@ def command(program: Program, settings: Environment) -> str:
         port=settings.aftertouch_port,
         flower_port=settings.aftertouch_flower_port,
         web_workers=settings.aftertouch_web_workers,
+        rpa_slots=settings.aftertouch_rpa_slots,
         worker_concurrency=settings.aftertouch_worker_concurrency,
     )
     # Not resolved: the link inside the virtual environment is what finds its packages.

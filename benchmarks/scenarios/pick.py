@@ -1,0 +1,67 @@
+"""How long picking the next job takes while many wait over 500 shops, 50 of them busy or paused."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from django.db import connection
+
+from benchmarks.bench import Bench
+from benchmarks.figures import percentile
+
+WAITING = (100, 1_000, 10_000, 100_000)
+SHOPS, BLOCKED, PICKS = 500, 50, 200
+GOAL = 5.0
+
+
+def pick(bench: Bench) -> None:
+    from rpa_tasks.lanes import jobs
+    from rpa_tasks.models import Flow, Job, Lane, Platform, Run, Shop
+    from scheduling.ledger import Settlement
+
+    for waiting in WAITING[: bench.size(4, 2)]:
+        for model in (Run, Job, Lane, Shop, Flow):
+            model._default_manager.all().delete()
+        platform, _ = Platform.objects.get_or_create(key="bench")
+        flow = Flow.objects.create(platform=platform, task_type="sync_order", command=["true", "{param}"])
+        shops = Shop.objects.bulk_create([Shop(platform=platform, shop_id=f"s{n}") for n in range(SHOPS)])
+        Lane.objects.bulk_create([Lane(shop=shop) for shop in shops])
+        _fill(flow.pk, waiting)
+        Shop.objects.filter(pk__in=[shop.pk for shop in shops[: BLOCKED // 2]]).update(paused=True)
+        for _ in range(BLOCKED // 2):
+            jobs.pick(["high", "normal", "low"], node="busy", lease=timedelta(hours=1), ageing=timedelta(minutes=10))
+        took = []
+        for _ in range(PICKS):
+            began_at = time.perf_counter()
+            found = jobs.pick(
+                ["high", "normal", "low"], node="bench", lease=timedelta(minutes=1), ageing=timedelta(minutes=10)
+            )
+            took.append((time.perf_counter() - began_at) * 1000)
+            if found is None:
+                break
+            jobs.settle([Settlement(found.claim.task_id, found.claim.lease_no, "succeeded")])
+        for share in (50, 99):
+            bench.figures.add(
+                "pick", f"{waiting:,} waiting: p{share}", percentile(took, share), "ms",
+                goal=GOAL if waiting == 10_000 else None, note=f"{SHOPS} shops, {BLOCKED} of them busy or paused",
+            )  # fmt: skip
+
+
+def _fill(flow: int, count: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            """
+            INSERT INTO rpa_tasks_job (
+                task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, hints, reason,
+                created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, source, node,
+                progress_message)
+            SELECT gen_random_uuid(), gen_random_uuid(), 'scheduled', n %% 3, now() - random() * interval '20 minutes',
+                   now(), '', 0, 0, 0, '', now(), shop.id, %s, '{}', n::text, true, 1, 0, '', '', ''
+            FROM generate_series(1, %s) AS n
+            JOIN (SELECT id, row_number() OVER (ORDER BY id) - 1 AS place FROM rpa_tasks_shop) AS shop
+                ON shop.place = n %% 500
+            """,
+            [flow, count],
+        )
+        cursor.execute("ANALYZE rpa_tasks_job, rpa_tasks_lane, rpa_tasks_shop")

@@ -1,0 +1,100 @@
+"""The channel `rpa`: a touch that a flow delivers, for platforms that offer no API to write to their buyers.
+
+Delivered means: the job is stored, once for this delivery key, however often the touch is sent. What then becomes of
+it is the job's story: its retries take minutes, and if it fails it waits in the failed tasks under its own name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+
+from asgiref.sync import sync_to_async
+from django.db import InterfaceError, OperationalError, close_old_connections
+
+from rpa_tasks.publishing import Receipt, Refused, Request, publish
+from scheduling.channels import fields
+from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.errors import InvalidInput
+
+PLACEHOLDERS = ("user_id", "chat_id", "node", "content_type", "subject", "body", "delivery_key")
+
+
+class Rpa:
+    """Config: `platform`, `task_type`, `shop_id` (where the target names none) and `payload`, in whose texts
+    `{body}`, `{user_id}` … are filled in. Target: `shop_id`."""
+
+    kind: ClassVar[str] = "rpa"
+    needs_target: ClassVar[bool] = False
+    address_key: ClassVar[str] = ""
+    quotas: ClassVar[tuple[Quota, ...]] = ()
+    secret_fields: ClassVar[frozenset[str]] = frozenset()
+    default_idempotent: ClassVar[bool] = True
+
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        fields.only(config, ("platform", "task_type", "shop_id", "payload"))
+        self.platform = fields.text(config, "platform")
+        self.task_type = fields.text(config, "task_type")
+        self.shop_id = fields.text(config, "shop_id")
+        self.payload = config.get("payload") or {name: f"{{{name}}}" for name in PLACEHOLDERS}
+        self.timeout = fields.positive(timeout)
+        for name in ("platform", "task_type"):
+            if not getattr(self, name):
+                raise ValueError(f"{name}: is missing")
+        if not isinstance(self.payload, Mapping):
+            raise ValueError("payload: must be a mapping")
+
+    @classmethod
+    def validate_target(cls, target: Mapping[str, Any]) -> None:
+        fields.only(target, ("shop_id",))
+        fields.text(target, "shop_id")
+
+    def target_key(self, message: Message) -> str:
+        return f"{self.kind}:{self.platform}"
+
+    async def send(self, message: Message, deadline: datetime) -> Outcome:
+        """Store the job. Refusals are the touch's: a full backlog may have room later, a shop that is not there may
+        not."""
+        left = fields.time_left(deadline, self.timeout)
+        if left <= timedelta(0):
+            return Transient("no_time")
+        shop_id = str(message.target.get("shop_id") or self.shop_id)
+        request = Request(
+            platform=self.platform,
+            shop_id=shop_id,
+            task_type=self.task_type,
+            payload=_filled(self.payload, message),
+            touch_key=message.delivery_key,
+            source=f"touch {message.task_id}",
+        )
+        try:
+            async with asyncio.timeout(left.total_seconds()):
+                receipt = await sync_to_async(_publish, thread_sensitive=False)(request)
+        except InvalidInput as error:
+            return Permanent("rpa_refused", str(error)[:500])
+        except Refused as error:
+            return Transient("rpa_backlog", str(error), retry_after=timedelta(seconds=error.retry_after))
+        except (OperationalError, InterfaceError, TimeoutError) as error:
+            return Unknown("database_away", str(error)[:500])
+        return Delivered(f"job {receipt.task_id}")
+
+
+def _publish(request: Request) -> Receipt:
+    close_old_connections()
+    try:
+        return publish(request)
+    finally:
+        close_old_connections()
+
+
+def _filled(value: Any, message: Message) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _filled(each, message) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_filled(each, message) for each in value]
+    if isinstance(value, str):
+        for name in PLACEHOLDERS:
+            value = value.replace(f"{{{name}}}", str(getattr(message, name)))
+    return value

@@ -1,0 +1,43 @@
+"""What a failed run leaves for the person who looks into it: the page as it was, and the log."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+PATIENCE = 15  #: seconds for the browser to show its page; one that hangs has no more to say
+LIMIT = 1_000_000  #: bytes of each piece
+
+
+def collect(port: int | None, log_path: Path) -> dict[str, bytes]:
+    """By `Evidence.Kind`. Raises nothing: what cannot be had is missing."""
+    found = _page(port) if port else {}
+    try:
+        text = log_path.read_bytes()[-LIMIT:]
+    except OSError:
+        text = b""
+    if text:
+        found["log"] = zlib.compress(text)
+    return found
+
+
+def _page(port: int) -> dict[str, bytes]:
+    with TemporaryDirectory(prefix="evidence-") as folder:
+        words = [sys.executable, "-m", "rpa_tasks.playwright_browser", "snapshot", "--port", str(port), "--dir", folder]
+        try:
+            said = subprocess.run(words, capture_output=True, timeout=PATIENCE, check=True)  # noqa: S603
+            files = json.loads(said.stdout.splitlines()[-1])
+            found = {"screenshot": (Path(folder) / files["screenshot"]).read_bytes()}
+            html = (Path(folder) / files["html"]).read_bytes()
+        except (subprocess.SubprocessError, OSError, ValueError, LookupError) as error:
+            log.warning("page_not_kept", error=str(error)[:300])
+            return {}
+    return {"screenshot": found["screenshot"][:LIMIT], "html": zlib.compress(html[:LIMIT])}

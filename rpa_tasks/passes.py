@@ -1,0 +1,97 @@
+"""The passes that keep jobs moving. Any number may run at once, anywhere; each is safe to run twice."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import structlog
+from django.conf import settings
+from django.db import transaction
+from django.db.models import Q
+from django.utils.timezone import now
+from kombu.exceptions import OperationalError
+
+from rpa_tasks import breaker, failed_jobs, tokens
+from rpa_tasks.lanes import jobs
+from rpa_tasks.models import Job, Run
+from rpa_tasks.verdicts import retry_delay
+from scheduling.broker import oldest_message_at
+from scheduling.ledger import Claim, Settlement
+
+log = structlog.get_logger(__name__)
+
+LIMIT = 500
+TOKENS_AT_ONCE = 50
+
+
+def hand_over_due() -> int:
+    """Publish a token for each job that falls due within the horizon."""
+    hints = jobs.hand_over(horizon=settings.AFTERTOUCH_HORIZON, limit=LIMIT)
+    if hints:
+        tokens.announce(hints)
+    return len(hints)
+
+
+def wake() -> dict[str, int]:
+    """Where something could start and no token is on its way, publish some: a token was lost, a gate opened, a node
+    came back. A queue that holds tokens is left alone, so that nothing piles up. Returns how many, by queue."""
+    woken: dict[str, int] = {}
+    for queue, lanes in jobs.startable(ageing=settings.AFTERTOUCH_RPA_AGEING).items():
+        try:
+            if oldest_message_at(queue) is not None:
+                continue
+        except (OperationalError, OSError) as error:
+            log.warning("broker_unreachable", error=str(error))
+            return woken
+        woken[queue] = min(lanes, TOKENS_AT_ONCE)
+        tokens.publish_tokens_to(queue, woken[queue])
+    return woken
+
+
+def rescue() -> int:
+    """Bring back runs whose node let the lease run out. One that had not begun waits again. One that had: an
+    idempotent flow is tried again with the same key, anything else waits for a person."""
+    with transaction.atomic():
+        lapsed = jobs.lapsed_runs(limit=LIMIT)
+        rows = Job.objects.select_related("flow", "shop").in_bulk([claim.task_id for claim, _ in lapsed])
+        settlements = [_rescued(rows[claim.task_id], claim, began) for claim, began in lapsed]
+        jobs.settle(settlements)
+        for claim, began in lapsed:
+            if began:
+                _note_lost(rows[claim.task_id])
+            breaker.release_probe(claim.task_id)
+        for each in settlements:
+            if each.state in ("failed", "unknown"):
+                failed_jobs.bury(each.task_id)
+    if lapsed:
+        log.warning("rpa_runs_rescued", count=len(lapsed))
+    return len(lapsed)
+
+
+def _rescued(row: Job, claim: Claim, began: bool) -> Settlement:
+    if row.cancel_requested_at and (not began or row.flow.idempotent):
+        return Settlement(claim.task_id, claim.lease_no, "cancelled", "cancelled")
+    if not began:
+        return Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=now())
+    delay = retry_delay(row.failures + 1, row.flow.retry_delays, lambda: 0.0)
+    if not row.flow.idempotent or delay is None:
+        return Settlement(claim.task_id, claim.lease_no, "unknown", "worker_lost")
+    return Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=now() + delay)
+
+
+def _note_lost(row: Job) -> None:
+    assert row.sending_at is not None
+    Run.objects.create(
+        job=row, number=row.runs.count() + 1, lease_no=row.lease_no, node=row.node, started_at=row.sending_at,
+        ended_at=datetime.now(UTC), outcome=Run.Outcome.UNKNOWN, reason="worker_lost",
+    )  # fmt: skip
+    Job.objects.filter(pk=row.pk).update(failures=row.failures + 1)
+
+
+def call_off_retired() -> int:
+    """What waits for a shop, flow or platform that is retired will never start: it ends, and says why."""
+    retired = Q(shop__retired_at__isnull=False) | Q(flow__retired_at__isnull=False)
+    waiting = Job.objects.filter(retired | Q(shop__platform__retired_at__isnull=False)).filter(
+        Q(state="scheduled") | Q(state="queued")
+    )
+    return len(jobs.cancel(list(waiting.values_list("pk", flat=True)[:LIMIT]), reason="retired"))

@@ -1,0 +1,276 @@
+"""One job after another, each through the same steps: pick → clear the way → borrow a browser → run → verdict → settle.
+
+The command runs under a guard process that ends it unless it hears, every few seconds, that the lease was renewed. So
+a worker that was stopped or cut off from the database leaves no second run beside the one that takes its place.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import structlog
+from django.conf import settings
+from django.db import InterfaceError, OperationalError, close_old_connections, connection
+
+from rpa_tasks import command, tokens
+from rpa_tasks.evidence import collect
+from rpa_tasks.guarded import Guarded, Order, Progress, sweep
+from rpa_tasks.lanes import Pick, jobs
+from rpa_tasks.models import Job
+from rpa_tasks.pool import Borrowed, NoBrowser, borrow
+from rpa_tasks.settling import Ended, conclude
+from rpa_tasks.slots import slot
+from rpa_tasks.stopping import stopping
+from rpa_tasks.verdicts import Ended as How
+from rpa_tasks.verdicts import Ending, Outcome, Verdict, judge
+from scheduling import sql
+from scheduling.ledger import Claim
+
+log = structlog.get_logger(__name__)
+
+LEASE = timedelta(seconds=60)
+RENEW = 10.0  #: seconds between renewals
+LOOK = 1.0  #: seconds between looks whether somebody called it off or the node is stopping
+EXTENSION = 30.0  #: seconds that a renewal is worth to the guard; its whole ladder ends before the lease does
+STOPPING_PATIENCE = 20.0  #: seconds a run may go on when its node stops, before an idempotent one is sent back
+SETTLE_PATIENCE = 50.0  #: seconds of trying to settle while the database is away; then the rescue has done it
+UNEVENTFUL = (Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.HELD)  #: ends that nobody looks into
+DATABASE_AWAY = (OperationalError, InterfaceError)
+
+
+def work(queues: Sequence[str]) -> int:
+    """Run what can start, one job after another, until nothing can. Returns how many ran. At once 0 where all of this
+    node's slots are taken: who holds them looks for the next job anyway."""
+    ran = 0
+    with slot() as number:
+        while number is not None and not stopping.is_set():
+            pick = jobs.pick(queues, node=settings.AFTERTOUCH_NODE, lease=LEASE, ageing=settings.AFTERTOUCH_RPA_AGEING)
+            if pick is None:
+                break
+            _Run(pick).carry_out()
+            ran += 1
+            # What waits behind it may be in a queue that this node does not carry, or this node is stopping.
+            tokens.ring_for_shops([pick.shop_id])
+    return ran
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run on its way. Each step either hands on or settles."""
+
+    pick: Pick
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    renewed_at: float = field(default_factory=time.monotonic)
+    stands: bool = True
+    job: Job = field(init=False)
+    browser: Borrowed | None = None
+    progress: Progress | None = None
+    stopped_at: float = 0.0
+
+    def carry_out(self) -> None:
+        self.job = Job.objects.select_related("shop__platform", "flow__platform").get(pk=self.pick.claim.task_id)
+        try:
+            ended = self._run()
+        except Exception as error:
+            log.exception("run_broke", task_id=str(self.job.pk))
+            ended = self._broke(error)
+        self._settle(ended)
+
+    # --- the steps ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> Ended:
+        if reason := self._way_is_blocked():
+            return self._without_start(Verdict(Outcome.HELD, reason))
+        try:
+            with self._borrowed():
+                return self._with_browser()
+        except NoBrowser as error:
+            outcome = Outcome.TRANSIENT if error.reason == "browser_failed" else Outcome.HELD
+            return self._without_start(Verdict(outcome, error.reason), detail=str(error))
+
+    def _way_is_blocked(self) -> str:
+        """What an earlier run of this shop left on this node ends before the next begins."""
+        shop = self._shop_name()
+        left = sweep(
+            lambda marks: (
+                marks.get("AFTERTOUCH_SHOP") == shop
+                and int(marks.get("AFTERTOUCH_LEASE_NO", 0)) < self.pick.claim.lease_no
+            )
+        )
+        return "processes_left" if left else ""
+
+    @contextmanager
+    def _borrowed(self) -> Iterator[None]:
+        if not self.job.flow.needs_browser:
+            yield
+            return
+        self.browser = borrow(
+            self.job.shop.profile,
+            self._shop_name(),
+            wait=settings.AFTERTOUCH_RPA_BROWSER_WAIT,
+            lease_no=self.pick.claim.lease_no,
+        )
+        dirty = True
+        try:
+            yield
+            dirty = not self.stands
+        finally:
+            self.browser.give_back(dirty=dirty)
+
+    def _with_browser(self) -> Ended:
+        flow, claim = self.job.flow, self.pick.claim
+        if self.browser and flow.clear_cookies:
+            self.browser.clear_cookies()
+        try:
+            order = self._order()
+        except command.ParamTooLong as error:
+            return self._without_start(Verdict(Outcome.BUSINESS, "arguments_too_long"), detail=str(error))
+        except OSError as error:  # no room for a home, or for the log
+            return self._without_start(Verdict(Outcome.HELD, "disk_full"), detail=str(error))
+        if not self._renew() or self.job.pk not in jobs.mark_sending([claim]):
+            self.stands = False
+            return self._without_start(Verdict(Outcome.HELD, "stale"))
+        ending = self._watch(order)
+        verdict = judge(ending, exit_codes=flow.exit_codes, idempotent=flow.idempotent, needs_result=flow.needs_result)
+        evidence: dict[str, bytes] = {}
+        if verdict.outcome not in UNEVENTFUL and self._renew():
+            evidence = collect(self.browser.port if self.browser else None, self._log_path())
+        self.stands = self.stands and ending.ended == How.EXITED and not ending.survivors
+        return Ended(
+            verdict=verdict,
+            started_at=self.started_at,
+            exit_code=ending.exit,
+            detail=ending.tail or ending.error,
+            result=ending.result,
+            pool_wait=self.browser.waited if self.browser else None,
+            evidence=evidence,
+        )
+
+    def _watch(self, order: Order) -> Ending:
+        """Until the command and everything it started is gone. The lease is renewed meanwhile, and the guard told so;
+        where it cannot be, the guard ends the command by itself."""
+        looked_at = time.monotonic()
+        with Guarded(replace(order, extend_until=self.renewed_at + EXTENSION)) as guarded:
+            while True:
+                event = guarded.next_event(timeout=LOOK)
+                if isinstance(event, Ending):
+                    return event
+                if isinstance(event, Progress):
+                    self.progress = event
+                if time.monotonic() - self.renewed_at >= RENEW and self._renew():
+                    guarded.extend(self.renewed_at + EXTENSION)
+                if time.monotonic() - looked_at >= LOOK:
+                    looked_at = time.monotonic()
+                    if why := self._why_stop():
+                        guarded.stop(why)
+
+    def _renew(self) -> bool:
+        """False: the lease could not be renewed, because the claim does not stand or nobody can be asked."""
+        asked_at = time.monotonic()
+        try:
+            self.stands = jobs.renew(self.pick.claim, lease=LEASE)
+        except DATABASE_AWAY as error:
+            log.warning("lease_not_renewed", task_id=str(self.job.pk), error=str(error))
+            close_old_connections()
+            return False
+        if self.stands:
+            self.renewed_at = asked_at
+        return self.stands
+
+    def _why_stop(self) -> str:
+        """Whether somebody called it off, the claim is gone or the node is stopping; progress goes along."""
+        if stopping.is_set():
+            self.stopped_at = self.stopped_at or time.monotonic()
+            if self.job.flow.idempotent and time.monotonic() - self.stopped_at > STOPPING_PATIENCE:
+                return "node_stopping"
+        try:
+            seen = _look(self.pick.claim, self.progress)
+        except DATABASE_AWAY:
+            close_old_connections()
+            return ""
+        self.progress = None
+        self.stands = seen is not None
+        return "" if seen is False else "cancelled"
+
+    # --- the end ------------------------------------------------------------------------------------------------
+
+    def _settle(self, ended: Ended) -> None:
+        """Where the database is away, for as long as the lease may still stand."""
+        gives_up_at = time.monotonic() + SETTLE_PATIENCE
+        while True:
+            try:
+                conclude(self.job, self.pick.claim, ended)
+                return
+            except DATABASE_AWAY as error:
+                log.warning("run_not_settled", task_id=str(self.job.pk), error=str(error))
+                connection.close()
+                if time.monotonic() > gives_up_at:
+                    return
+                time.sleep(1)
+
+    def _without_start(self, verdict: Verdict, *, detail: str = "") -> Ended:
+        return Ended(verdict=verdict, started_at=self.started_at, detail=detail)
+
+    def _broke(self, error: Exception) -> Ended:
+        """A fault of ours. Whether the command had begun decides, as with a worker that vanished."""
+        began = Job.objects.filter(pk=self.job.pk, sending_at__isnull=False).exists()
+        outcome = Outcome.UNKNOWN if began and not self.job.flow.idempotent else Outcome.TRANSIENT
+        return self._without_start(Verdict(outcome, "internal_error"), detail=f"{type(error).__name__}: {error}")
+
+    # --- what the command is told -------------------------------------------------------------------------------
+
+    def _order(self) -> Order:
+        flow, shop, claim = self.job.flow, self.job.shop, self.pick.claim
+        param = {
+            "debug_port": self.browser.port if self.browser else None,
+            "shop_id": shop.shop_id,
+            "platform": shop.platform.key,
+            "profile_id": shop.profile,
+            "task_id": str(self.job.pk),
+            "delivery_key": str(self.job.root_id),
+            "lease_no": claim.lease_no,
+            "payload": self.job.payload,
+        }
+        environment = command.environment_for(
+            task_id=str(self.job.pk), lease_no=claim.lease_no, shop=self._shop_name(), names=flow.environment
+        )
+        return Order(
+            argv=command.argv_for(flow.command, flow=flow.name, param=param, timeout=flow.timeout),
+            env=environment,
+            timeout=flow.timeout.total_seconds(),
+            log_path=str(self._log_path()),
+            mask=command.secrets_in(environment),
+        )
+
+    def _shop_name(self) -> str:
+        return f"{self.job.shop.platform.key}/{self.job.shop.shop_id}"
+
+    def _log_path(self) -> Path:
+        folder = Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{self.job.pk}-{self.pick.claim.lease_no}.log"
+
+
+def _look(claim: Claim, progress: Progress | None) -> bool | None:
+    """Whether a person called the run off; None where the claim does not stand any more. Stores the progress."""
+    found = sql.rows(
+        """
+        UPDATE rpa_tasks_job
+        SET progress = %(progress)s, progress_message = %(message)s
+        WHERE task_id = %(id)s AND state = 'running' AND lease_no = %(lease_no)s
+        RETURNING cancel_requested_at IS NOT NULL
+        """
+        if progress
+        else """
+        SELECT cancel_requested_at IS NOT NULL FROM rpa_tasks_job
+        WHERE task_id = %(id)s AND state = 'running' AND lease_no = %(lease_no)s
+        """,
+        {"id": claim.task_id, "lease_no": claim.lease_no}
+        | ({"progress": progress.fraction, "message": progress.message} if progress else {}),
+    )
+    return bool(found[0][0]) if found else None

@@ -1,0 +1,34 @@
+"""Celery's way in. Each task only calls the domain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery import current_app, shared_task
+
+from rpa_tasks import passes, runner, schedules
+from scheduling.tasks import PATIENCE
+
+
+@shared_task(name="rpa_tasks.publish_for_shops", **PATIENCE)
+def publish_for_shops(*given: Any, **order: Any) -> None:
+    """Takes any arguments: what does not fit must reach a person as a failed task, not end in beat's log."""
+    schedules.publish_for_shops(schedules.by_name(given, order))
+
+
+@shared_task(name="rpa_tasks.run", is_tick=True)
+def run() -> None:
+    """A wake-up token: what it is about is in the database."""
+    runner.work(list(current_app.amqp.queues.consume_from))
+
+
+@shared_task(name="rpa_tasks.hand_over", is_tick=True)
+def hand_over() -> None:
+    passes.hand_over_due()
+
+
+@shared_task(name="rpa_tasks.keep_moving", is_tick=True)
+def keep_moving() -> None:
+    passes.rescue()
+    passes.call_off_retired()
+    passes.wake()

@@ -1,0 +1,343 @@
+"""What becomes of a job, by what its command does. The commands, their guard and the database are real."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.utils.timezone import now
+
+from rpa_tasks import passes, runner
+from rpa_tasks.lanes import jobs
+from rpa_tasks.models import Breaker, Evidence, Job, Lane, LoginState, Shop
+from rpa_tasks.publishing import cancel
+from scheduling import failed_tasks
+from scheduling.errors import Conflict
+from scheduling.failed_tasks import Actor
+from scheduling.models import FailedTask
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+EVERY = ("high", "normal", "low")
+TABLE = {"transient": [70], "business": [65], "session": [77], "platform": [75]}
+
+
+def script(text: str) -> list[str]:
+    """A command that runs these lines with `param` at hand."""
+    return ["{python}", "-c", f"import json, sys, time\nparam = json.loads(sys.argv[1])\n{text}", "{param}"]
+
+
+@pytest.fixture
+def does(market: Any) -> Callable[..., Job]:
+    """Publish a job whose command runs this text, let it run, and return what became of it."""
+
+    def does(text: str, *, run: bool = True, payload: dict[str, Any] | None = None, **flow: Any) -> Job:
+        market.flow("act", command=script(text), exit_codes=TABLE, **flow)
+        market.shop()
+        receipt = market.publish(task_type="act", payload=payload or {})
+        if run:
+            assert runner.work(EVERY) == 1
+        return Job.objects.get(pk=receipt.task_id)
+
+    return does
+
+
+def test_a_command_that_ends_well(does: Any) -> None:
+    job = does(
+        "print(json.dumps({'result': {'seen': param['payload']['page'], 'lease': param['lease_no']}}))",
+        payload={"page": 3},
+    )
+
+    assert (job.state, job.result, job.attempt) == ("succeeded", {"seen": 3, "lease": job.lease_no}, 1)
+    run = job.runs.get()
+    assert (run.outcome, run.exit_code, run.node) == ("succeeded", 0, settings.AFTERTOUCH_NODE)
+    assert Lane.objects.get().task_id is None
+    assert Lane.objects.get().last_success_at
+    assert not FailedTask.objects.exists()
+
+
+def test_a_transient_failure_comes_again_after_30_60_and_120_seconds_and_then_waits_for_a_person(
+    does: Any, market: Any
+) -> None:
+    job = does("print('the page did not load'); sys.exit(70)")
+    waits = []
+    for _ in range(3):
+        job.refresh_from_db()
+        waits.append((job.due_at - job.runs.latest("id").ended_at).total_seconds())
+        assert job.state == "scheduled"
+        assert runner.work(EVERY) == 0
+        Job.objects.update(due_at=now())  # the clock moves to its time
+        assert runner.work(EVERY) == 1
+    job.refresh_from_db()
+
+    assert all(base <= wait <= base * 1.11 + 1 for base, wait in zip((30, 60, 120), waits, strict=True))
+    assert (job.state, job.reason, job.attempt, job.failures) == ("failed", "exit_70", 4, 4)
+    failed = FailedTask.objects.get()
+    assert (failed.task_id, failed.failure, failed.channel) == (job.pk, "failed", "pdd/act")
+    assert len(failed.attempts) == 4
+    assert "the page did not load" in failed.detail
+    assert set(Evidence.objects.values_list("kind", flat=True)) == {"log"}
+
+
+def test_a_business_failure_waits_for_a_person_at_once(does: Any) -> None:
+    job = does("sys.exit(65)")
+
+    assert (job.state, job.attempt) == ("failed", 1)
+    assert FailedTask.objects.get().reason == "exit_65"
+
+
+def test_a_lost_login_parks_the_shop_and_burns_nothing(does: Any, market: Any) -> None:
+    job = does("sys.exit(77)")
+
+    assert (job.state, job.reason, job.failures) == ("scheduled", "login_needed", 0)
+    assert Shop.objects.get().login_state == LoginState.NEEDED
+    assert runner.work(EVERY) == 0
+    assert not FailedTask.objects.exists()
+
+    Shop.objects.update(login_state=LoginState.OK)
+    assert runner.work(EVERY) == 1
+
+
+def test_a_platform_that_turns_robots_away_rests_and_one_run_tries_again(does: Any, market: Any) -> None:
+    does("sys.exit(75 if not param['payload'].get('ok') else 0)")
+    for number in range(3):
+        market.shop(f"other{number}")
+        market.publish(f"other{number}", "act")
+    assert runner.work(EVERY) == 2  # the third error in a row opens the breaker; the fourth shop never starts
+
+    breaker = Breaker.objects.get()
+    assert breaker.errors == 3
+    assert breaker.open_until is not None
+    assert timedelta(minutes=4) < breaker.open_until - now() < timedelta(minutes=6)
+    assert runner.work(EVERY) == 0
+
+    Breaker.objects.update(open_until=now())
+    Job.objects.update(due_at=now())
+    assert runner.work(EVERY) == 1  # a probe, which fails
+    breaker.refresh_from_db()
+    assert breaker.openings == 2
+    assert breaker.open_until - now() > timedelta(minutes=9)
+    assert Job.objects.filter(state="failed").count() == 0
+
+    Breaker.objects.update(open_until=now())
+    Job.objects.update(due_at=now(), payload={"ok": True})
+    assert runner.work(EVERY) == 4
+    breaker.refresh_from_db()
+    assert (breaker.open_until, breaker.errors, breaker.probe) == (None, 0, None)
+    assert Job.objects.filter(state="succeeded").count() == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "flow", "state", "reason"),
+    [
+        ("sys.exit(1)", {"idempotent": True}, "scheduled", "exit_1"),
+        ("sys.exit(1)", {"idempotent": False}, "unknown", "exit_1"),
+        (
+            "print('Traceback (most recent call last):', file=sys.stderr)",
+            {"needs_result": True},
+            "failed",
+            "no_result",
+        ),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", {"idempotent": True}, "scheduled", "signal_9"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", {"idempotent": False}, "unknown", "signal_9"),
+        ("time.sleep(60)", {"idempotent": True, "timeout": timedelta(seconds=1)}, "scheduled", "timeout"),
+        ("time.sleep(60)", {"idempotent": False, "timeout": timedelta(seconds=1)}, "unknown", "timeout"),
+    ],
+)
+def test_ends_that_leave_something_open(does: Any, text: str, flow: dict[str, Any], state: str, reason: str) -> None:
+    job = does(text, **flow)
+
+    assert (job.state, job.reason) == (state, reason)
+    assert FailedTask.objects.filter(task_id=job.pk).exists() == (state in ("failed", "unknown"))
+
+
+def test_a_command_that_is_not_there(market: Any) -> None:
+    market.flow("act", command=["/nowhere/rpa-cli", "{param}"])
+    market.shop()
+    market.publish(task_type="act")
+    runner.work(EVERY)
+
+    job = Job.objects.get()
+    assert (job.state, job.reason) == ("failed", "command_missing")
+
+
+def test_progress_is_stored_while_it_runs_and_a_cancel_ends_it(does: Any, race: Any) -> None:
+    job = does("print(json.dumps({'progress': 0.4, 'message': 'page 2 of 5'}), flush=True); time.sleep(60)", run=False)
+
+    def ops(number: int) -> Any:
+        if number == 0:
+            return runner.work(EVERY)
+        deadline = time.monotonic() + 30
+        while not Job.objects.filter(pk=job.pk, progress=0.4, progress_message="page 2 of 5").exists():
+            assert time.monotonic() < deadline, "no progress was stored"
+            time.sleep(0.05)
+        return cancel(job.pk, by="ops")
+
+    assert race(2, ops) == [1, "cancel_requested"]
+    job.refresh_from_db()
+    assert (job.state, job.reason) == ("cancelled", "cancelled")
+    assert job.runs.get().outcome == "cancelled"
+
+
+def test_a_lease_is_renewed_while_the_command_lives(does: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "RENEW", 0.2)
+    job = does("time.sleep(3)", run=False)
+    leases: set[Any] = set()
+
+    def look(number: int) -> Any:
+        if number == 0:
+            return runner.work(EVERY)
+        while len(leases) < 3 and not Job.objects.filter(pk=job.pk, state="succeeded").exists():
+            leases.update(Job.objects.filter(pk=job.pk, state="running").values_list("lease_until", flat=True))
+            time.sleep(0.05)
+        return None
+
+    race(2, look)
+    assert len(leases) >= 3
+    job.refresh_from_db()
+    assert job.state == "succeeded"
+
+
+def test_who_lost_its_lease_ends_its_command_and_drops_what_it_knows(
+    does: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The claim is taken away in mid-run, as by a rescue after a partition."""
+    job = does(f"open('{tmp_path}/began', 'w'); time.sleep(60)", run=False)
+
+    def act(number: int) -> Any:
+        if number == 0:
+            return runner.work(("high", "normal"))
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "began").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        Job.objects.update(lease_until=now() - timedelta(seconds=1), priority=2)
+        return passes.rescue()
+
+    assert race(2, act) == [1, 1]
+    job.refresh_from_db()
+    assert (job.state, job.reason, job.failures) == ("scheduled", "worker_lost", 1)
+    assert [run.reason for run in job.runs.all()] == ["worker_lost"]
+
+
+@pytest.mark.parametrize(("idempotent", "state"), [(True, "scheduled"), (False, "unknown")])
+def test_a_worker_that_vanished_in_mid_run(does: Any, market: Any, idempotent: bool, state: str) -> None:
+    job = does("pass", run=False, idempotent=idempotent)
+    pick = market.pick()
+    jobs.mark_sending([pick.claim])
+    Job.objects.update(lease_until=now() - timedelta(seconds=1))
+
+    assert passes.rescue() == 1
+    job.refresh_from_db()
+    assert (job.state, job.reason) == (state, "worker_lost")
+    assert FailedTask.objects.exists() == (state == "unknown")
+    assert Lane.objects.get().task_id is None
+
+
+def test_a_worker_that_vanished_before_the_command_began(does: Any, market: Any) -> None:
+    job = does("pass", run=False, idempotent=False)
+    market.pick()
+    Job.objects.update(lease_until=now() - timedelta(seconds=1))
+    passes.rescue()
+
+    job.refresh_from_db()
+    assert (job.state, job.failures) == ("scheduled", 0)
+    assert runner.work(EVERY) == 1
+    job.refresh_from_db()
+    assert job.state == "succeeded"
+
+
+def test_a_failed_job_is_published_again_once_under_a_double_click(does: Any, race: Any) -> None:
+    job = does("sys.exit(0 if param['task_id'] != param['delivery_key'] else 65)")
+    failed = FailedTask.objects.get()
+
+    def click(_: int) -> Any:
+        try:
+            return failed_tasks.retry(failed.pk, Actor("ops"))
+        except Conflict:
+            return None
+
+    new = [each for each in race(4, click) if each]
+    assert len(new) == 1
+    assert runner.work(EVERY) == 1
+    again = Job.objects.get(pk=new[0])
+    assert (again.state, again.retry_of, again.root_id) == ("succeeded", job.pk, job.root_id)
+
+
+def test_to_publish_again_what_waits_already_says_so(does: Any, market: Any) -> None:
+    does("sys.exit(65)")
+    waiting = market.publish(task_type="act")
+
+    with pytest.raises(Conflict, match=str(waiting.task_id)):
+        failed_tasks.retry(FailedTask.objects.get().pk, Actor("ops"))
+    assert FailedTask.objects.get().state == "open"
+
+
+def test_what_waits_for_something_retired_ends(does: Any, market: Any) -> None:
+    job = does("pass", run=False)
+    Shop.objects.update(retired_at=now())
+    assert passes.call_off_retired() == 1
+    job.refresh_from_db()
+    assert (job.state, job.reason) == ("cancelled", "retired")
+
+
+def test_as_many_run_on_a_node_as_it_has_slots(
+    market: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(settings, "AFTERTOUCH_RPA_SLOTS", 2)
+    (tmp_path / "effects").touch()
+    note = f"open('{tmp_path}/effects', 'a')"
+    market.flow("act", command=script(f"{note}.write('+'); time.sleep(0.3); {note}.write('-')"))
+    for number in range(6):
+        market.shop(f"s{number}")
+        market.publish(f"s{number}", "act")
+
+    race(4, lambda _: runner.work(EVERY))
+    while Job.objects.exclude(state="succeeded").exists():
+        runner.work(EVERY)
+
+    most = level = 0
+    for mark in (tmp_path / "effects").read_text():
+        level += 1 if mark == "+" else -1
+        most = max(most, level)
+    assert most == 2
+
+
+def test_a_node_on_its_way_out_begins_no_more(does: Any) -> None:
+    job = does("pass", run=False)
+    runner.stopping.set()
+    try:
+        assert runner.work(EVERY) == 0
+    finally:
+        runner.stopping.clear()
+    job.refresh_from_db()
+    assert job.state == "queued"
+
+
+def test_a_node_on_its_way_out_sends_an_idempotent_run_back(
+    does: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(runner, "STOPPING_PATIENCE", 0.2)
+    job = does(f"open('{tmp_path}/began', 'w'); time.sleep(60)", run=False)
+
+    def act(number: int) -> Any:
+        if number == 0:
+            return runner.work(EVERY)
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "began").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        runner.stopping.set()
+        return None
+
+    try:
+        race(2, act)
+    finally:
+        runner.stopping.clear()
+    job.refresh_from_db()
+    assert (job.state, job.reason, job.failures) == ("scheduled", "node_stopping", 0)
