@@ -12,8 +12,9 @@ from typing import Self
 
 import structlog
 
-from rpa_tasks.pool import chromium, devtools, places, processes, recent, wear
-from rpa_tasks.pool.errors import BROWSER_WAIT, PROFILE_BUSY, NoBrowser, refusal
+from rpa_tasks.pool import chromium, devtools, logins, places, recent, wear
+from rpa_tasks.pool.browser_processes import command_line, is_alive, listens, names_profile
+from rpa_tasks.pool.errors import BROWSER_FAILED, BROWSER_WAIT, PROFILE_BUSY, NoBrowser, refusal
 from rpa_tasks.pool.lock import Lock
 from rpa_tasks.pool.registry import BUSY, IDLE, Record
 from rpa_tasks.pool.slots import Slot, take_slot
@@ -49,14 +50,18 @@ class Borrowed:
             _put_back(self._slot, "dirty" if dirty else "")
         except OSError as error:
             # Still marked busy with a free lock: the next who comes ends it.
-            log.warning("browser.not_recorded", slot=self.slot, error=str(error))
+            log.warning("browser_not_recorded", slot=self.slot, error=str(error))
         finally:
             self._slot.release()
             self._profile_lock.release()
 
     def clear_cookies(self) -> None:
-        """devtools.NoAnswer."""
-        devtools.clear_cookies(self.port)
+        """Of the whole profile. NoBrowser: it would not."""
+        try:
+            devtools.clear_cookies(self.port)
+            logins.forget(self.profile_dir)
+        except devtools.NoAnswer as error:
+            raise NoBrowser(BROWSER_FAILED, f"Cookies were not cleared: {error}") from error
 
     def __enter__(self) -> Self:
         return self
@@ -131,6 +136,7 @@ def started(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record
     assert slot.record is not None
     try:
         running = chromium.start(slot.number, profile_id)
+        logins.bring_back(running.port, running.path, places.profile(profile_id))
         now = time.time()
         slot.write(
             replace(
@@ -146,7 +152,7 @@ def started(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record
     except (NoBrowser, OSError):
         slot.empty("did not start")
         raise
-    log.info("browser.started", slot=slot.number, profile=profile_id, port=running.port)
+    log.info("browser_started", slot=slot.number, profile=profile_id, port=running.port)
     return slot.record
 
 
@@ -154,9 +160,9 @@ def is_in_order(record: Record) -> bool:
     """Whether it is the very browser that was recorded: process, profile, port and its own random address."""
     profile = str(places.profile(record.profile))
     if not (
-        processes.is_alive(record.pid, record.ticks)
-        and processes.uses_profile(record.pid, profile)
-        and processes.listens(record.pid, record.port)
+        is_alive(record.pid, record.ticks)
+        and names_profile(command_line(record.pid), profile)
+        and listens(record.pid, record.port)
     ):
         return False
     try:

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from django.conf import settings
 
-from rpa_tasks.pool import devtools, places, processes
+from rpa_tasks.guard.processes import end, look
+from rpa_tasks.pool import devtools, places
+from rpa_tasks.pool.browser_processes import MARKER, is_alive, left_on, strangers
 from rpa_tasks.pool.errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.pool.singleton import release_singleton
 
@@ -78,19 +80,21 @@ def start(slot: int, profile_id: str) -> Running:
     profile = places.profile(profile_id)
     if shutil.disk_usage(profile).free < LEAST_FREE:
         raise NoBrowser(DISK_FULL, f"Less than {LEAST_FREE // 2**20} MB are free.")
-    if others := processes.strangers(str(profile)):
+    if others := strangers(str(profile)):
         raise NoBrowser(PROFILE_BUSY, f"A browser that is not ours uses the profile: {others}.")
+    # Whoever has the profile's lock may end what is on it: no record names it, so nobody else would.
+    end(lambda: left_on(str(profile)), grace=2.0)
     release_singleton(profile)
     port_file = profile / "DevToolsActivePort"
     port_file.unlink(missing_ok=True)
     log = places.logs() / f"browser-{slot}.log"
     pid = _spawn([find_chromium(), *_flags(profile)], log=log, slot=slot, profile=profile)
-    process = processes.find(pid)
+    process = look(pid)
     for _ in _moments(START_TIMEOUT):
-        if process is None or not processes.is_alive(pid, process.ticks):
+        if process is None or not is_alive(pid, process.started):
             break
         if (found := _port(port_file)) and _answers(*found):
-            return Running(pid, process.ticks, *found)
+            return Running(pid, process.started, *found)
     raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_last_words(log)}")
 
 
@@ -126,7 +130,7 @@ def _environment(slot: int, profile: Path) -> dict[str, str]:
         "HOME": str(profile),
         "LANG": "C.UTF-8",
         "TZ": settings.TIME_ZONE,
-        processes.MARKER: places.marker(slot),
+        MARKER: places.marker(slot),
     }
 
 

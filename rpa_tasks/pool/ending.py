@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-import signal
-import time
+import os
+import select
 
 import structlog
 
-from rpa_tasks.pool import devtools, places, processes
-from rpa_tasks.pool.processes import Process
+from rpa_tasks.guard import processes
+from rpa_tasks.guard.processes import Process
+from rpa_tasks.pool import devtools, logins, places
+from rpa_tasks.pool.browser_processes import family, is_alive
 from rpa_tasks.pool.registry import Record
 from rpa_tasks.pool.singleton import release_singleton
 
 log = structlog.get_logger(__name__)
 
-CLOSING = 5.0  #: seconds for a browser that was asked to close: it writes its cookies
-TERMINATING = 2.0
-KILLING = 5.0
+CLOSING = 3.0  #: seconds for a browser that was asked to close: it writes its cookies
+GRACE = 2.0  #: seconds between SIGTERM and SIGKILL
 
 
 def end(record: Record, why: str) -> bool:
     """End the slot's browser with everything it started. False: something could not be proven dead.
 
     Asked to close first: a Chromium that is terminated drops the cookies of its last half minute, and with them a
-    fresh login. Where nothing of it is left no process of ours can hold its port either.
+    fresh login. What it would forget in any case is kept by `logins`. Its port needs no proof of its own: where nothing
+    of it is left, nothing of it listens.
     """
     if _asked_to_close(record):
-        processes.wait_for_end(record.pid, seconds=CLOSING)
-    left = (
-        remaining(record)
-        and _signalled(record, signal.SIGTERM, TERMINATING)
-        and _signalled(record, signal.SIGKILL, KILLING)
-    )
-    if left:
-        log.error("browser.survived", slot=record.slot, profile=record.profile, pids=[each.pid for each in left])
+        _wait_for(record.pid, CLOSING)
+    if left := processes.end(lambda: remaining(record), GRACE):
+        log.error("browser_survived", slot=record.slot, profile=record.profile, pids=[each.pid for each in left])
         return False
     if record.profile:
         release_singleton(places.profile(record.profile))
-    log.info("browser.ended", slot=record.slot, profile=record.profile, why=why)
+    log.info("browser_ended", slot=record.slot, profile=record.profile, why=why)
     return True
 
 
 def remaining(record: Record) -> list[Process]:
     """What still lives of the slot's browser."""
-    return processes.browser_processes(
+    return family(
         marker=places.marker(record.slot),
         profile=str(places.profile(record.profile)) if record.profile else "",
         leader=(record.pid, record.ticks),
@@ -52,23 +49,25 @@ def remaining(record: Record) -> list[Process]:
 
 def _asked_to_close(record: Record) -> bool:
     """Only our own browser: on its port somebody else may listen by now."""
-    if not (record.port and processes.is_alive(record.pid, record.ticks)):
+    if not (record.port and is_alive(record.pid, record.ticks)):
         return False
     try:
+        logins.keep(record.port, record.path, places.profile(record.profile))
         devtools.call(record.port, record.path, "Browser.close", timeout=2.0)
     except devtools.NoAnswer:
         return False
     return True
 
 
-def _signalled(record: Record, number: signal.Signals, seconds: float) -> list[Process]:
-    """Signal all of it, again and again as it may fork, until nothing is left or the time is over."""
-    ends_at = time.monotonic() + seconds
-    told: set[int] = set()
-    while (left := remaining(record)) and time.monotonic() < ends_at:
-        for process in left:
-            if process.pid not in told or number == signal.SIGKILL:
-                processes.send(process, number)
-                told.add(process.pid)
-        time.sleep(0.02)
-    return left
+def _wait_for(pid: int, seconds: float) -> None:
+    """Sleep until the process ends, or the time is over."""
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        gone = select.poll()
+        gone.register(handle, select.POLLIN)
+        gone.poll(seconds * 1000)
+    finally:
+        os.close(handle)

@@ -19,7 +19,7 @@ LONGEST_NAME = 200
 
 
 def root() -> Path:
-    return Path(settings.AFTERTOUCH_STATE_DIR) / "rpa"
+    return Path(settings.AFTERTOUCH_STATE_DIR).absolute() / "rpa"
 
 
 def browsers() -> Path:

@@ -11,7 +11,6 @@ import json
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from rpa_tasks.pool import places
 
@@ -77,7 +76,3 @@ def slots(most: int) -> list[int]:
 
 def records(most: int) -> dict[int, Record | None]:
     return {slot: read(slot) for slot in slots(most)}
-
-
-def as_json(record: Record) -> dict[str, Any]:
-    return dataclasses.asdict(record)

@@ -8,7 +8,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from rpa_tasks.pool import processes
+from rpa_tasks.pool.browser_processes import command_line, names_profile
 
 NAMES = ("SingletonLock", "SingletonSocket", "SingletonCookie")
 
@@ -21,7 +21,7 @@ def release_singleton(profile: Path) -> bool:
     except OSError:
         return True
     if host == socket.gethostname():
-        lives = pid.isdigit() and processes.uses_profile(int(pid), str(profile))
+        lives = pid.isdigit() and names_profile(command_line(int(pid)), str(profile))
     else:
         lives = _somebody_listens(profile / "SingletonSocket")
     if not lives:

@@ -6,7 +6,7 @@ import time
 
 from django.conf import settings
 
-from rpa_tasks.pool import ending
+from rpa_tasks.pool.browser_processes import memory_by_session
 from rpa_tasks.pool.registry import Record
 
 
@@ -16,11 +16,6 @@ def reason(record: Record) -> str:
         return "uses"
     if time.time() - record.started_at >= settings.AFTERTOUCH_RPA_BROWSER_AGE.total_seconds():
         return "age"
-    if memory_mb(record) >= settings.AFTERTOUCH_RPA_BROWSER_MEMORY_MB:
+    if memory_by_session().get(record.pid, 0) // 2**20 >= settings.AFTERTOUCH_RPA_BROWSER_MEMORY_MB:
         return "memory"
     return ""
-
-
-def memory_mb(record: Record) -> int:
-    """Of all its processes. What they share is counted for each, so it is an upper bound."""
-    return sum(process.rss_kb for process in ending.remaining(record)) // 1024

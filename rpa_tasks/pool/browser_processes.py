@@ -1,0 +1,119 @@
+"""Which processes belong to a browser.
+
+Chromium scatters: its crash handlers leave for sessions of their own, its renderers overwrite their environment. What
+keeps the session, the mark in its environment or the profile on its command line is ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+from rpa_tasks.guard.processes import Process, carries, environment, everyone, look
+
+MARKER = "AFTERTOUCH_BROWSER"
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def is_alive(pid: int, ticks: int) -> bool:
+    """Whether the process that started then is still there."""
+    process = look(pid)
+    return process is not None and not process.gone and process.started == ticks
+
+
+def family(*, marker: str, profile: str, leader: tuple[int, int]) -> list[Process]:
+    """Everything alive of the browser started with this marker, on this profile directory and, as far as known, as
+    this (pid, ticks)."""
+    pid, ticks = leader
+    head = look(pid) if pid else None
+    # A pid is not given away while a session is called by it: where somebody else has it, nothing of ours is left.
+    session = 0 if head is not None and head.started != ticks else pid
+    marks = {MARKER: marker}
+    return [
+        process
+        for process in everyone()
+        if (session and process.session == session)
+        or carries(process, marks)
+        or _works_for(command_line(process.pid), profile)
+    ]
+
+
+def marked_slots(browsers: str) -> set[int]:
+    """The slots of this folder that some process claims to belong to."""
+    found = (re.fullmatch(rf"{re.escape(browsers)}/slot-(\d+)", marker) for marker in map(_marker, everyone()))
+    return {int(match[1]) for match in found if match}
+
+
+def left_on(profile: str) -> list[Process]:
+    """Browsers on this profile that a pool started."""
+    return [each for each in everyone() if names_profile(command_line(each.pid), profile) and _marker(each)]
+
+
+def strangers(profile: str) -> list[int]:
+    """Pids of browsers on this profile that no pool started: a person's."""
+    return [
+        process.pid
+        for process in everyone()
+        if names_profile(line := command_line(process.pid), profile)
+        and not _works_for(line, profile)
+        and not _marker(process)
+    ]
+
+
+def names_profile(line: str, profile: str) -> bool:
+    return bool(profile) and f"--user-data-dir={profile} " in f"{line} "
+
+
+def command_line(pid: int) -> str:
+    """Joined by spaces, as Chromium does with that of its renderers."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").rstrip()
+    except OSError:
+        return ""
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether the socket that listens on this port belongs to the process."""
+    sockets = _listening(port)
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd") if sockets else ():
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{name}") in sockets:
+                    return True
+    return False
+
+
+def memory_by_session() -> dict[int, int]:
+    """Bytes that each session's processes have in memory. Chromium's processes share hundreds of MB of code; that is
+    counted once, for the one that has most of it."""
+    own: Counter[int] = Counter()
+    shared: dict[int, int] = {}
+    for process in everyone():
+        with suppress(OSError):
+            _, resident, common, *_ = map(int, Path(f"/proc/{process.pid}/statm").read_text().split())
+            own[process.session] += (resident - common) * PAGE
+            shared[process.session] = max(shared.get(process.session, 0), common * PAGE)
+    return {session: used + shared[session] for session, used in own.items()}
+
+
+def _marker(process: Process) -> str:
+    return environment(process.pid).get(MARKER, "")
+
+
+def _works_for(line: str, profile: str) -> bool:
+    """A renderer or the like: only a browser starts these, and they end with it."""
+    return "--type=" in line and names_profile(line, profile)
+
+
+def _listening(port: int) -> set[str]:
+    """`socket:[inode]` of what listens on the port, on IPv4."""
+    wanted = f":{port:04X}"
+    with open("/proc/net/tcp", encoding="ascii") as table:
+        return {
+            f"socket:[{fields[9]}]"
+            for line in table
+            if (fields := line.split())[3] == "0A" and fields[1].endswith(wanted)
+        }
