@@ -1,3 +1,61 @@
 """System checks of what a person would otherwise find out at 3 a.m."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
+from django.db import connections
+
+from rpa_tasks.command import validate_command
+from rpa_tasks.models import Flow
+
+
+@register
+def a_lease_outlasts_its_renewals(**_: Any) -> list[CheckMessage]:
+    """Two renewals may be lost before a run loses its lease (I7)."""
+    from rpa_tasks.runner import LEASE, RENEW  # the runner is no part of a web process until somebody asks
+
+    if LEASE.total_seconds() >= 3 * RENEW:
+        return []
+    return [
+        Error(
+            f"The lease of a run ({LEASE}) is shorter than three renewals ({RENEW} s each).",
+            hint="Raise rpa_tasks.runner.LEASE.",
+            id="rpa_tasks.E001",
+        )
+    ]
+
+
+@register(Tags.database)
+def commands_resolve(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """Of every living flow. Runs where the database may be asked: at each `migrate`, and with
+    `check --database default`, which is worth doing on every execution node, as programs are per machine."""
+    if "default" not in (databases or ()) or not _is_migrated():
+        return []
+    flows = Flow.objects.filter(retired_at=None, platform__retired_at=None).select_related("platform")
+    return [
+        Warning(
+            f"The command of flow {flow.name} does not work here: {'; '.join(problems)}.",
+            hint="Correct the flow's command, or install the program on this machine.",
+            id="rpa_tasks.W001",
+        )
+        for flow in flows
+        if (problems := validate_command(flow.command))
+    ]
+
+
+def _is_migrated() -> bool:
+    """At the first `migrate` there is no table yet, and in the middle of an upgrade a column may be missing."""
+    connection = connections["default"]
+    with connection.cursor() as cursor:
+        tables = connection.introspection.table_names(cursor)
+        if Flow._meta.db_table not in tables:
+            return False
+        described = connection.introspection.get_table_description(cursor, Flow._meta.db_table)
+    return _columns(Flow._meta.concrete_fields) <= {each.name for each in described}
+
+
+def _columns(fields: Iterable[Any]) -> set[str]:
+    return {field.column for field in fields}

@@ -154,11 +154,23 @@ CHANNELS = {
     "feishu": "scheduling.channels.feishu.Feishu",
     "email": "scheduling.channels.email.Email",
     "log": "scheduling.channels.log.Log",
+    "rpa": "rpa_tasks.channel.Rpa",
 }
 # Other apps' sections of the configuration file, in the order they are stored: dotted paths of `Section` classes.
-CONFIG_SECTIONS: list[str] = []
+CONFIG_SECTIONS = [
+    "rpa_tasks.config_file.Platforms",
+    "rpa_tasks.config_file.Flows",
+    "rpa_tasks.config_file.Shops",
+]
+# Other apps' part of the HTTP API: dotted paths of ninja routers.
+API_ROUTERS = ["rpa_tasks.api.router"]
+# By the name of a periodic task, what judges the arguments that ops give it: a function of args and kwargs.
+PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.schedules.check_arguments"}
 # By the origin of a failed task, what publishes it again.
-REPUBLISHERS = {"touch": "scheduling.failed_tasks.republish_touch"}
+REPUBLISHERS = {
+    "touch": "scheduling.failed_tasks.republish_touch",
+    "rpa_job": "rpa_tasks.failed_jobs.republish",
+}
 # Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.
 PRESENCE: list[str] = []
 

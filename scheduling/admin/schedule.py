@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+from django.conf import settings
 from django.contrib import admin
+from django.utils.module_loading import import_string
 from django.utils.translation import gettext_lazy as _
 from django_celery_beat import admin as beat
 from django_celery_beat.models import (
@@ -15,6 +20,8 @@ from django_celery_beat.models import (
 from unfold.admin import ModelAdmin
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
+
+from scheduling.errors import InvalidInput
 
 for model in (ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule):
     admin.site.unregister(model)
@@ -29,6 +36,18 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.fields["task"].widget = UnfoldAdminTextInputWidget()
         self.fields["regtask"].widget = TaskSelect()
+
+    def clean(self) -> dict[str, Any]:
+        """Arguments that a task would refuse each time are refused once, here."""
+        data: dict[str, Any] = super().clean()
+        path = settings.PERIODIC_TASK_CHECKS.get(data.get("task") or "")
+        if path and not self.errors:
+            try:
+                import_string(path)(json.loads(data.get("args") or "[]"), json.loads(data.get("kwargs") or "{}"))
+            except InvalidInput as error:
+                for each in error.errors:
+                    self.add_error("args" if each.field == "args" else "kwargs", f"{each.field}: {each.message}")
+        return data
 
 
 @admin.register(PeriodicTask)

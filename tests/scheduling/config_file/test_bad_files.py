@@ -23,7 +23,7 @@ def with_node(house: str, rest: str) -> str:
     [
         ("version: 2", "version: must be 1"),
         ("node: []", "node: is not known here; known are version, channels, templates, communities, stages, nodes, "
-         "delay_rules, harassment_rules"),
+         "delay_rules, harassment_rules, platforms, flows, shops"),
         ("nodes: {}", "nodes: must be a list"),
         ("nodes:", "nodes: must be a list"),
         ("stages: [x]", "stages[0]: must be a mapping"),
@@ -36,7 +36,8 @@ def with_node(house: str, rest: str) -> str:
         ("stages: [{key: a, position: first}]", "stages[0].position: must be a whole number"),
         ("stages: [{key: a, colour: red}]", "stages[0].colour: is not known here; known are key, name, position"),
         ("channels: [{key: a, kind: fax}]",
-         "channels[0].kind: there is no channel kind “fax”; there are dingtalk, email, feishu, log, webhook, wecom"),
+         "channels[0].kind: there is no channel kind “fax”; there are dingtalk, email, feishu, log, rpa, webhook, "
+         "wecom"),
         ("channels: [{key: a, kind: webhook}]", "channels[0].url: is missing"),
         ("channels: [{key: a, kind: log, url: x}]", "channels[0].url: is not known here; known are none"),
         ("channels: [{key: a, kind: log, timeout: 21s}]", "channels[0].timeout: must not be longer than 20s"),
@@ -96,7 +97,6 @@ def with_node(house: str, rest: str) -> str:
          "harassment_rules[0].timezone: “Asia/Peking” is not an IANA time zone, like Asia/Shanghai"),
         ("harassment_rules: [{kind: quiet_hours, from: 22:00, to: 22:00}]",
          "harassment_rules[0].to: must differ from the time at which quiet hours begin"),
-        ("shops: []", "shops: this section needs app “rpa_tasks”, which is not installed"),
         ("silence_policies: []", "silence_policies: this section needs app “sessions”, which is not installed"),
     ],
 )  # fmt: skip

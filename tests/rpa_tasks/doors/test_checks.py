@@ -1,0 +1,61 @@
+"""What the system checks find before a job does."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.db import connection
+from django.utils.timezone import now
+
+from rpa_tasks import checks, runner
+from rpa_tasks.models import Flow
+from tests.rpa_tasks.doors.conftest import Market
+
+pytestmark = pytest.mark.django_db
+
+
+def found(*databases: str) -> list[tuple[str | None, str]]:
+    ours = [each for each in run_checks(databases=databases or None) if (each.id or "").startswith("rpa_tasks.")]
+    return [(each.id, each.msg) for each in ours]
+
+
+def test_a_flow_whose_program_is_gone_is_named(market: Market) -> None:
+    assert found("default") == []
+    Flow.objects.filter(pk=market.sync.pk).update(command=["/nowhere/rpa-cli", "{param}"])
+    ((id, message),) = found("default")
+    assert id == "rpa_tasks.W001"
+    assert "pdd_sync_order" in message
+    assert "/nowhere/rpa-cli" in message
+
+
+def test_what_is_retired_may_be_broken(market: Market) -> None:
+    market.flow("retired", command=["nope"], retired_at=now())
+    assert found("default") == []
+
+
+def test_without_leave_the_database_is_not_asked(market: Market, django_assert_num_queries: Any) -> None:
+    Flow.objects.update(command=["nope"])
+    with django_assert_num_queries(0):
+        assert found() == []
+
+
+def test_before_the_first_migration_there_is_nothing_to_say(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+    Flow.objects.update(command=["nope"])
+    monkeypatch.setattr(connection.introspection, "table_names", lambda *_: ["auth_user"])
+    assert found("default") == []
+
+
+def test_in_the_middle_of_an_upgrade_there_is_nothing_to_say(market: Market, monkeypatch: pytest.MonkeyPatch) -> None:
+    Flow.objects.update(command=["nope"])
+    monkeypatch.setattr(checks, "_columns", lambda _: {"a_column_that_is_to_come"})
+    assert found("default") == []
+
+
+def test_a_lease_that_two_lost_renewals_would_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found() == []
+    monkeypatch.setattr(runner, "LEASE", timedelta(seconds=3 * runner.RENEW - 1))
+    ((id, _),) = found()
+    assert id == "rpa_tasks.E001"

@@ -1,0 +1,232 @@
+"""Jobs that come round: from a row that ops edit, through beat and the broker, to one job a shop."""
+
+from __future__ import annotations
+
+import base64
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.test import Client as Browser
+from django.utils.timezone import now
+from django_celery_beat.models import IntervalSchedule, PeriodicTask, PeriodicTasks
+
+from config.beat_leader import LeaderScheduler
+from config.celery import app
+from rpa_tasks import schedules
+from rpa_tasks.models import Job, Shop
+from rpa_tasks.publishing import Request, publish
+from rpa_tasks.tasks import publish_for_shops
+from scheduling.errors import InvalidInput
+from scheduling.models import Configuration, FailedTask
+from tests.rpa_tasks.doors.conftest import Market
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+TASK = publish_for_shops.name
+ORDER: dict[str, Any] = {"platform": "pdd", "task_type": "sync_order"}
+MINUTE = timedelta(minutes=1)
+
+
+def wrong(**changes: Any) -> list[str]:
+    with pytest.raises(InvalidInput) as error:
+        schedules.publish_for_shops(ORDER | changes)
+    return [each.field for each in error.value.errors]
+
+
+def test_each_living_shop_gets_a_job(market: Market, rung: list[Any]) -> None:
+    market.shop("gone", retired_at=now())
+    told = schedules.publish_for_shops(ORDER | {"priority": "low", "payload": {"n": 1}})
+    assert told == schedules.Round(published=2)
+    assert {(job.shop.shop_id, job.priority, job.source) for job in Job.objects.all()} == {
+        ("s1", 2, "schedule"), ("s2", 2, "schedule"),
+    }  # fmt: skip
+    assert all(job.payload == {"n": 1} for job in Job.objects.all())
+
+
+def test_only_the_shops_that_are_named(market: Market, rung: list[Any]) -> None:
+    assert schedules.publish_for_shops(ORDER | {"shops": ["s2"]}).published == 1
+    assert Job.objects.get().shop == market.s2
+
+
+def test_one_that_waits_is_left_as_it_is(market: Market, rung: list[Any]) -> None:
+    publish(Request(platform="pdd", shop_id="s1", task_type="sync_order", payload={"n": 1}, delay=MINUTE, priority=2))
+    before = Job.objects.values("due_at", "payload", "priority", "planned_at").get()
+    told = schedules.publish_for_shops(ORDER | {"payload": {"n": 2}, "priority": "high"})
+    assert told == schedules.Round(published=1, waiting=1)
+    assert Job.objects.filter(shop=market.s1).values("due_at", "payload", "priority", "planned_at").get() == before
+    assert schedules.publish_for_shops(ORDER) == schedules.Round(waiting=2)
+
+
+def test_one_that_runs_does_not_keep_the_next_from_waiting(market: Market, rung: list[Any]) -> None:
+    schedules.publish_for_shops(ORDER)
+    Job.objects.filter(shop=market.s1).update(state="running", fresh=False, lease_until=now() + MINUTE)
+    assert schedules.publish_for_shops(ORDER) == schedules.Round(published=1, waiting=1)
+
+
+def test_a_shop_whose_backlog_is_full_is_passed_over(market: Market, rung: list[Any]) -> None:
+    Shop.objects.filter(pk=market.s1.pk).update(backlog_limit=1)
+    publish(Request(platform="pdd", shop_id="s1", task_type="sync_order", dedupe_key="k", delay=MINUTE))
+    assert schedules.publish_for_shops(ORDER) == schedules.Round(published=1, refused=1)
+
+
+def test_shops_are_spread_and_each_keeps_its_place(market: Market, rung: list[Any]) -> None:
+    Shop.objects.bulk_create(Shop(platform=market.pdd, shop_id=f"n{number}") for number in range(58))
+    assert schedules.publish_for_shops(ORDER | {"spread_seconds": 600}).published == 60
+    due = {job.shop.shop_id: (job.due_at - job.created_at) for job in Job.objects.select_related("shop")}
+    assert all(timedelta(0) <= delay < timedelta(seconds=600) for delay in due.values())
+    quarters = [sum(delay // timedelta(seconds=150) == quarter for delay in due.values()) for quarter in range(4)]
+    assert min(quarters) >= 5, quarters
+    for shop_id, delay in due.items():
+        assert abs(delay - schedules.place("pdd", shop_id, "sync_order", 600)) < timedelta(milliseconds=1)
+
+
+def test_a_place_is_the_same_for_ever_and_another_for_another_task() -> None:
+    assert schedules.place("pdd", "s1", "sync_order", 600) == timedelta(seconds=283.19)
+    assert schedules.place("pdd", "s1", "sync_order", 0) == timedelta(0)
+    assert len({schedules.place("pdd", "s1", name, 600) for name in ("sync_order", "batch_reply", "refresh")}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"platform": "temu"}, "platform"),
+        ({"platform": None}, "platform"),
+        ({"task_type": "bake"}, "task_type"),
+        ({"task_type": 7}, "task_type"),
+        ({"shops": ["s1", "s9"]}, "shops"),
+        ({"shops": []}, "shops"),
+        ({"shops": "s1"}, "shops"),
+        ({"shops": [1]}, "shops"),
+        ({"shops": ["s1", "s1"]}, "shops"),
+        ({"priority": "urgent"}, "priority"),
+        ({"priority": 1}, "priority"),
+        ({"priority": ["high"]}, "priority"),
+        ({"payload": "x"}, "payload"),
+        ({"spread_seconds": -1}, "spread_seconds"),
+        ({"spread_seconds": "600"}, "spread_seconds"),
+        ({"spread_seconds": float("nan")}, "spread_seconds"),
+        ({"colour": "red"}, "colour"),
+    ],
+)
+def test_an_order_that_cannot_be_meant_publishes_nothing(market: Market, changes: dict[str, Any], field: str) -> None:
+    assert wrong(**changes) == [field]
+    assert not Job.objects.exists()
+
+
+def test_a_payload_is_held_against_the_flows_schema(market: Market, rung: list[Any]) -> None:
+    market.sync.payload_schema = {"properties": {"days": {"type": "integer"}}, "required": ["days"]}
+    market.sync.save()
+    assert wrong(payload={"days": "3"}) == ["payload.days"]
+    assert wrong() == ["payload"]
+    assert schedules.publish_for_shops(ORDER | {"payload": {"days": 3}}).published == 2
+
+
+# --- beat -------------------------------------------------------------------------------------------------------------
+
+
+def every_ten_minutes(**kwargs: Any) -> PeriodicTask:
+    interval, _ = IntervalSchedule.objects.get_or_create(every=10, period="minutes")
+    return PeriodicTask.objects.create(
+        name="sync",
+        task=TASK,
+        interval=interval,
+        kwargs=json.dumps(kwargs),
+        start_time=datetime(2026, 3, 1, tzinfo=UTC),
+    )
+
+
+def beat(valkey: Any) -> list[Any]:
+    """Let a beat tick until nothing is due, and run what it published as a worker would. Returns what was run: at its
+    start a beat may send what is overdue twice."""
+    scheduler = LeaderScheduler(app=app)
+    try:
+        for _ in range(20):
+            if scheduler.tick() > 0.5:
+                break
+    finally:
+        scheduler.close()
+    ran = []
+    while raw := valkey.rpop("mq:ticks"):
+        message = json.loads(raw)
+        if message["headers"]["task"] != TASK:
+            continue
+        args, kwargs, _ = json.loads(base64.b64decode(message["body"]) if _is_base64(message) else message["body"])
+        ran.append(publish_for_shops.apply(args, kwargs))
+    return ran
+
+
+def _is_base64(message: dict[str, Any]) -> bool:
+    return bool(message["properties"].get("body_encoding") == "base64")
+
+
+def test_a_row_that_ops_edit_leads_to_jobs(market: Market, valkey: Any, rung: list[Any]) -> None:
+    row = every_ten_minutes(**ORDER, shops="all", priority="normal", spread_seconds=600)
+    assert beat(valkey)
+    assert {job.shop.shop_id for job in Job.objects.all()} == {"s1", "s2"}
+    row.refresh_from_db()
+    assert row.last_run_at is not None
+
+    assert beat(valkey) == []  # ten minutes have not passed
+
+    PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=now() - timedelta(minutes=10))
+    PeriodicTasks.update_changed()
+    assert beat(valkey)
+    assert Job.objects.count() == 2  # both wait still
+
+
+@pytest.mark.parametrize("order", [{"platform": "temu", "task_type": "sync_order"}, {"plattform": "pdd"}, {}])
+def test_a_row_that_cannot_be_meant_reaches_a_person(
+    market: Market, valkey: Any, order: dict[str, Any], rung: list[Any]
+) -> None:
+    every_ten_minutes(**order)
+    ran = beat(valkey)
+    assert ran
+    assert all(each.failed() for each in ran)
+    row = FailedTask.objects.latest("failed_at")
+    assert (row.origin, row.reason, row.state) == ("message", "task_error", "open")
+    assert TASK in str(row.payload)
+    assert "platform: " in row.detail
+    assert not Job.objects.exists()
+
+
+# --- the admin --------------------------------------------------------------------------------------------------------
+
+
+def save_in_admin(**changes: Any) -> Any:
+    Configuration.objects.get_or_create(pk=1)
+    browser = Browser()
+    browser.force_login(get_user_model().objects.create_superuser("ann"))
+    interval, _ = IntervalSchedule.objects.get_or_create(every=10, period="minutes")
+    form = {
+        "name": "sync", "regtask": TASK, "task": "", "enabled": "on", "interval": interval.pk, "args": "[]",
+        "kwargs": json.dumps(ORDER), "headers": "{}", "priority": "",
+    }  # fmt: skip
+    return browser.post("/admin/django_celery_beat/periodictask/add/", form | changes)
+
+
+def test_a_good_row_is_saved_in_the_admin(market: Market) -> None:
+    answer = save_in_admin()
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    assert PeriodicTask.objects.get(name="sync").task == TASK
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"kwargs": '{"platform": "temu", "task_type": "sync_order"}'}, "kwargs", "there is no platform “temu”"),
+        ({"kwargs": '{"platform": "pdd", "task_type": "sync_order", "shops": ["s9"]}'}, "kwargs", "no shop “s9”"),
+        ({"kwargs": "[1]"}, "kwargs", "must be a mapping"),
+        ({"args": '["pdd"]'}, "args", "name every argument"),
+        ({"kwargs": "{"}, "kwargs", "JSON"),
+    ],
+)
+def test_a_row_that_cannot_be_meant_is_refused_in_the_admin(
+    market: Market, changes: dict[str, Any], field: str, said: str
+) -> None:
+    answer = save_in_admin(**changes)
+    assert answer.status_code == 200
+    assert said in str(answer.context["adminform"].form.errors[field])
+    assert not PeriodicTask.objects.filter(name="sync").exists()

@@ -1,0 +1,347 @@
+"""`platforms`, `flows` and `shops` in a file: read, judged, stored, exported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.db import transaction
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import rpa_tasks
+from rpa_tasks.models import Breaker, Flow, Job, Lane, Platform, Shop
+from rpa_tasks.publishing import Request, publish
+from scheduling.config_file import document, plan
+from scheduling.config_file.export import export as exported
+from scheduling.config_file.section import Stamp
+from scheduling.durations import format_duration
+
+pytestmark = pytest.mark.django_db
+
+Apply = Callable[..., str]
+Refused = Callable[..., list[str]]
+DEMO = Path(rpa_tasks.__file__).parent / "demo.yaml"
+
+MARKET = """
+version: 1
+platforms: [{key: pdd, name: 拼多多}]
+flows:
+  - platform: pdd
+    task_type: sync_order
+    command: ["true", run, --flow, "{flow}", --param, "{param}", --timeout, "{timeout}"]
+shops: [{platform: pdd, shop_id: s1, name: 旗舰店}]
+"""
+EVERYTHING = """
+version: 1
+platforms: [{key: pdd, name: 拼多多, dedicated_queue: true, paused: true, backlog_limit: 5, breaker_threshold: 7}]
+flows:
+  - platform: pdd
+    task_type: sync_order
+    command: ["true", "{param}"]
+    timeout: 5m
+    needs_browser: false
+    idempotent: true
+    exit_codes: {transient: [70], business: [65, 66], session: [77], platform: [75]}
+    payload_schema: {type: object, properties: {since: {type: string}}}
+    needs_result: true
+    retry_delays: [10s, 1m]
+    clear_cookies: true
+    environment: [DATABASE_URL, HTTPS_PROXY]
+shops:
+  - {platform: pdd, shop_id: s1, name: 旗舰店, dedicated_queue: true, paused: true, profile_id: old.1, backlog_limit: 9}
+"""
+
+
+def test_a_market_is_stored_and_what_is_not_said_has_its_default(apply: Apply) -> None:
+    assert apply(MARKET) == "platforms\n  + pdd\nflows\n  + pdd/sync_order\nshops\n  + pdd/s1\napplied\n"
+    flow, shop = Flow.objects.get(), Shop.objects.get()
+    assert (flow.name, flow.command[0], flow.timeout) == ("pdd_sync_order", "true", timedelta(minutes=10))
+    assert (flow.needs_browser, flow.idempotent, flow.exit_codes, flow.retry_delays) == (True, False, {}, [])
+    assert (shop.platform.name, shop.name, shop.backlog_limit, shop.profile) == ("拼多多", "旗舰店", 100, "pdd-s1")
+    assert Breaker.objects.filter(platform=shop.platform).exists()
+    assert Lane.objects.filter(shop=shop).exists()
+
+
+def test_every_key_of_the_format_is_stored(apply: Apply) -> None:
+    apply(EVERYTHING)
+    platform, flow, shop = Platform.objects.get(), Flow.objects.get(), Shop.objects.get()
+    assert (platform.dedicated_queue, platform.paused, platform.backlog_limit, platform.breaker_threshold) == (
+        True, True, 5, 7,
+    )  # fmt: skip
+    assert (flow.timeout, flow.needs_browser, flow.idempotent, flow.needs_result, flow.clear_cookies) == (
+        timedelta(minutes=5), False, True, True, True,
+    )  # fmt: skip
+    assert flow.exit_codes == {"transient": [70], "business": [65, 66], "session": [77], "platform": [75]}
+    assert flow.payload_schema == {"type": "object", "properties": {"since": {"type": "string"}}}
+    assert (flow.retry_delays, flow.environment) == ([10, 60], ["DATABASE_URL", "HTTPS_PROXY"])
+    assert (shop.dedicated_queue, shop.paused, shop.profile, shop.backlog_limit) == (True, True, "old.1", 9)
+
+
+def test_what_is_exported_changes_nothing(apply: Apply, export: Apply) -> None:
+    for text in (MARKET, EVERYTHING):
+        apply(text)
+        before = export()
+        assert apply(before) == "no changes\n"
+        assert export() == before
+
+
+def test_a_dry_run_stores_nothing(apply: Apply) -> None:
+    assert apply(MARKET, "--dry-run").endswith("  + pdd/s1\ndry run: nothing was stored\n")
+    assert not Platform.objects.exists()
+
+
+def test_a_section_is_the_whole_truth(apply: Apply) -> None:
+    apply(MARKET)
+    assert apply("shops: [{platform: pdd, shop_id: s2}]") == "shops\n  + pdd/s2\n  - pdd/s1 (retired)\napplied\n"
+    assert Shop.objects.get(shop_id="s1").retired_at
+    assert apply("shops: [{platform: pdd, shop_id: s1}]").startswith("shops\n  + pdd/s1 (was retired)\n")
+    assert Shop.objects.get(shop_id="s1").retired_at is None
+
+
+def test_a_platform_goes_only_with_what_is_on_it(apply: Apply, refused: Refused) -> None:
+    apply(MARKET)
+    assert refused("platforms: []")[:2] == [
+        "platforms: platform “pdd” is not listed, but flow “pdd_sync_order” still uses it",
+        "platforms: platform “pdd” is not listed, but shop “旗舰店” still uses it",
+    ]
+    assert "pdd (retired)" in apply("{platforms: [], flows: [], shops: []}")
+
+
+def test_who_waits_for_what_goes_is_said_before(apply: Apply, rung: list[Any]) -> None:
+    apply(MARKET)
+    publish(Request(platform="pdd", shop_id="s1", task_type="sync_order", delay=timedelta(hours=1)))
+    said = apply("{shops: [], flows: []}", "--dry-run")
+    assert "note: shop “pdd/s1” is retired: what waits for it (1) is called off\n" in said
+    assert "note: flow “pdd/sync_order” is retired: what waits for it (1) is called off\n" in said
+    Job.objects.update(state="succeeded", lease_until=None)
+    assert "note" not in apply("{shops: [], flows: []}", "--dry-run")
+
+
+# --- what somebody paused ---------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_does_not_mention_a_pause_leaves_it_alone(apply: Apply) -> None:
+    apply(MARKET)
+    Shop.objects.update(paused=True)
+    Platform.objects.update(paused=True)
+    said = apply(MARKET.replace("旗舰店", "一店"))
+    assert "note: shops[0]: is paused and stays so; “paused: false” would end it\n" in said
+    assert Shop.objects.filter(paused=True, name="一店").exists()
+    assert Platform.objects.filter(paused=True).exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("where", ["name: 拼多多", "name: 旗舰店"])
+def test_a_file_that_ends_a_pause_wakes_the_shop(apply: Apply, rung: list[Any], where: str) -> None:
+    apply(MARKET.replace(where, f"{where}, paused: true"))
+    publish(Request(platform="pdd", shop_id="s1", task_type="sync_order"))
+    rung.clear()
+    apply(MARKET.replace(where, f"{where}, paused: false"))
+    assert [hint.route for hint in rung] == [Shop.objects.get().pk]
+
+
+def test_applying_a_file_logs_nobody_in(apply: Apply) -> None:
+    apply(MARKET)
+    lost_at = datetime(2026, 3, 1, tzinfo=UTC)
+    Shop.objects.update(login_state="needed", login_lost_at=lost_at)
+    apply(MARKET.replace("旗舰店", "一店"))
+    assert Shop.objects.filter(login_state="needed", login_lost_at=lost_at, name="一店").exists()
+
+
+# --- what is wrong ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shops", "problem"),
+    [
+        ("{platform: temu, shop_id: s1}", "shops[0].platform: there is no platform “temu”"),
+        ("{platform: pdd}", "shops[0].shop_id: is missing"),
+        ("{platform: pdd, shop_id: 12345}", "shops[0].shop_id: must be text; put it in quotes"),
+        ("{platform: pdd, shop_id: a/b}", "shops[0].shop_id: must begin with a letter or digit"),
+        ("{platform: pdd, shop_id: .., name: x}", "shops[0].shop_id: must begin with a letter or digit"),
+        ("{platform: pdd, shop_id: 一店}", "shops[0].shop_id: must begin with a letter or digit"),
+        ("{platform: pdd, shop_id: s1, profile_id: ../x}", "shops[0].profile_id: names a directory"),
+        ("{platform: pdd, shop_id: s1, backlog_limit: 0}", "shops[0].backlog_limit: must be between 1 and 1000000"),
+        ("{platform: pdd, shop_id: s1, login_state: ok}", "shops[0].login_state: is not known here"),
+        (
+            "{platform: pdd, shop_id: s1}, {platform: pdd, shop_id: s1}",
+            "shops[1]: “pdd/s1” is listed already, at shops[0]",
+        ),
+        (
+            "{platform: pdd, shop_id: s1}, {platform: pdd, shop_id: s2, profile_id: pdd-s1}",
+            "shops[1].profile_id: browser profile “pdd-s1” is used at shops[0] too",
+        ),
+    ],
+)
+def test_a_shop_that_cannot_be_meant(refused: Refused, shops: str, problem: str) -> None:
+    (line, *_) = refused(f"{{platforms: [{{key: pdd}}], shops: [{shops}]}}")
+    assert line.startswith(problem)
+
+
+def test_two_shops_never_share_a_profile_whatever_their_names(refused: Refused) -> None:
+    said = refused(
+        """
+        platforms: [{key: a}, {key: a-b}]
+        shops: [{platform: a, shop_id: b-c}, {platform: a-b, shop_id: c}]
+        """
+    )
+    assert said[0] == "shops[1].profile_id: browser profile “a-b-c” is used at shops[0] too"
+
+
+def test_a_profile_is_not_handed_on_even_by_a_shop_that_is_gone(apply: Apply, refused: Refused) -> None:
+    apply(EVERYTHING)
+    said = refused("shops: [{platform: pdd, shop_id: s2, profile_id: old.1}]")
+    assert said[0] == "shops[0].profile_id: browser profile “old.1” belongs to pdd/s1; set another one"
+    apply("shops: []")
+    assert refused("shops: [{platform: pdd, shop_id: s2, profile_id: old.1}]")[0] == said[0]
+
+
+@pytest.mark.parametrize(
+    ("flow", "problem"),
+    [
+        ('command: [no-such-program, "{param}"]', "flows[0].command: "),
+        ('command: ["true", "{param}", "{shop}"]', "flows[0].command: "),
+        ('command: ["true"]', "flows[0].command: "),
+        ("command: []", "flows[0].command: "),
+        ("command: rpa-cli run", "flows[0].command: must be a list"),
+        ('command: ["true", "{param}"], timeout: 900ms', "flows[0].timeout: must be between 1s and 1d"),
+        ('command: ["true", "{param}"], timeout: 25h', "flows[0].timeout: must be between 1s and 1d"),
+        ('command: ["true", "{param}"], exit_codes: {fatal: [1]}', "flows[0].exit_codes.fatal: is not known here"),
+        ('command: ["true", "{param}"], exit_codes: {business: [0]}', "flows[0].exit_codes.business: must be a list"),
+        ('command: ["true", "{param}"], exit_codes: {business: [256]}', "flows[0].exit_codes.business: must be a list"),
+        (
+            'command: ["true", "{param}"], exit_codes: {business: [65], session: [77, 65]}',
+            "flows[0].exit_codes.session: 65 is listed already, as business",
+        ),
+        ('command: ["true", "{param}"], payload_schema: {type: nope}', "flows[0].payload_schema.type: "),
+        ('command: ["true", "{param}"], payload_schema: [1]', "flows[0].payload_schema: must be a mapping"),
+        ('command: ["true", "{param}"], payload_schema: {$ref: "http://h/x"}', "flows[0].payload_schema: "),
+        ('command: ["true", "{param}"], retry_delays: [0s]', "flows[0].retry_delays: each must be above zero"),
+        ('command: ["true", "{param}"], environment: [A-B]', "flows[0].environment: “A-B” is not the name"),
+        ('command: ["true", "{param}"], environment: [A, A]', "flows[0].environment: names something twice"),
+        ('command: ["true", "{param}"], environment: [DJANGO_SECRET_KEY]', "flows[0].environment: DJANGO_SECRET_KEY"),
+        ('command: ["true", "{param}"], environment: [HOME]', "flows[0].environment: HOME is set"),
+    ],
+)
+def test_a_flow_that_cannot_work(refused: Refused, flow: str, problem: str) -> None:
+    (line, *_) = refused(f"{{platforms: [{{key: pdd}}], flows: [{{platform: pdd, task_type: sync, {flow}}}]}}")
+    assert line.startswith(problem), line
+    assert len(line) > len(problem) or not problem.endswith(" ")
+    assert not Flow.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("platform", "problem"),
+    [
+        ("{key: PDD}", "platforms[0].key: must be lower-case letters"),
+        ("{key: pdd, breaker_threshold: 0}", "platforms[0].breaker_threshold: must be between 1 and 100"),
+        ("{key: pdd, backlog_limit: -1}", "platforms[0].backlog_limit: must be between 1 and 1000000"),
+        ("{key: pdd, paused: maybe}", "platforms[0].paused: must be true or false"),
+    ],
+)
+def test_a_platform_that_cannot_be_meant(refused: Refused, platform: str, problem: str) -> None:
+    assert refused(f"platforms: [{platform}]")[0].startswith(problem)
+
+
+# --- the demo's file, and any other -----------------------------------------------------------------------------------
+
+
+def test_the_demos_market_works_on_this_machine(apply: Apply, export: Apply) -> None:
+    apply(DEMO.read_text(encoding="utf-8"))
+    assert [str(shop.shop_id) for shop in Shop.objects.all()] == ["s1", "s2", "s3"]
+    for flow in Flow.objects.all():
+        assert (flow.idempotent, flow.environment) == (True, ["DATABASE_URL"])
+        assert flow.exit_codes == {"business": [65], "session": [77], "platform": [75]}
+    assert apply(export()) == "no changes\n"
+
+
+keys = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,10}", fullmatch=True)
+shop_ids = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,10}", fullmatch=True)
+names = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+flags = st.booleans()
+limits = st.integers(1, 1_000_000)
+codes = st.lists(st.integers(1, 255), unique=True, max_size=8)
+schemas = st.fixed_dictionaries(
+    {},
+    optional={
+        "type": st.just("object"),
+        "description": names,
+        "required": st.lists(names, unique=True, max_size=2),
+        "properties": st.dictionaries(names, st.sampled_from([{"type": "string"}, {"minimum": 1.5}, {}]), max_size=2),
+        "default": st.dictionaries(names, st.integers(-9, 9) | st.floats(-9, 9) | names | st.none(), max_size=2),
+    },
+)
+
+
+@st.composite
+def exit_codes(draw: st.DrawFn) -> dict[str, list[int]]:
+    drawn = draw(codes)
+    classes = draw(st.lists(st.sampled_from(["transient", "business", "session", "platform"]), unique=True, min_size=1))
+    return {name: drawn[at :: len(classes)] for at, name in enumerate(classes)}
+
+
+@st.composite
+def markets(draw: st.DrawFn) -> dict[str, Any]:
+    platforms = draw(
+        st.lists(
+            st.fixed_dictionaries(
+                {"key": keys},
+                optional={"name": names, "dedicated_queue": flags, "paused": flags, "backlog_limit": limits,
+                          "breaker_threshold": st.integers(1, 100)},
+            ),
+            max_size=3, unique_by=lambda each: each["key"],
+        )
+    )  # fmt: skip
+    on = st.sampled_from([each["key"] for each in platforms]) if platforms else st.nothing()
+    flow = st.fixed_dictionaries(
+        {"platform": on, "task_type": keys, "command": st.just(["{python}", "-m", "x", "{param}"])},
+        optional={
+            "timeout": st.timedeltas(timedelta(seconds=1), timedelta(hours=24)).map(format_duration),
+            "needs_browser": flags, "idempotent": flags, "needs_result": flags, "clear_cookies": flags,
+            "exit_codes": exit_codes(), "payload_schema": schemas,
+            "retry_delays": st.lists(st.sampled_from(["30s", "1m", "1h30m", "1500ms"]), max_size=3),
+            "environment": st.lists(st.sampled_from(["A", "DATABASE_URL", "_x"]), unique=True),
+        },
+    )  # fmt: skip
+    shop = st.fixed_dictionaries(
+        {"platform": on, "shop_id": shop_ids},
+        optional={"name": names, "dedicated_queue": flags, "paused": flags, "backlog_limit": limits},
+    )
+    flows = st.lists(flow, max_size=3, unique_by=lambda each: (each["platform"], each["task_type"]))
+    shops = st.lists(shop, max_size=3, unique_by=lambda each: f"{each['platform']}-{each['shop_id']}")
+    return {
+        "platforms": platforms,
+        "flows": draw(flows) if platforms else [],
+        "shops": draw(shops) if platforms else [],
+    }
+
+
+def apply_market(market: dict[str, Any]) -> plan.Plan:
+    """Through the text, as a file goes."""
+    given = document.load(document.dump(market).encode())
+    planned = plan.plan(given)
+    plan.store(given, planned, Stamp("test"))
+    return planned
+
+
+@settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(first=markets(), second=markets())
+def test_any_export_changes_nothing(first: dict[str, Any], second: dict[str, Any]) -> None:
+    with transaction.atomic():
+        for market in (first, second):
+            try:
+                apply_market(market)
+            except plan.InvalidConfiguration as error:
+                if not all("browser profile" in str(problem) for problem in error.problems):
+                    raise  # only a profile of the first market's, under another shop's name, may be in the way
+            assert apply_market(exported()).changes == []
+        whole = exported()
+        transaction.set_rollback(True)
+    with transaction.atomic():
+        apply_market(whole)
+        assert exported() == whole
+        transaction.set_rollback(True)
