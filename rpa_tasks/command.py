@@ -117,14 +117,12 @@ def _allowed(names: Sequence[str]) -> dict[str, str]:
 
 def _database_url() -> str:
     """Of the database that we use ourselves: with embedded servers no variable names it."""
-    database = settings.DATABASES["default"]
-    user, password, host, name = (quote(str(database.get(part) or ""), safe="") for part in _URL_PARTS)
+    database = {name: str(value or "") for name, value in settings.DATABASES["default"].items()}
+    user, password, name = (quote(database[part], safe="") for part in ("USER", "PASSWORD", "NAME"))
+    host = f"[{database['HOST']}]" if ":" in database["HOST"] else quote(database["HOST"], safe="")
     sign_in = f"{user}:{password}@" if password else f"{user}@" if user else ""
-    port = f":{database['PORT']}" if database.get("PORT") else ""
+    port = f":{database['PORT']}" if database["PORT"] else ""
     return f"postgresql://{sign_in}{host}{port}/{name}"
-
-
-_URL_PARTS = ("USER", "PASSWORD", "HOST", "NAME")
 
 
 def _password_in(value: str) -> str:

@@ -107,17 +107,20 @@ class Guarded:
         self._ending: Ending | None = None
         self._events: deque[Event] = deque()
         self._rest = b""
+        self._in = self._out = -1
         self._overdue_at = time.monotonic() + order.timeout + order.hard_after + PATIENCE
-        self._process = subprocess.Popen(  # noqa: S603  (our own script)
-            [sys.executable, "-I", "-S", str(SCRIPT)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-            cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True,
-        )  # fmt: skip
+        line = order.line()
+        try:
+            self._process = _start_guard()
+        except OSError as error:
+            log.exception("guard_not_started")
+            self._ending = Ending(Ended.NOT_STARTED, error="guard_not_started", tail=str(error))
+            return
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._out, False)
-        self._write(order.line())
+        self._write(line)
         os.set_blocking(self._in, False)  # from here on a guard that is stopped must not stop us
 
     def fileno(self) -> int:
@@ -235,6 +238,15 @@ class Guarded:
             return self._pid in (process.session, process.group) or processes.carries(process, marks)
 
         return [process for process in processes.everyone() if belongs(process)]
+
+
+def _start_guard() -> subprocess.Popen[bytes]:
+    """Away from our terminal, and without our environment, so that it carries nobody's markers."""
+    return subprocess.Popen(  # noqa: S603  (our own script)
+        [sys.executable, "-I", "-S", str(SCRIPT)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+        cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True,
+    )  # fmt: skip
 
 
 def sweep(match: Callable[[Mapping[str, str]], bool]) -> list[int]:

@@ -10,7 +10,7 @@ NOTE = b"\n[... %d bytes left out ...]\n"
 class KeptLog:
     """The first half of the file is written once, the second half round and round, until `finish` puts it in order.
 
-    A disk that is full, or a file that cannot be opened, loses log and nothing else.
+    `limit` is in bytes, 200 at least. A disk that is full, or a file that cannot be opened, loses log and nothing else.
     """
 
     def __init__(self, path: str, limit: int) -> None:
@@ -65,7 +65,7 @@ class KeptLog:
         ring = os.pread(self._file, self._ring, self._head)
         at = self._circled % self._ring
         recent = (ring[at:] + ring[:at])[len(NOTE) + 20 :]
-        recent = recent[recent.find(b"\n") + 1 :]  # from the start of a line
+        recent = recent[recent.find(b"\n", 0, len(recent) // 4) + 1 :]  # from the start of a line, if one is near
         self.dropped += self._circled - len(recent)
         note = NOTE % self.dropped
         os.pwrite(self._file, note + recent, self._head)

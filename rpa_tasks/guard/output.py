@@ -50,31 +50,37 @@ class Lines:
         self._mask = mask
         self._rest = b""
         self._inside = False  # a line that is let through in pieces
-        self.lost_result = False  # such a line began like a result
 
-    def feed(self, data: bytes) -> tuple[bytes, list[bytes]]:
-        """Returns what goes to the log, masked, and the lines that may be meant for us, as they came."""
+    def feed(self, data: bytes) -> tuple[bytes, list[bytes], bool]:
+        """Returns what goes to the log, masked; the lines that may be meant for us, as they came; and whether a result
+        was lost, because its line is too long."""
         data = self._rest + data
         cut = data.rfind(b"\n") + 1
         whole, self._rest = data[:cut], data[cut:]
         spoken = list(_spoken(whole, self._inside)) if whole else []
+        fitting = [line for line in spoken if len(line) <= LONGEST_LINE]
         self._inside = self._inside and not whole
         shown = self._mask(whole)
+        lost = any(_begins_like_a_result(line) for line in spoken if len(line) > LONGEST_LINE)
         if len(self._rest) > LONGEST_LINE:
+            lost |= not self._inside and _begins_like_a_result(self._rest)
             shown += self._let_through()
-        return shown, spoken
+        return shown, fitting, lost
 
-    def finish(self) -> tuple[bytes, list[bytes]]:
+    def finish(self) -> tuple[bytes, list[bytes], bool]:
         """The last line, when no newline ended it."""
-        return self.feed(b"\n") if self._rest else (b"", [])
+        return self.feed(b"\n") if self._rest else (b"", [], False)
 
     def _let_through(self) -> bytes:
-        self.lost_result |= not self._inside and self._rest.startswith(b"{") and b'"result"' in self._rest[:64]
         self._inside = True
         masked = self._mask(self._rest)
         cut = len(masked) - self._mask.reach  # a secret may have begun behind this
         self._rest = masked[cut:]
         return masked[:cut]
+
+
+def _begins_like_a_result(line: bytes) -> bool:
+    return line.startswith(b"{") and b'"result"' in line[:64]
 
 
 def _spoken(whole: bytes, inside: bool) -> Iterator[bytes]:
@@ -94,8 +100,6 @@ def _spoken(whole: bytes, inside: bool) -> Iterator[bytes]:
 
 def understood(line: bytes, mask: Mask) -> dict[str, Any] | None:
     """The JSON object on that line, clean; None where it is none, or one that could not be stored."""
-    if len(line) > LONGEST_LINE:
-        return None
     try:
         value = mask.clean(json.loads(line.decode("utf-8", "replace")))
         json.dumps(value, allow_nan=False)

@@ -13,8 +13,7 @@ import signal
 import time
 
 from rpa_tasks.guard import child, processes
-from rpa_tasks.guard.kept_log import KeptLog
-from rpa_tasks.guard.output import Lines, Mask, Tail, progress_in, understood
+from rpa_tasks.guard.hearing import Hearing
 from rpa_tasks.guard.wire import Inbox, Outbox
 
 TYPE_CHECKING = False
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any
 
-CHUNK = 65_536
 NOW, NEVER = 0.0, float("inf")
 #: The command alone gets the first SIGTERM, so that it can still use its own children to leave in good order; the
 #: others follow after this share of the grace, or as soon as it has ended.
@@ -38,9 +36,7 @@ class Watch:
 
     def __init__(self, order: dict[str, Any], inbox: Inbox, outbox: Outbox) -> None:
         self.order, self.inbox, self.outbox = order, inbox, outbox
-        self.mask = Mask(order.get("mask", []))
-        self.log = KeptLog(order["log_path"], order["log_limit"])
-        self.tail = Tail()
+        self.hearing = Hearing(order, outbox)
         self.marks = {name: order["env"][name] for name in MARKS if name in order["env"]}
         now = clock()
         self.lease_until = in_clock(order["extend_until"]) if order.get("extend_until") else now + order["extension"]
@@ -53,10 +49,6 @@ class Watch:
         self.left: list[processes.Process] = []
         self.childless = False  # the kernel says that nobody descends from us any more
         self.told_to_stop = False  # the guard itself got a SIGTERM
-        self.error = ""
-        self.told_result = False
-        self.streams: dict[int, Lines] = {}
-        self.spoken_on = -1
         self.poll = select.poll()
 
     # --- beginning ------------------------------------------------------------------------------------------------
@@ -68,16 +60,16 @@ class Watch:
         try:
             self.start()
         except child.NotStarted as failure:
-            self.log.finish()
+            self.hearing.finish()
             reason, sentence = failure.args
             return {**self.report(), "ended": "not_started", "error": reason, "tail": sentence}
         self.outbox.tell({"started": self.pid})
         self.poll.register(wake, select.POLLIN)
         self.poll.register(self.inbox.descriptor, select.POLLIN)
+        self.obey()  # what came in one piece with the order wakes no poll any more
         while not self.is_over():
             self.turn(wake)
-        self.drain()
-        self.log.finish()
+        self.hearing.finish()
         return self.report()
 
     def start(self) -> None:
@@ -89,18 +81,16 @@ class Watch:
         finally:
             os.close(out_end)
             os.close(err_end)
-        self.spoken_on = out
-        for descriptor in (out, err):
-            os.set_blocking(descriptor, False)
-            self.streams[descriptor] = Lines(self.mask)
-            self.poll.register(descriptor, select.POLLIN)
+        self.hearing.attend(out, err)
+        self.poll.register(out, select.POLLIN)
+        self.poll.register(err, select.POLLIN)
 
     # --- a turn ---------------------------------------------------------------------------------------------------
 
     def turn(self, wake: int) -> None:
         self.ask_for_room()
         for descriptor, happened in self.poll.poll(max(0.0, self.next_at() - clock()) * 1000 + 1):
-            if descriptor in self.streams:
+            if descriptor in self.hearing:
                 self.hear(descriptor)
             elif descriptor == self.inbox.descriptor:
                 self.obey()
@@ -127,38 +117,10 @@ class Watch:
         if not self.outbox.broken:
             self.poll.register(self.outbox.descriptor, select.POLLOUT if self.outbox.waits else 0)
 
-    def hear(self, descriptor: int) -> bool:
-        """Read once. False where there is nothing."""
-        lines = self.streams[descriptor]
-        try:
-            data = os.read(descriptor, CHUNK)
-        except BlockingIOError:
-            return False
-        shown, spoken = lines.feed(data) if data else lines.finish()
-        self.log.write(shown)
-        self.tail.add(shown)
-        if descriptor == self.spoken_on:
-            self.listen(spoken)
-            if lines.lost_result and not self.told_result:
-                self.error = "result_too_long"
-        if not data:
+    def hear(self, descriptor: int) -> None:
+        self.hearing.hear(descriptor)
+        if descriptor not in self.hearing:
             self.poll.unregister(descriptor)
-            os.close(descriptor)
-            del self.streams[descriptor]
-        return bool(data)
-
-    def listen(self, spoken: list[bytes]) -> None:
-        for line in spoken:
-            value = understood(line, self.mask)
-            if value is None:
-                if b'"result"' in line[:64] and not self.told_result:
-                    self.error = "result_not_readable"
-            elif isinstance(value.get("result"), dict) and not self.told_result:
-                self.told_result = True
-                self.error = ""
-                self.outbox.tell({"result": value["result"]})
-            elif progress := progress_in(value):
-                self.outbox.progress(progress)
 
     def obey(self) -> None:
         for line in self.inbox.receive():
@@ -194,8 +156,8 @@ class Watch:
             return
         self.ended = why
         self.spread_at = now + min(grace, self.order["grace"]) * ALONE
-        for number in (signal.SIGTERM, signal.SIGCONT):
-            os.kill(self.pid, number)  # not reaped yet, so it is still this one
+        command = processes.look(self.pid)
+        processes.terminate([command] if command else [])
 
     def keep_time(self) -> None:
         now = clock()
@@ -209,6 +171,11 @@ class Watch:
         if now >= self.timeout_at:
             self.timeout_at = NEVER
             self.stop("timeout", self.order["hard_after"])
+        self.strike(now)
+        if now >= self.look_at:
+            self.look(now)
+
+    def strike(self, now: float) -> None:
         if now >= self.spread_at:
             self.spread_at = NEVER
             processes.terminate(self.family())
@@ -216,8 +183,6 @@ class Watch:
             self.give_up_at = min(self.give_up_at, now + processes.PROOF_SECONDS)
             self.kill_at = now + LOOK_SECONDS
             processes.kill(self.family())
-        if now >= self.look_at:
-            self.look(now)
 
     def look(self, now: float) -> None:
         """After the end of the command: who is left? The first time they are asked to go."""
@@ -241,28 +206,16 @@ class Watch:
 
     # --- the report -----------------------------------------------------------------------------------------------
 
-    def drain(self) -> None:
-        """What lies in the pipes. A survivor could fill them for ever, so no more than they hold."""
-        for descriptor, lines in list(self.streams.items()):
-            for _ in range(64):
-                if not self.hear(descriptor):
-                    break
-            if descriptor in self.streams:
-                shown, spoken = lines.finish()
-                self.log.write(shown)
-                self.tail.add(shown)
-                self.listen(spoken if descriptor == self.spoken_on else [])
-
     def report(self) -> dict[str, Any]:
         code = os.waitstatus_to_exitcode(self.status) if self.status is not None else None
         return {
             "exit": code if code is not None and code >= 0 else None,
             "signal": -code if code is not None and code < 0 else None,
             "ended": self.ended or "exited",
-            "error": self.error,
+            "error": self.hearing.error,
             "survivors": len(self.left),
-            "tail": self.tail.text(),
-            "dropped": self.log.dropped,
+            "tail": self.hearing.tail.text(),
+            "dropped": self.hearing.log.dropped,
         }
 
 

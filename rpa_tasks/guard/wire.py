@@ -72,7 +72,7 @@ class Outbox:
 
     def due_at(self) -> float | None:
         """When to call `release` next."""
-        return None if self._progress is None else self._next_progress_at
+        return None if self._progress is None or self._pending else self._next_progress_at
 
     def release(self, now: float) -> None:
         """Let the latest progress go, twice a second at most, and never behind an unread one."""

@@ -1,0 +1,123 @@
+"""Real commands for the guard, and the means to see what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from django.conf import settings
+
+from rpa_tasks.guard import processes
+from rpa_tasks.guarded import LEASE_NO, SHOP, STATE_DIR, TASK_ID, Event, Guarded, Order, Progress, Started
+from rpa_tasks.verdicts import Ending
+
+PATIENCE = 60.0
+
+#: Leaves its parent, its session and its group, and then its file says that it is there.
+DAEMON = """
+import os, sys, time, signal
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        if "stubborn" in sys.argv:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for descriptor in (0, 1, 2):
+            os.close(descriptor)
+        with open(sys.argv[1] + ".new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(sys.argv[1] + ".new", sys.argv[1])
+        time.sleep(1000)
+    os._exit(0)
+os.wait()
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+"""
+
+
+class House:
+    """Builds orders that share one task, and looks for its processes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.task_id = str(uuid4())
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "run.log"
+
+    @property
+    def env(self) -> dict[str, str]:
+        return {
+            "PATH": "/usr/local/bin:/usr/bin:/bin",
+            "HOME": str(self.folder),
+            TASK_ID: self.task_id,
+            LEASE_NO: "7",
+            SHOP: "pdd/s1",
+            STATE_DIR: str(settings.AFTERTOUCH_STATE_DIR),
+        }
+
+    def order(self, *argv: str, **changes: Any) -> Order:
+        values: dict[str, Any] = {"argv": argv, "env": self.env, "timeout": PATIENCE, "log_path": str(self.log)}
+        return Order(**{**values, **changes})
+
+    def shell(self, script: str, **changes: Any) -> Order:
+        return self.order("/bin/sh", "-c", script, **changes)
+
+    def python(self, script: str, *arguments: str, **changes: Any) -> Order:
+        return self.order(sys.executable, "-c", script, *arguments, **changes)
+
+    def pids(self) -> list[int]:
+        """Of all that carry the marker of this task and can still do anything."""
+        marks = {TASK_ID: self.task_id}
+        return [process.pid for process in processes.everyone() if processes.carries(process, marks)]
+
+    def clean_up(self) -> None:
+        for pid in self.pids():
+            os.kill(pid, signal.SIGKILL)
+
+
+def hear_out(order: Order) -> tuple[list[Event], Ending]:
+    """Run it to its end: all that was told, and the ending."""
+    with Guarded(order) as guarded:
+        return hear(guarded)
+
+
+def hear(guarded: Guarded) -> tuple[list[Event], Ending]:
+    heard: list[Event] = []
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        event = guarded.next_event(1)
+        if isinstance(event, Ending):
+            return heard, event
+        if event is not None:
+            heard.append(event)
+    raise AssertionError(f"no end within {PATIENCE:g} s, but {heard}")
+
+
+def wait_for_start(guarded: Guarded) -> int:
+    event = guarded.next_event(PATIENCE)
+    assert isinstance(event, Started), event
+    return event.pid
+
+
+def wait_for_message(guarded: Guarded, message: str) -> None:
+    """Until the command has said that it got so far."""
+    eventually(lambda: isinstance(event := guarded.next_event(1), Progress) and event.message == message)
+
+
+def eventually(happened: Callable[[], object], seconds: float = PATIENCE) -> None:
+    until = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.01)
+
+
+def is_alive(pid: int) -> bool:
+    process = processes.look(pid)
+    return process is not None and not process.gone

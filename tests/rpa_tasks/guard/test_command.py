@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from django.conf import settings
+
+from rpa_tasks.command import (
+    ParamTooLong,
+    argv_for,
+    check_program,
+    check_words,
+    environment_for,
+    secrets_in,
+    validate_command,
+)
+from rpa_tasks.verdicts import Ended
+from tests.rpa_tasks.guard.house import House, hear_out
+
+TEMPLATE = ["{python}", "-m", "rpa_tasks.flow", "run", "--flow={flow}", "--param", "{param}", "--timeout", "{timeout}"]
+
+
+def argv(command: list[str], **param: Any) -> list[str]:
+    return argv_for(command, flow="pdd_sync_order", param=param, timeout=timedelta(seconds=600.9))
+
+
+def environment(*names: str) -> dict[str, str]:
+    return environment_for(task_id="t-1", lease_no=7, shop="pdd/s1", names=names)
+
+
+def test_placeholders_are_filled_in_wherever_they_stand() -> None:
+    assert argv(TEMPLATE, shop_id="s1") == [
+        sys.executable, "-m", "rpa_tasks.flow", "run", "--flow=pdd_sync_order", "--param", '{"shop_id":"s1"}',
+        "--timeout", "600",
+    ]  # fmt: skip
+
+
+def test_what_was_filled_in_is_not_filled_in_again() -> None:
+    assert argv(["x", "{param}{flow}"], text="{timeout}") == ["x", '{"text":"{timeout}"}pdd_sync_order']
+
+
+def test_braces_that_are_no_placeholder_are_left_alone() -> None:
+    words = ["awk", "{ print $1 }", '{"a": 1}', "{}", "${HOME}", "{Param}"]
+    assert argv(words) == words
+    assert check_words([*words, "{param}"]) == []
+
+
+@pytest.mark.parametrize("payload", ["订单 值", "\0 \ud800", "'; rm -rf ~; '", '{"nested": "{param}"}', "\n"])
+def test_any_payload_reaches_the_command_unchanged(house: House, payload: str) -> None:
+    program = """
+import json, sys
+payload = json.loads(sys.argv[1])["payload"]
+print(json.dumps({"result": {"hex": payload.encode("utf-16", "surrogatepass").hex()}}))
+"""
+    words = argv(["{python}", "-c", program, "{param}"], payload=payload)
+    _, ending = hear_out(house.order(*words))
+    assert ending.result == {"hex": payload.encode("utf-16", "surrogatepass").hex()}
+
+
+def test_a_parameter_that_no_command_line_can_carry_is_refused() -> None:
+    fits = "x" * (100 * 1024 - len('{"p":""}'))
+    assert len(argv(["{param}"], p=fits)[0]) == 100 * 1024
+    with pytest.raises(ParamTooLong, match="102,401 bytes"):
+        argv(["{param}"], p=fits + "x")
+
+
+def test_the_longest_parameter_can_really_be_started(house: House) -> None:
+    words = argv(["/bin/echo", "{param}"], p="x" * (100 * 1024 - len('{"p":""}')))
+    _, ending = hear_out(house.order(*words))
+    assert (ending.ended, ending.exit) == (Ended.EXITED, 0)
+
+
+# --- the environment ----------------------------------------------------------------------------------------------
+
+
+def test_the_environment_is_minimal_and_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DJANGO_SECRET_KEY", "password-1")
+    told = environment()
+    assert told == {
+        "PATH": told["PATH"],
+        "HOME": str(settings.AFTERTOUCH_STATE_DIR / "rpa" / "home"),
+        "LANG": "C.UTF-8",
+        "TZ": "Asia/Shanghai",
+        "TMPDIR": told["TMPDIR"],
+        "AFTERTOUCH_TASK_ID": "t-1",
+        "AFTERTOUCH_LEASE_NO": "7",
+        "AFTERTOUCH_SHOP": "pdd/s1",
+        "AFTERTOUCH_STATE_DIR": str(settings.AFTERTOUCH_STATE_DIR),
+    }
+    assert told["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+    assert stat.S_IMODE(os.stat(told["HOME"]).st_mode) == 0o700
+    assert os.path.isdir(told["TMPDIR"])
+
+
+def test_a_flow_sees_the_variables_that_it_may_see_and_can_fake_no_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PDD_TOKEN", "PATH", "AFTERTOUCH_TASK_ID"):
+        monkeypatch.setenv(name, "ours")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    told = environment("PDD_TOKEN", "PATH", "AFTERTOUCH_TASK_ID", "NOT_SET")
+    assert (told["PDD_TOKEN"], told["PATH"], told["AFTERTOUCH_TASK_ID"]) == ("ours", "ours", "t-1")
+    assert "NOT_SET" not in told
+
+
+def test_the_database_is_the_one_that_we_use_ourselves() -> None:
+    assert "DATABASE_URL" not in environment()
+    with psycopg.connect(environment("DATABASE_URL")["DATABASE_URL"], connect_timeout=10) as connection:
+        assert connection.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.parametrize(
+    ("database", "expected"),
+    [
+        ({"HOST": "db", "PORT": "5432", "NAME": "a", "USER": "u", "PASSWORD": "p@:/"}, "postgresql://u:p%40%3A%2F@db:5432/a"),
+        ({"HOST": "/run/pg", "PORT": "", "NAME": "a", "USER": "u", "PASSWORD": ""}, "postgresql://u@%2Frun%2Fpg/a"),
+        ({"HOST": "::1", "PORT": 5432, "NAME": "a", "USER": "", "PASSWORD": ""}, "postgresql://[::1]:5432/a"),
+    ],
+)  # fmt: skip
+def test_an_address_of_a_database_survives_odd_characters(
+    database: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(settings.DATABASES, "default", database)
+    assert environment("DATABASE_URL")["DATABASE_URL"] == expected
+    told = psycopg.conninfo.conninfo_to_dict(expected)
+    assert (told["host"], told.get("password", "")) == (database["HOST"], database["PASSWORD"])
+
+
+def test_secrets_are_known_by_their_names_and_in_addresses() -> None:
+    secrets = secrets_in({
+        "PDD_TOKEN": "t-123456", "api_key": "k-123456", "DATABASE_URL": "postgresql://u:p%40ss@db/a", "HOME": "/home",
+        "EMPTY_SECRET": "", "ODD": "http://[", "PROXY": "http://proxy:3128",
+    })  # fmt: skip
+    assert secrets == ["k-123456", "p%40ss", "p@ss", "t-123456"]
+
+
+# --- validation ---------------------------------------------------------------------------------------------------
+
+
+def test_a_good_command_has_no_problems(tmp_path: Path) -> None:
+    assert validate_command(TEMPLATE) == []
+    assert validate_command(["sh", "-c", "exit 0", "{param}"]) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("rpa-cli run {param}", "must be a list of strings, one for each word"),
+        (["sh", 5, "{param}"], "must be a list of strings, one for each word"),
+        (None, "must be a list of strings, one for each word"),
+        ([], "must begin with a program"),
+        ([" ", "{param}"], "must begin with a program"),
+        (["sh", "-c", "exit"], "must contain {param}, or the command never learns what to do"),
+        (["sh", "{param}", "{shop}"], "{shop} is no placeholder; there are {flow}, {param}, {timeout}, {python}"),
+        (["sh", "{param}", "{root}"], "{root} is no placeholder; there are {flow}, {param}, {timeout}, {python}"),
+        (["sh", "{param}\0"], "must not contain a NUL character"),
+        (["no-such-program", "{param}"], "no-such-program was not found"),
+        (["/no/such/program", "{param}"], "/no/such/program was not found"),
+        (["/etc/passwd", "{param}"], "/etc/passwd is not executable"),
+        (["/etc", "{param}"], "/etc is not executable"),
+    ],
+)
+def test_what_is_wrong_with_a_command_is_said(command: object, problem: str) -> None:
+    assert validate_command(command) == [problem]
+
+
+def test_the_disk_can_be_asked_apart_from_the_words() -> None:
+    assert check_words(["no-such-program", "{param}"]) == []
+    assert check_program("{python}") == ""
+    assert check_program("no-such-program") == "no-such-program was not found"
+
+
+def test_a_command_that_is_valid_can_be_started(house: House) -> None:
+    assert validate_command(["python", "-c", "print(1)", "{param}"]) == []
+    _, ending = hear_out(house.order(*argv(["python", "-c", "print(1)", "{param}"]), env=environment()))
+    assert (ending.exit, ending.tail) == (0, "1\n")
+    assert json.loads(argv(["{param}"])[0]) == {}

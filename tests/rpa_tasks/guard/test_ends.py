@@ -1,0 +1,316 @@
+"""Every way to end a command, and every way it may resist: nothing of it is alive when its end is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from config.environment import ROOT
+from rpa_tasks.guard import processes
+from rpa_tasks.guarded import Guarded
+from rpa_tasks.verdicts import Ended
+from tests.rpa_tasks.guard.house import (
+    DAEMON,
+    PATIENCE,
+    House,
+    eventually,
+    hear,
+    hear_out,
+    is_alive,
+    wait_for_message,
+    wait_for_start,
+)
+
+READY = """echo '{"progress": 0, "message": "ready"}';"""
+STUBBORN = f"trap '' TERM; {READY} while :; do sleep 0.05; done"
+#: Leaves in good order when it is asked to, which only works while its own child still lives.
+POLITE = f"""
+sleep 1000 & child=$!
+trap 'kill -0 $child && echo "child still there"; kill $child; exit 143' TERM
+{READY} wait
+"""
+
+
+def guard_of(command: int) -> int:
+    process = processes.look(command)
+    assert process is not None
+    return process.parent
+
+
+def test_a_command_that_never_ends_is_asked_at_its_timeout(house: House) -> None:
+    _, ending = hear_out(house.shell("sleep 1000", timeout=0.3))
+    assert (ending.ended, ending.signal) == (Ended.TIMEOUT, signal.SIGTERM)
+
+
+def test_one_that_ignores_sigterm_is_killed_a_while_after_its_timeout(house: House) -> None:
+    began = time.monotonic()
+    _, ending = hear_out(house.shell(STUBBORN, timeout=0.3, hard_after=0.7))
+    assert (ending.ended, ending.signal, ending.survivors) == (Ended.TIMEOUT, signal.SIGKILL, 0)
+    assert time.monotonic() - began >= 1.0
+    assert house.pids() == []
+
+
+def test_cancelling_asks_the_command_first_and_its_children_later(house: House) -> None:
+    with Guarded(house.shell(POLITE)) as guarded:
+        wait_for_message(guarded, "ready")
+        guarded.stop("cancelled")
+        _, ending = hear(guarded)
+    assert (ending.ended, ending.exit) == (Ended.CANCELLED, 143)
+    assert "child still there" in ending.tail
+    assert house.pids() == []
+
+
+def test_a_shell_that_waits_for_its_child_ends_with_the_child(house: House) -> None:
+    # A shell runs its trap only when its child is over, and a trap is what keeps it from dying at once.
+    script = f"trap 'exit 9' TERM; {READY} sleep 1000"
+    with Guarded(house.shell(script, grace=3)) as guarded:
+        wait_for_message(guarded, "ready")
+        guarded.stop("node_stopping")
+        _, ending = hear(guarded)
+    assert (ending.ended, ending.exit) == (Ended.NODE_STOPPING, 9)
+
+
+def test_the_first_reason_stays_and_a_second_only_hastens_it(house: House) -> None:
+    with Guarded(house.shell(STUBBORN, timeout=0.3, grace=0.5)) as guarded:
+        wait_for_message(guarded, "ready")
+        time.sleep(0.4)  # past the timeout, which alone would give it 50 s more
+        guarded.stop("cancelled")
+        began = time.monotonic()
+        _, ending = hear(guarded)
+    assert (ending.ended, ending.signal) == (Ended.TIMEOUT, signal.SIGKILL)
+    assert time.monotonic() - began < 30
+
+
+def test_a_stopped_command_ends_too(house: House) -> None:
+    with Guarded(house.order("/bin/sleep", "1000")) as guarded:
+        os.kill(wait_for_start(guarded), signal.SIGSTOP)
+        guarded.stop("cancelled")
+        _, ending = hear(guarded)
+    assert (ending.ended, ending.signal) == (Ended.CANCELLED, signal.SIGTERM)
+
+
+# --- what it leaves behind ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("manner", ["", "stubborn"])
+def test_a_daemon_that_outlives_its_command_is_ended_before_the_end_is_told(house: House, manner: str) -> None:
+    place = house.folder / "daemon"
+    _, ending = hear_out(house.python(DAEMON, str(place), manner))
+    assert (ending.ended, ending.exit, ending.survivors) == (Ended.EXITED, 0, 0)
+    assert not is_alive(int(place.read_text()))
+
+
+def test_a_daemon_without_our_marker_is_found_by_its_descent(house: House) -> None:
+    place = house.folder / "daemon"
+    script = f"import os, sys; os.execve(sys.executable, [sys.executable, '-c', {DAEMON!r}, {str(place)!r}], {{}})"
+    _, ending = hear_out(house.python(script))
+    assert (ending.exit, ending.survivors) == (0, 0)
+    assert not is_alive(int(place.read_text()))
+
+
+def test_a_process_with_our_marker_that_descends_from_somebody_else_is_found(house: House) -> None:
+    stranger = subprocess.Popen(["/bin/sleep", "1000"], env=house.env)
+    try:
+        _, ending = hear_out(house.order("/bin/true"))
+        assert (ending.ended, ending.survivors) == (Ended.EXITED, 0)
+        assert stranger.wait(PATIENCE) == -signal.SIGTERM
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_children_that_multiply_do_not_get_away(house: House) -> None:
+    script = f"""
+trap '' TERM
+breed() {{ while :; do setsid sh -c 'trap "" TERM; sleep 1000' & sleep 0.01; done; }}
+breed & breed & {READY} wait
+"""
+    with Guarded(house.shell(script, grace=1)) as guarded:
+        wait_for_message(guarded, "ready")
+        guarded.stop("cancelled")
+        _, ending = hear(guarded)
+    assert ending.survivors == 0
+    assert house.pids() == []
+
+
+def test_a_child_that_keeps_the_output_open_does_not_hold_the_end_up(house: House) -> None:
+    _, ending = hear_out(house.shell("sleep 1000 & exit 0"))
+    assert (ending.ended, ending.exit) == (Ended.EXITED, 0)
+    assert house.pids() == []
+
+
+# --- the lease ----------------------------------------------------------------------------------------------------
+
+
+def test_without_an_extension_in_time_it_is_ended(house: House) -> None:
+    began = time.monotonic()
+    _, ending = hear_out(house.shell("sleep 1000", extension=0.4))
+    assert (ending.ended, ending.signal) == (Ended.LEASE_LOST, signal.SIGTERM)
+    assert time.monotonic() - began >= 0.4
+
+
+def test_extended_in_time_it_goes_on(house: House) -> None:
+    with Guarded(house.shell("sleep 0.8; exit 5", extension=0.2)) as guarded:
+        guarded.extend(time.monotonic() + PATIENCE)
+        _, ending = hear(guarded)
+    assert (ending.ended, ending.exit) == (Ended.EXITED, 5)
+
+
+def test_the_first_extension_can_come_with_the_order(house: House) -> None:
+    _, ending = hear_out(house.shell("sleep 1000", extend_until=time.monotonic() + 0.2))
+    assert ending.ended == Ended.LEASE_LOST
+
+
+def test_what_resists_the_loss_of_its_lease_is_killed_after_the_grace(house: House) -> None:
+    _, ending = hear_out(house.shell(STUBBORN, extension=0.5, grace=0.5))
+    assert (ending.ended, ending.signal) == (Ended.LEASE_LOST, signal.SIGKILL)
+
+
+def test_a_result_before_the_stop_is_kept(house: House) -> None:
+    script = f"""trap 'exit 0' TERM; echo '{{"result": {{"n": 1}}}}'; {READY} while :; do sleep 0.05; done"""
+    with Guarded(house.shell(script)) as guarded:
+        wait_for_message(guarded, "ready")
+        guarded.stop("node_stopping")
+        _, ending = hear(guarded)
+    assert (ending.exit, ending.result) == (0, {"n": 1})
+
+
+# --- who else may die ---------------------------------------------------------------------------------------------
+
+RUNNER = """
+import json, os, sys, time
+os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings.test"
+from rpa_tasks.guarded import Ending, Guarded, Order
+
+order = Order(argv=["/bin/sh", "-c", sys.argv[1]], env=json.loads(sys.argv[3]), timeout=1000, grace=0.5, extension=1.0,
+              log_path=sys.argv[2])
+guarded = Guarded(order)
+while not isinstance(event := guarded.next_event(0.1), Ending):
+    guarded.extend(time.monotonic() + 1.0)
+    print(event, flush=True)
+print(event, flush=True)
+"""
+
+
+def start_runner(house: House, script: str) -> subprocess.Popen[str]:
+    """A runner in a process of its own that renews a lease of a second ten times a second."""
+    return subprocess.Popen(
+        [sys.executable, "-c", RUNNER, script, str(house.log), json.dumps(house.env)],
+        cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for_line(runner: subprocess.Popen[str], word: str) -> str:
+    assert runner.stdout is not None
+    for line in runner.stdout:
+        if word in line:
+            return line
+    raise AssertionError(f"the runner ended without {word}")
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("script", ["sleep 1000 & sleep 1000", STUBBORN])
+def test_a_runner_that_is_killed_takes_its_command_along(house: House, script: str) -> None:
+    runner = start_runner(house, script)
+    with runner:
+        command = int(wait_for_line(runner, "Started").split("=")[1].rstrip(")\n"))
+        guard = guard_of(command)
+        runner.kill()
+    eventually(lambda: not is_alive(guard))
+    assert not is_alive(command)
+    assert house.pids() == []
+
+
+@pytest.mark.faults
+def test_a_runner_that_is_stopped_loses_its_lease_and_learns_it_later(house: House) -> None:
+    runner = start_runner(house, STUBBORN)
+    with runner:
+        command = int(wait_for_line(runner, "Started").split("=")[1].rstrip(")\n"))
+        os.kill(runner.pid, signal.SIGSTOP)
+        eventually(lambda: not is_alive(command))
+        os.kill(runner.pid, signal.SIGCONT)
+        assert "LEASE_LOST" in wait_for_line(runner, "Ending")
+    assert runner.returncode == 0
+
+
+@pytest.mark.faults
+def test_a_stopped_runner_blocks_no_command_that_tells_a_lot(house: House) -> None:
+    script = """
+i=0
+while [ $i -lt 20000 ]; do echo '{"progress": 0.1, "message": "'$i'"}'; i=$((i+1)); done
+touch done
+sleep 1000
+"""
+    runner = start_runner(house, script)
+    with runner:
+        wait_for_line(runner, "Started")
+        os.kill(runner.pid, signal.SIGSTOP)
+        eventually((house.folder / "done").exists)
+        runner.kill()
+    eventually(lambda: house.pids() == [])
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("manner", ["", "stubborn"])
+def test_when_the_guard_is_killed_the_runner_ends_what_is_left(house: House, manner: str) -> None:
+    place = house.folder / "daemon"
+    script = DAEMON + "\nprint('before the end', flush=True)\ntime.sleep(1000)"
+    with Guarded(house.python(script, str(place), manner)) as guarded:
+        command = wait_for_start(guarded)
+        eventually(place.exists)
+        eventually(lambda: house.log.exists() and house.log.read_text())
+        os.kill(guard_of(command), signal.SIGKILL)
+        _, ending = hear(guarded)
+    assert (ending.ended, ending.survivors, ending.started) == (Ended.GUARD_LOST, 0, True)
+    assert ending.tail == "before the end\n"
+    assert not is_alive(command)
+    assert not is_alive(int(place.read_text()))
+    assert house.pids() == []
+
+
+@pytest.mark.faults
+def test_a_guard_that_hangs_is_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rpa_tasks.guarded.PATIENCE", 0.5)
+    with Guarded(house.shell("sleep 1000", grace=0.1)) as guarded:
+        command = wait_for_start(guarded)
+        os.kill(guard_of(command), signal.SIGSTOP)
+        guarded.stop("cancelled")
+        _, ending = hear(guarded)
+    assert ending.ended == Ended.GUARD_LOST
+    assert house.pids() == []
+
+
+@pytest.mark.faults
+def test_a_guard_that_is_terminated_ends_its_command_first(house: House) -> None:
+    with Guarded(house.shell("sleep 1000")) as guarded:
+        os.kill(guard_of(wait_for_start(guarded)), signal.SIGTERM)
+        _, ending = hear(guarded)
+    assert (ending.ended, ending.signal) == (Ended.NODE_STOPPING, signal.SIGTERM)
+
+
+@pytest.mark.faults
+def test_a_command_that_is_killed_from_outside_is_no_doing_of_ours(house: House) -> None:
+    with Guarded(house.shell("sleep 1000")) as guarded:
+        os.kill(wait_for_start(guarded), signal.SIGKILL)
+        _, ending = hear(guarded)
+    assert (ending.ended, ending.signal) == (Ended.EXITED, signal.SIGKILL)
+
+
+def test_leaving_before_the_end_waits_until_nothing_is_left(house: House) -> None:
+    with Guarded(house.shell("sleep 1000")) as guarded:
+        wait_for_start(guarded)
+    assert guarded.close().ended == Ended.RUNNER_LOST
+    assert house.pids() == []
+
+
+def test_what_is_abandoned_is_ended_by_its_guard(house: House) -> None:
+    guarded = Guarded(house.shell("sleep 1000"))
+    wait_for_start(guarded)
+    guarded.abandon()
+    eventually(lambda: house.pids() == [])
