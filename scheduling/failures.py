@@ -50,7 +50,12 @@ def _of_touch(row: Touch, detail: str) -> FailedTask:
             "node": row.node.key,
             "user_id": row.customer.user_id,
             "chat_id": row.chat_id,
-            "event": {"source": row.event.source, "id": row.event.event_id, "type": row.event.type},
+            "event": {
+                "source": row.event.source,
+                "id": row.event.event_id,
+                "type": row.event.type,
+                "data": row.event.data,
+            },
             "planned_at": row.planned_at.isoformat(),
         },
         attempts=attempts,

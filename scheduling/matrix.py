@@ -33,8 +33,3 @@ def plan(
             due_at = event.occurred_at + wait
             planned.append(PlannedTouch(node, due_at, due_at + node.expires_after))
     return planned
-
-
-def cancelled_by(event_type: str, nodes: Iterable[NodeSpec]) -> list[NodeSpec]:
-    """The nodes whose waiting touches this event calls off."""
-    return [node for node in nodes if event_type in node.cancel_on]

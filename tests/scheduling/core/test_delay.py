@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from scheduling.delay import delay_for
-from scheduling.matrix import cancelled_by, plan
+from scheduling.matrix import plan
 from scheduling.specs import CustomerSpec, DelayRules
 from tests.scheduling.core.cast import ARTICLE, DAY, HOUR, NOON, ann, event, node
 
@@ -75,8 +75,3 @@ def test_nothing_is_judged_when_it_is_planned() -> None:
 def test_the_time_scale_leaves_the_life_of_a_touch_alone() -> None:
     (planned,) = plan(event(), ann(), [node(delay=HOUR, expires_after=DAY)], ARTICLE, time_scale=60)
     assert (planned.due_at, planned.expires_at) == (NOON + timedelta(minutes=1), NOON + timedelta(minutes=1) + DAY)
-
-
-def test_an_event_calls_off_the_nodes_that_name_it() -> None:
-    nodes = [node("a", cancel_on=frozenset({"order.paid"})), node("b"), node("c", cancel_on=frozenset({"x"}))]
-    assert [each.key for each in cancelled_by("order.paid", nodes)] == ["a"]

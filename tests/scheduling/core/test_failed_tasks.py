@@ -15,7 +15,7 @@ from scheduling.channels.base import Delivered, Unknown
 from scheduling.errors import Conflict, NotFound
 from scheduling.failed_tasks import Actor
 from scheduling.ids import new_id
-from scheduling.models import FailedTask, HarassmentRule, Touch
+from scheduling.models import Event, FailedTask, HarassmentRule, Touch
 from tests.scheduling.core.conftest import deliver_at_last, pass_time, rows
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -41,6 +41,7 @@ def test_a_failed_task_keeps_what_it_was_and_why_it_failed(buried: Any) -> None:
     row = buried()
     assert (row.state, row.failure, row.reason, row.detail) == ("open", "failed", "http_400", "as told")
     assert (row.payload["node"], row.payload["user_id"], row.channel) == ("guide", "ann", "hook")
+    assert row.payload["event"]["data"] == Event.objects.get().data
     assert [attempt["status"] for attempt in row.attempts] == [400]
 
 
