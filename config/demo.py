@@ -23,11 +23,13 @@ from typing import Any
 import yaml
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from config.demo_rpa import order_sync
 from config.environment import ROOT
 from config.stack.running import RunningStack, running_stack
 
 TIME_SCALE = 43_200  # half a day a second: 7 days take 14 s, 24 hours 2 s
 SECRET = "whsec_" + "ZGVtby1vbmx5LXNlY3JldC1vZi10aGlydHktdHdvLWI="
+SCOPES = ("events", "touches", "customers", "rpa")
 PATIENCE = 90.0
 LATE = timedelta(seconds=2)
 
@@ -95,7 +97,7 @@ class Demo:
         self.numbers = count(1)
         self.problems: list[str] = []
         self.key = stack.manage(
-            "create_api_key", "demo", "--scope", "events", "--scope", "touches", "--scope", "customers"
+            "create_api_key", "demo", *(word for scope in SCOPES for word in ("--scope", scope))
         ).split()[-1]
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
@@ -140,13 +142,13 @@ class Demo:
 
 def main() -> None:
     receiver = Receiver()
-    say("Starting a stack of its own (PostgreSQL, Valkey, web, worker, beat) …")
+    say("Starting a stack of its own (PostgreSQL, Valkey, web, workers, beat) …")
     env = {
         "AFTERTOUCH_TIME_SCALE": str(TIME_SCALE),
         "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address,
         "DJANGO_SETTINGS_MODULE": "config.settings.local",
     }
-    with running_stack(env, programs=["web", "core", "beat"]) as stack:
+    with running_stack(env, programs=["web", "core", "execution", "beat"]) as stack:
         configure(stack, receiver)
         demo = Demo(stack, receiver)
         say(f"It answers at {stack.base_url}. One second is {timedelta(seconds=TIME_SCALE)} of node delay.\n")
@@ -198,7 +200,11 @@ def new_conversation(demo: Demo) -> None:
     demo.expect("dan", "the survey", survey, "suppressed", "conversation")
 
 
-SCENES: tuple[Callable[[Demo], None], ...] = (four_rows, same_content, new_conversation)
+def shops(demo: Demo) -> None:
+    order_sync(demo, say)
+
+
+SCENES: tuple[Callable[[Demo], None], ...] = (four_rows, same_content, new_conversation, shops)
 
 
 def scan_for_absence(demo: Demo) -> None:

@@ -239,6 +239,8 @@ class _Run:
         environment = command.environment_for(
             task_id=str(self.job.pk), lease_no=claim.lease_no, shop=self._shop_name(), names=flow.environment
         )
+        if flow.command[0] == "{python}":  # our own flow runner, which lives here
+            environment["PYTHONPATH"] = str(settings.BASE_DIR)
         return Order(
             argv=command.argv_for(flow.command, flow=flow.name, param=param, timeout=flow.timeout),
             env=environment,

@@ -1,0 +1,97 @@
+"""The scene of the demo in which three shops' orders are read by real browsers, each asked for twice at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from config.environment import ROOT
+
+SHOPS = ("s1", "s2", "s3")
+PATIENCE = 120.0
+ENDED = ("succeeded", "failed", "unknown", "cancelled")
+
+
+def order_sync(demo: Any, say: Any) -> None:
+    say("\nThree shops' orders, read in Chromium; somebody clicks twice:")
+    demo.stack.manage("apply_config", str(ROOT / "rpa_tasks" / "demo.yaml"))
+    with demo_shop() as site:
+        # Both clicks at the same moment, for all shops.
+        with ThreadPoolExecutor(2 * len(SHOPS)) as clicks:
+            receipts = list(clicks.map(lambda shop: _publish(demo, site, shop), [*SHOPS, *SHOPS]))
+        for shop in SHOPS:
+            _tell(
+                demo,
+                say,
+                shop,
+                [receipt for name, receipt in zip([*SHOPS, *SHOPS], receipts, strict=True) if name == shop],
+            )
+    _prove(demo, say)
+
+
+@contextmanager
+def demo_shop() -> Iterator[str]:
+    """The site of the demo's shops, on a free port. Yields its address."""
+    site = subprocess.Popen(
+        [sys.executable, "-m", "rpa_tasks.demo_shop", "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert site.stdout is not None
+        yield next(word for word in site.stdout.readline().split() if word.startswith("http"))
+    finally:
+        site.terminate()
+        site.wait(10)
+
+
+def _publish(demo: Any, site: str, shop: str) -> dict[str, Any]:
+    order = {
+        "platform": "demo", "shop_id": shop, "task_type": "sync_order", "priority": "high",
+        "payload": {"site": site, "login": True},
+    }  # fmt: skip
+    receipt: dict[str, Any] = demo.call("POST", "/api/v1/rpa/jobs", order)
+    return receipt
+
+
+def _tell(demo: Any, say: Any, shop: str, receipts: list[dict[str, Any]]) -> None:
+    jobs = {receipt["task_id"]: None for receipt in receipts}
+    merged = "the second click joined the first" if len(jobs) == 1 else "the second run came behind the first"
+    for task_id in jobs:
+        job = _ended(demo, task_id)
+        result = job.get("result") or {}
+        say(f"  {shop:<6} {'sync_order':<22} {job['state']:<11} {_figures(result) or job['reason']}; {merged}")
+        if job["state"] != "succeeded":
+            demo.problems.append(f"{shop}: its orders should be read, the job is {job['state']} ({job['reason']})")
+
+
+def _ended(demo: Any, task_id: str) -> dict[str, Any]:
+    waiting_until = time.monotonic() + PATIENCE
+    while True:
+        job: dict[str, Any] = demo.call("GET", f"/api/v1/rpa/jobs/{task_id}")
+        if job["state"] in ENDED or time.monotonic() > waiting_until:
+            return job
+        time.sleep(0.2)
+
+
+def _figures(result: dict[str, Any]) -> str:
+    return f"{result['read']} read, {result['written']} written" if "read" in result else ""
+
+
+def _prove(demo: Any, say: Any) -> None:
+    """Every order is there, and was written once."""
+    with psycopg.connect(demo.stack.endpoints.database_url, row_factory=dict_row) as connection:
+        row = connection.execute(
+            "SELECT count(*) AS orders, count(DISTINCT shop_id) AS shops, coalesce(max(writes), 0) AS writes"
+            " FROM rpa_tasks_demoorder"
+        ).fetchone()
+    assert row is not None
+    say(f"  {row['orders']} orders of {row['shops']} shops are stored, each written {row['writes']} time.")
+    if row["shops"] != len(SHOPS) or row["writes"] != 1:
+        demo.problems.append(f"each order of each shop should be stored once: {row}")
