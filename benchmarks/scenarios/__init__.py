@@ -8,6 +8,7 @@ from benchmarks.scenarios.idle import idle
 from benchmarks.scenarios.intake import intake
 from benchmarks.scenarios.lateness import lateness
 from benchmarks.scenarios.pick import pick
+from benchmarks.scenarios.rpa import rpa
 from benchmarks.scenarios.waiting import waiting
 from benchmarks.scenarios.webhook import webhook
 
@@ -19,4 +20,5 @@ SCENARIOS: dict[str, Scenario] = {
     "idle": idle,
     "waiting": waiting,
     "pick": pick,
+    "rpa": rpa,
 }
