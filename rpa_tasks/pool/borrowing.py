@@ -17,7 +17,7 @@ from rpa_tasks.pool.browser_processes import command_line, is_alive, listens, na
 from rpa_tasks.pool.errors import BROWSER_FAILED, BROWSER_WAIT, PROFILE_BUSY, NoBrowser, refusal
 from rpa_tasks.pool.lock import Lock
 from rpa_tasks.pool.registry import BUSY, IDLE, Record
-from rpa_tasks.pool.slots import Slot, take_slot
+from rpa_tasks.pool.slots import Slot, own_records, take_slot
 
 log = structlog.get_logger(__name__)
 
@@ -106,6 +106,8 @@ def _take_slot(profile_id: str, ends_at: float) -> Slot:
         may_start = look == 0 or time.monotonic() + TIME_TO_START < ends_at
         if slot := take_slot(profile_id, may_start=may_start):
             return slot
+    if own_records(profile_id):
+        raise NoBrowser(PROFILE_BUSY, "The shop's former browser is still being ended, or could not be.")
     raise NoBrowser(BROWSER_WAIT, "Every slot was busy.")
 
 

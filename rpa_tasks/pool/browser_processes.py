@@ -1,7 +1,8 @@
 """Which processes belong to a browser.
 
 Chromium scatters: its crash handlers leave for sessions of their own, its renderers overwrite their environment. What
-keeps the session, the mark in its environment or the profile on its command line is ours.
+keeps the session or the mark in its environment is ours. The profile on a command line says less: a person may have
+opened it.
 """
 
 from __future__ import annotations
@@ -24,21 +25,14 @@ def is_alive(pid: int, ticks: int) -> bool:
     return process is not None and not process.gone and process.started == ticks
 
 
-def family(*, marker: str, profile: str, leader: tuple[int, int]) -> list[Process]:
-    """Everything alive of the browser started with this marker, on this profile directory and, as far as known, as
-    this (pid, ticks)."""
+def family(*, marker: str, leader: tuple[int, int]) -> list[Process]:
+    """Everything alive of the browser started with this marker and, as far as known, as this (pid, ticks)."""
     pid, ticks = leader
     head = look(pid) if pid else None
     # A pid is not given away while a session is called by it: where somebody else has it, nothing of ours is left.
     session = 0 if head is not None and head.started != ticks else pid
     marks = {MARKER: marker}
-    return [
-        process
-        for process in everyone()
-        if (session and process.session == session)
-        or carries(process, marks)
-        or _works_for(command_line(process.pid), profile)
-    ]
+    return [process for process in everyone() if (session and process.session == session) or carries(process, marks)]
 
 
 def marked_slots(browsers: str) -> set[int]:
@@ -58,7 +52,7 @@ def strangers(profile: str) -> list[int]:
         process.pid
         for process in everyone()
         if names_profile(line := command_line(process.pid), profile)
-        and not _works_for(line, profile)
+        and "--type=" not in line  # renderers and the like have overwritten their mark
         and not _marker(process)
     ]
 
@@ -101,11 +95,6 @@ def memory_by_session() -> dict[int, int]:
 
 def _marker(process: Process) -> str:
     return environment(process.pid).get(MARKER, "")
-
-
-def _works_for(line: str, profile: str) -> bool:
-    """A renderer or the like: only a browser starts these, and they end with it."""
-    return "--type=" in line and names_profile(line, profile)
 
 
 def _listening(port: int) -> set[str]:

@@ -6,6 +6,7 @@ HTTP for what HTTP can, one WebSocket a command for the rest. Everything goes to
 from __future__ import annotations
 
 import json
+import time
 from contextlib import suppress
 from http.client import HTTPConnection, HTTPException
 from typing import Any
@@ -16,6 +17,7 @@ from websockets.sync.client import connect
 
 HOST = "127.0.0.1"
 TIMEOUT = 3.0
+CLOSING = 2.0  #: seconds for pages to go; one that asks whether it may be left stays
 
 
 class NoAnswer(Exception):
@@ -49,7 +51,10 @@ def leave_one_blank_page(port: int) -> bool:
         with suppress(NoAnswer):
             _get(port, f"/json/close/{page['id']}", TIMEOUT, text=True)
     old = {page["id"] for page in open_pages}
-    return not old.intersection(page["id"] for page in pages(port))
+    ends_at = time.monotonic() + CLOSING
+    while not (closed := old.isdisjoint(page["id"] for page in pages(port))) and time.monotonic() < ends_at:
+        time.sleep(0.02)
+    return closed
 
 
 def call(port: int, path: str, method: str, *, timeout: float = TIMEOUT, **params: Any) -> dict[str, Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import select
+from dataclasses import replace
 
 import structlog
 
 from rpa_tasks.guard import processes
 from rpa_tasks.guard.processes import Process
 from rpa_tasks.pool import devtools, logins, places
-from rpa_tasks.pool.browser_processes import family, is_alive
+from rpa_tasks.pool.browser_processes import command_line, family, is_alive
 from rpa_tasks.pool.registry import Record
 from rpa_tasks.pool.singleton import release_singleton
 
@@ -27,6 +28,7 @@ def end(record: Record, why: str) -> bool:
     fresh login. What it would forget in any case is kept by `logins`. Its port needs no proof of its own: where nothing
     of it is left, nothing of it listens.
     """
+    record = record if record.pid else _recognised(record)
     if _asked_to_close(record):
         _wait_for(record.pid, CLOSING)
     if left := processes.end(lambda: remaining(record), GRACE):
@@ -40,11 +42,17 @@ def end(record: Record, why: str) -> bool:
 
 def remaining(record: Record) -> list[Process]:
     """What still lives of the slot's browser."""
-    return family(
-        marker=places.marker(record.slot),
-        profile=str(places.profile(record.profile)) if record.profile else "",
-        leader=(record.pid, record.ticks),
-    )
+    return family(marker=places.marker(record.slot), leader=(record.pid, record.ticks))
+
+
+def _recognised(record: Record) -> Record:
+    """With the browser's main process, where its starter was killed before it could record it: the zygotes carry no
+    other mark than its session."""
+    for process in remaining(record):
+        line = command_line(process.pid)
+        if process.session == process.pid and "--user-data-dir=" in line and "--type=" not in line:
+            return replace(record, pid=process.pid, ticks=process.started)
+    return record
 
 
 def _asked_to_close(record: Record) -> bool:

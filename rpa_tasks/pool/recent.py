@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import NamedTuple
 
 from rpa_tasks.pool import places
+from rpa_tasks.pool.lock import Lock
 
 KEPT = 64
 
@@ -19,15 +19,17 @@ class Use(NamedTuple):
 
 
 def remember(profile: str, shop: str) -> None:
-    """Two at once may lose one of them; its next use puts it back."""
-    uses = [use for use in last_uses() if use.profile != profile]
-    path = places.browsers() / "recent.json"
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    """Nobody waits for this: where somebody else is just writing, it is left out, and the next use puts it in."""
+    lock = Lock(places.browsers() / "recent.lock")
+    if not lock.take():
+        return
     try:
-        draft.write_text(json.dumps([Use(profile, shop, time.time()), *uses][:KEPT]))
-        draft.replace(path)
+        uses = [use for use in last_uses() if use.profile != profile]
+        path = places.browsers() / "recent.json"
+        path.with_suffix(".tmp").write_text(json.dumps([Use(profile, shop, time.time()), *uses][:KEPT]))
+        path.with_suffix(".tmp").replace(path)
     finally:
-        draft.unlink(missing_ok=True)
+        lock.release()
 
 
 def last_uses() -> list[Use]:

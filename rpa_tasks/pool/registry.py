@@ -52,7 +52,7 @@ def read(slot: int) -> Record | None:
 def write(record: Record) -> None:
     """OSError where the disk is full; the old record then stands."""
     path = places.slot_record(record.slot)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft = path.with_suffix(".tmp")  # one is enough: only one process has the lock
     try:
         draft.write_text(json.dumps(dataclasses.asdict(record)))
         draft.replace(path)

@@ -73,15 +73,21 @@ def take_slot(profile_id: str, *, may_start: bool) -> Slot | None:
     """One look: this shop's own browser, else a slot without one, else one whose user died, else the place of the
     idle browser that was used longest ago. The slot is locked; it holds the shop's own browser or none. The caller
     has the profile's lock. OSError where the disk is full."""
-    records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS)
-    if own := [slot for slot, record in records.items() if record and record.profile == profile_id]:
-        return next((slot for number in own if (slot := _own(number, profile_id))), None)
+    if own := own_records(profile_id):
+        return next((slot for record in own if (slot := _own(record.slot, profile_id))), None)
     if not may_start:
         return None
-    return next((slot for number in _places(records) if (slot := _emptied(number))), None)
+    return next((slot for number in _places() if (slot := _emptied(number))), None)
 
 
-def _places(records: dict[int, Record | None]) -> list[int]:
+def own_records(profile_id: str) -> list[Record]:
+    """Where a browser of this profile is, or is said to be; at most one."""
+    records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
+    return [record for record in records if record and record.profile == profile_id]
+
+
+def _places() -> list[int]:
+    records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS)
     usable = range(1, settings.AFTERTOUCH_RPA_BROWSERS + 1)
     browsers = [record for slot, record in records.items() if record and slot in usable]
     empty = [slot for slot, record in records.items() if record is None and slot in usable]

@@ -1,0 +1,116 @@
+"""What the pool's tests do to browsers and borrowers, and how they look at them."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from config.environment import ROOT
+from rpa_tasks.guard.processes import environment, everyone, look
+from rpa_tasks.pool import devtools, registry
+from rpa_tasks.pool.browser_processes import MARKER, command_line
+
+PATIENCE = 60.0  #: seconds for a machine that does other things, too
+
+
+def eventually(condition: Callable[[], Any], otherwise: str, *, within: float = PATIENCE) -> Any:
+    """Wait for it."""
+    ends_at = time.monotonic() + within
+    while not (found := condition()):
+        assert time.monotonic() < ends_at, otherwise
+        time.sleep(0.02)
+    return found
+
+
+class BorrowerProcess:
+    """See borrower.py."""
+
+    def __init__(self, words: Sequence[str], environ: Mapping[str, str]) -> None:
+        script = Path(__file__).with_name("borrower.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(script), *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            env={**environ, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+        )
+
+    def hear(self) -> dict[str, Any]:
+        assert self.process.stdout
+        assert select.select([self.process.stdout], [], [], PATIENCE)[0], "the borrower says nothing"
+        return dict(json.loads(self.process.stdout.readline()))
+
+    def tell(self, word: str) -> dict[str, Any]:
+        assert self.process.stdin
+        self.process.stdin.write(f"{word}\n".encode())
+        return self.hear()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.kill()
+        self.process.wait()
+        self.process.stdin.close()
+        self.process.stdout.close()
+
+
+def living(state: Path) -> list[int]:
+    """Processes that have anything to do with the browsers of this state directory."""
+    return [
+        process.pid
+        for process in everyone()
+        if environment(process.pid).get(MARKER, "").startswith(str(state))
+        or f"--user-data-dir={state}/" in command_line(process.pid)
+    ]
+
+
+def is_gone(pid: int) -> bool:
+    process = look(pid)
+    return process is None or process.gone
+
+
+def kill(pid: int) -> None:
+    """At once, and seen to be gone."""
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: is_gone(pid), f"{pid} does not die")
+
+
+def visit(port: int, url: str, site: Any) -> str:
+    """Open the page; returns the cookies that came with it."""
+    before = len(site.visits)
+    devtools._get(port, f"/json/new?{url}", 10, method="PUT")
+    path = url.removeprefix(site.url)
+
+    def seen() -> list[str]:
+        return [cookies or "none" for visited, cookies in site.visits[before:] if visited == path]
+
+    return str(eventually(seen, f"{url} was not visited")[0])
+
+
+def cookies(port: int) -> dict[str, str]:
+    found = devtools.call(port, devtools.address(port), "Storage.getCookies")["cookies"]
+    return {cookie["name"]: cookie["value"] for cookie in found}
+
+
+def record_of(profile: str) -> registry.Record | None:
+    found = registry.records(8).values()
+    return next((record for record in found if record and record.profile == profile), None)
+
+
+def states() -> dict[str, str]:
+    """By profile."""
+    return {record.profile: record.state for record in registry.records(8).values() if record}

@@ -1,0 +1,86 @@
+"""A process that borrows, to be raced and killed.
+
+    python borrower.py PROFILE WAIT
+
+prints {"port", "pid", "warm", "waited", "slot"} or {"reason"}; then obeys `give`, `dirty` or `die` on standard input.
+With `--rounds N` it borrows and gives back N times by itself and appends a line at each change to `--log`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from datetime import timedelta
+
+import django
+
+django.setup()
+
+from rpa_tasks.pool import Borrowed, NoBrowser, borrow  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("profile")
+    parser.add_argument("wait", type=float)
+    parser.add_argument("--rounds", type=int, default=0)
+    parser.add_argument("--log", default="")
+    order = parser.parse_args()
+    if order.rounds:
+        _race(order.profile.split(","), order.wait, order.rounds, order.log)
+    else:
+        _obey(order.profile, order.wait)
+
+
+def _obey(profile: str, wait: float) -> None:
+    borrowed = _borrow(profile, wait)
+    if borrowed is None:
+        return
+    for line in sys.stdin:
+        if line.strip() == "die":
+            os._exit(1)
+        borrowed.give_back(dirty=line.strip() == "dirty")
+        _say({"given": True})
+
+
+def _borrow(profile: str, wait: float) -> Borrowed | None:
+    try:
+        found = borrow(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1)
+    except NoBrowser as error:
+        _say({"reason": error.reason, "detail": error.detail})
+        return None
+    _say(
+        {
+            "port": found.port,
+            "pid": found.pid,
+            "warm": found.warm,
+            "slot": found.slot,
+            "waited": found.waited.total_seconds(),
+        }
+    )
+    return found
+
+
+def _race(profiles: list[str], wait: float, rounds: int, log: str) -> None:
+    notes = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for _ in range(rounds):
+        profile = random.choice(profiles)
+        try:
+            with borrow(profile, f"shop/{profile}", wait=timedelta(seconds=wait), lease_no=1) as found:
+                os.write(notes, f"+ {profile} {found.slot} {found.pid}\n".encode())
+                time.sleep(random.uniform(0, 0.05))  # the work
+                os.write(notes, f"- {profile} {found.slot} {found.pid}\n".encode())
+        except NoBrowser as error:
+            os.write(notes, f"! {profile} {error.reason} {error.detail}\n".encode())
+
+
+def _say(what: dict[str, object]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    main()

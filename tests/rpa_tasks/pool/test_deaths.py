@@ -1,0 +1,226 @@
+"""Whoever is killed, and whatever it leaves: the next one gets a browser that works, and only one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from rpa_tasks.pool import PROFILE_BUSY, Borrowed, NoBrowser, devtools, ending, places, registry, upkeep
+from rpa_tasks.pool.singleton import release_singleton
+from tests.rpa_tasks.pool.actors import BorrowerProcess, cookies, eventually, is_gone, kill, living, record_of, states
+
+pytestmark = [pytest.mark.browser, pytest.mark.faults]
+Lend = Callable[..., Borrowed]
+Begin = Callable[..., BorrowerProcess]
+
+
+def test_the_browser_of_a_killed_borrower_is_ended_by_the_next(lend: Lend, borrower: Begin) -> None:
+    victim = borrower("s1", "60")
+    left = victim.hear()
+    victim.kill()
+    assert not is_gone(left["pid"])  # it outlives its borrower
+
+    fresh = lend("s1")
+
+    assert not fresh.warm
+    assert is_gone(left["pid"])
+    assert fresh.slot == left["slot"]
+    assert states() == {"s1": "busy"}
+
+
+def test_the_slot_of_a_killed_borrower_serves_another_shop(lend: Lend, borrower: Begin, settings: Any) -> None:
+    settings.AFTERTOUCH_RPA_BROWSERS = 1
+    victim = borrower("s1", "60", AFTERTOUCH_RPA_BROWSERS="1")
+    left = victim.hear()
+    victim.kill()
+
+    assert lend("s2").slot == 1
+    assert is_gone(left["pid"])
+    assert states() == {"s2": "busy"}
+
+
+def test_a_child_that_is_forked_does_not_keep_the_lock(lend: Lend) -> None:
+    borrowed = lend("s1")
+    out, into = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(into)
+        os.read(out, 1)  # lives until told
+        os._exit(0)
+    try:
+        borrowed.give_back()
+        assert lend("s1").warm
+    finally:
+        os.write(into, b"x")
+        os.waitpid(child, 0)
+        os.close(into)
+        os.close(out)
+
+
+def test_a_browser_that_died_idle_is_replaced(lend: Lend) -> None:
+    first = lend("s1")
+    first.give_back()
+    kill(first.pid)
+
+    second = lend("s1")
+    assert not second.warm
+    assert devtools.address(second.port)
+
+
+def test_a_browser_that_dies_in_mid_run_leaves_a_profile_that_works(lend: Lend) -> None:
+    first = lend("s1")
+    kill(first.pid)
+    assert (first.profile_dir / "SingletonLock").is_symlink()
+    first.give_back()
+    assert states() == {}
+
+    second = lend("s1")
+    assert devtools.address(second.port)
+    assert cookies(second.port) == {}
+
+
+def test_a_browser_that_hangs_is_killed(lend: Lend) -> None:
+    first = lend("s1")
+    first.give_back()
+    os.kill(first.pid, signal.SIGSTOP)
+
+    second = lend("s1")
+    assert not second.warm
+    assert is_gone(first.pid)
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), "a-container-that-is-gone"])
+def test_the_lock_of_a_dead_browser_is_removed(lend: Lend, state: Path, host: str) -> None:
+    profile = places.profile("s1")
+    (profile / "SingletonLock").symlink_to(f"{host}-999999999")
+    (profile / "SingletonSocket").symlink_to("/nonexistent/org.chromium.x/SingletonSocket")
+
+    assert devtools.address(lend("s1").port)
+
+
+def test_the_lock_of_a_live_browser_is_respected(lend: Lend) -> None:
+    borrowed = lend("s1")
+    assert not release_singleton(borrowed.profile_dir)
+    assert (borrowed.profile_dir / "SingletonLock").is_symlink()
+
+    # From within another container its pid says nothing, but its socket answers.
+    (borrowed.profile_dir / "SingletonLock").unlink()
+    (borrowed.profile_dir / "SingletonLock").symlink_to("another-host-1")
+    assert not release_singleton(borrowed.profile_dir)
+
+
+class _Impostor(BaseHTTPRequestHandler):
+    """Answers as a browser would."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b'{"webSocketDebuggerUrl": "ws://127.0.0.1:1/devtools/browser/impostor"}')
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_foreign_process_on_the_recorded_port_is_not_used_and_not_harmed(lend: Lend) -> None:
+    first = lend("s1")
+    first.give_back()
+    record = record_of("s1")
+    assert record is not None
+    impostor = HTTPServer(("127.0.0.1", 0), _Impostor)
+    thread = Thread(target=impostor.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        port = impostor.server_address[1]
+        registry.write(replace(record, port=port))
+        second = lend("s1")
+        assert not second.warm
+        assert second.port != port
+        assert is_gone(first.pid)
+        assert devtools.address(port).endswith("impostor")
+    finally:
+        impostor.shutdown()
+        thread.join()
+        impostor.server_close()
+
+
+def test_another_process_with_the_recorded_pid_is_not_harmed(lend: Lend) -> None:
+    """The browser died and its pid was given away."""
+    first = lend("s1")
+    first.give_back()
+    record = record_of("s1")
+    assert record is not None
+    kill(first.pid)
+    registry.write(replace(record, pid=os.getpid()))
+
+    assert not lend("s1").warm  # and this process still runs
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "idle", "surprise": 1}'])
+def test_a_record_that_says_nothing_readable_costs_one_browser(lend: Lend, content: bytes) -> None:
+    first = lend("s1")
+    first.give_back()
+    places.slot_record(first.slot).write_bytes(content)
+
+    second = lend("s1")
+    assert is_gone(first.pid)
+    assert devtools.address(second.port)
+    upkeep.end_abandoned()
+    assert registry.read(first.slot) is None or first.slot == second.slot
+
+
+def test_a_browser_without_a_record_is_ended_before_its_profile_is_used(lend: Lend) -> None:
+    first = lend("s1")
+    first.give_back()
+    registry.forget(first.slot)
+
+    second = lend("s1")
+    assert not second.warm
+    assert is_gone(first.pid)
+
+
+def test_a_browser_without_a_record_is_ended_by_the_maintainer(lend: Lend, pool: Path) -> None:
+    first = lend("s1")
+    first.give_back()
+    registry.forget(first.slot)
+
+    upkeep.end_unrecorded()
+    assert living(pool) == []
+
+
+def test_killed_while_it_was_starting_one(lend: Lend, borrower: Begin, pool: Path) -> None:
+    victim = borrower("s1", "60")
+    eventually(lambda: states() == {"s1": "busy"}, "it does not start")
+    victim.kill()
+
+    second = lend("s1")
+    assert devtools.address(second.port)
+    second.give_back(dirty=True)
+    eventually(lambda: living(pool) == [], "something of the first start is left")
+
+
+def test_what_cannot_be_proven_dead_is_quarantined(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = lend("s1")
+    monkeypatch.setattr(ending, "end", lambda record, why: False)
+    first.give_back(dirty=True)
+    record = record_of("s1")
+    assert record is not None
+    assert (record.state, record.reason) == ("quarantined", "dirty")
+
+    with pytest.raises(NoBrowser) as refused:
+        lend("s1", wait=0.2)
+    assert refused.value.reason == PROFILE_BUSY
+    assert lend("s2").slot != first.slot
+
+    monkeypatch.undo()
+    upkeep.free_quarantined()
+    assert is_gone(first.pid)
+    assert lend("s1").slot == first.slot

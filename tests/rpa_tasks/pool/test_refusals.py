@@ -1,0 +1,105 @@
+"""No browser can be had, and why."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpa_tasks.pool import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, Borrowed, NoBrowser, chromium, places, registry
+from tests.rpa_tasks.pool.actors import eventually, states
+
+Lend = Callable[..., Borrowed]
+
+
+def test_chromium_is_missing(lend: Lend, settings: Any) -> None:
+    settings.RPA_CHROMIUM_PATH = "/nowhere/chromium"
+    with pytest.raises(NoBrowser) as refused:
+        lend("s1")
+    assert refused.value.reason == BROWSER_FAILED
+    assert "/nowhere/chromium" in refused.value.detail
+    assert states() == {}
+
+
+def test_chromium_does_not_start(lend: Lend, settings: Any, tmp_path: Path) -> None:
+    settings.RPA_CHROMIUM_PATH = str(_script(tmp_path, "echo 'missing library' >&2; exit 127"))
+    with pytest.raises(NoBrowser) as refused:
+        lend("s1")
+    assert refused.value.reason == BROWSER_FAILED
+    assert "missing library" in refused.value.detail
+    assert states() == {}
+
+
+def test_chromium_starts_and_says_nothing(
+    lend: Lend, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is ended together with what it started."""
+    settings.RPA_CHROMIUM_PATH = str(_script(tmp_path, "sleep 1000 & trap '' TERM; while :; do sleep 1; done"))
+    monkeypatch.setattr(chromium, "START_TIMEOUT", 1.0)
+    with pytest.raises(NoBrowser) as refused:
+        lend("s1")
+    assert refused.value.reason == BROWSER_FAILED
+    assert states() == {}
+
+
+def test_too_little_room_on_the_disk(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chromium, "LEAST_FREE", 2**62)
+    with pytest.raises(NoBrowser) as refused:
+        lend("s1")
+    assert refused.value.reason == DISK_FULL
+    assert states() == {}
+
+
+def test_a_record_that_cannot_be_written(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(record: registry.Record) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(registry, "write", full)
+    with pytest.raises(NoBrowser) as refused:
+        lend("s1")
+    assert refused.value.reason == DISK_FULL
+    monkeypatch.undo()
+    assert not lend("s1").warm
+
+
+@pytest.mark.browser
+def test_a_disk_that_fills_up_during_the_run_costs_one_browser(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(record: registry.Record) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    first = lend("s1")
+    monkeypatch.setattr(registry, "write", full)
+    first.give_back()
+    monkeypatch.undo()
+
+    second = lend("s1")
+    assert not second.warm
+    assert second.slot == first.slot
+
+
+@pytest.mark.browser
+def test_a_person_has_the_profile_open(lend: Lend) -> None:
+    """Somebody logs in by hand. Their browser is not ours to end."""
+    profile = places.profile("s1")
+    words = [chromium.find_chromium(), *chromium._flags(profile)]
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as own:
+        try:
+            eventually((profile / "SingletonLock").is_symlink, "it does not start")
+            with pytest.raises(NoBrowser) as refused:
+                lend("s1")
+            assert refused.value.reason == PROFILE_BUSY
+            assert own.poll() is None
+        finally:
+            own.terminate()
+    assert not lend("s1").warm
+
+
+def _script(folder: Path, body: str) -> Path:
+    path = folder / "chromium"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o700)
+    return path
