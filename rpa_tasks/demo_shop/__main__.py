@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import threading
+
+from rpa_tasks.demo_shop.market import Market
+from rpa_tasks.demo_shop.server import Server
+
+
+def main(words: list[str]) -> int:
+    order = _parser().parse_args(words)
+    try:
+        server = Server(Market(orders=order.orders, messages=order.messages), order.port)
+    except OSError as error:
+        sys.stderr.write(f"Port {order.port} cannot be had: {error.strerror}\n")
+        return 1
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # From a thread of its own: it waits for the loop that the signal interrupted.
+        signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
+    sys.stdout.write(f"Demo market: {server.url}\n")
+    sys.stdout.flush()
+    server.serve_forever(poll_interval=0.1)
+    server.server_close()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m rpa_tasks.demo_shop", description="A marketplace to try flows on.")
+    parser.add_argument("--port", type=int, default=8765, help="0: a free one (default: 8765)")
+    parser.add_argument("--orders", type=int, default=45, help="orders a shop begins with (default: 45)")
+    parser.add_argument("--messages", type=int, default=5, help="buyers' messages a shop begins with (default: 5)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

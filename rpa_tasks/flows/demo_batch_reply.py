@@ -1,0 +1,52 @@
+"""Answer the demo shop's buyers: each message that has no answer yet, once.
+
+Payload: {"site": "http://127.0.0.1:8765", "reply": "…", "only": "u1", "login": true}. With `only` the messages of
+that buyer alone; `only` and `login` may be left out. As a channel of touches: "reply": "{body}", "only": "{user_id}".
+
+The form carries the message's id as its token, and the site takes a token once. So a run that comes again after it
+was killed, even between the click and the answer, adds nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rpa_tasks.demo_shop.visiting import is_inside, look_at, visit
+from rpa_tasks.flow import BusinessError, Flow, SessionExpired
+
+OPEN = "[data-message][data-answered='0']"
+IDS = "(messages, only) => messages.filter(m => !only || m.dataset.user === only).map(m => m.dataset.message)"
+ANSWERED_ALREADY = 409
+REFUSED = 400
+
+
+def run(flow: Flow) -> dict[str, Any]:
+    reply, only = flow.text("reply"), flow.payload.get("only")
+    if only is not None:
+        only = flow.text("only")
+    waiting: list[str] = visit(flow, "/messages").eval_on_selector_all(OPEN, IDS, only)
+    answered = 0
+    for number, message_id in enumerate(waiting, start=1):
+        answered += _answer(flow, message_id, reply)
+        flow.progress(number / len(waiting), f"{number} of {len(waiting)}")
+    return {"answered": answered, "already": len(waiting) - answered}
+
+
+def _answer(flow: Flow, message_id: str, reply: str) -> bool:
+    """On the page of messages, and there again afterwards. False: somebody else, or an earlier run, was quicker."""
+    page = flow.page
+    message = page.locator(f"{OPEN}[data-message='{message_id}']")
+    if not message.count():
+        return False
+    message.get_by_label("Your answer").fill(reply)
+    with page.expect_navigation() as navigation:
+        message.get_by_role("button", name="Reply").click()
+    look_at(navigation.value)
+    status = navigation.value.status if navigation.value else 0
+    if status == REFUSED:
+        raise BusinessError("The site refuses this answer.")
+    if not is_inside(flow):
+        raise SessionExpired(f"{flow.shop_id} was logged out before its answer arrived.")
+    if status == ANSWERED_ALREADY:
+        visit(flow, "/messages")
+    return status != ANSWERED_ALREADY

@@ -1,0 +1,188 @@
+"""The demo shop, a real browser, and flows run as the workers run them: as a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.environment import ROOT
+from rpa_tasks.demo_shop.market import Market
+from rpa_tasks.demo_shop.server import Server
+from rpa_tasks.flow.chromium import NAMES, opened
+
+PATIENCE = 60.0
+
+
+class Site:
+    """A demo shop of this test's own."""
+
+    def __init__(self, server: Server) -> None:
+        self.url = server.url
+        self.market = server.market
+
+    def effects(self, shop: str = "s1") -> dict[str, Any]:
+        effects: dict[str, Any] = json.loads(self.ask("/effects.json"))["shops"][shop]
+        return effects
+
+    def ask(self, path: str, *, post: bool = False) -> str:
+        request = urllib.request.Request(self.url + path, method="POST" if post else "GET")
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+            return str(answer.read().decode())
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    server = Server(Market(orders=45, messages=5, first_change=1000))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield Site(server)
+    server.shutdown()
+    server.server_close()
+    thread.join(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A browser's debug port."""
+    if not (os.environ.get("RPA_CHROMIUM_PATH") or any(shutil.which(name) for name in NAMES)):
+        pytest.skip("missing service: chromium")
+    with opened() as port:
+        yield port
+
+
+@pytest.fixture
+def tabs(port: int) -> Callable[[], list[str]]:
+    """The addresses of the browser's pages."""
+
+    def tabs() -> list[str]:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=PATIENCE) as answer:
+            return [each["url"] for each in json.load(answer) if each["type"] == "page"]
+
+    return tabs
+
+
+@dataclass
+class Run:
+    """A flow in a process of its own."""
+
+    process: subprocess.Popen[str]
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    errors: str = ""
+
+    def wait_for(self, word: str) -> None:
+        """Until a line that contains it was said."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(json.loads(line))
+            if word in line:
+                return
+        raise AssertionError(f"{word!r} was never said: {self.lines} {self.process.communicate()[1]}")
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> int:
+        rest, self.errors = self.process.communicate(timeout=PATIENCE)
+        self.lines += [json.loads(line) for line in rest.splitlines()]
+        return self.process.returncode
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        found = [line["result"] for line in self.lines if "result" in line]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+
+class Flows:
+    """Writes flows and runs them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(folder),
+            "LANG": "C.UTF-8",
+            "PYTHONPATH": str(ROOT),
+            "AFTERTOUCH_RPA_FLOWS": str(folder),
+        }
+        self.started: list[Run] = []
+
+    def write(self, name: str, body: str) -> Path:
+        """`body` is what `run(flow)` does; `from rpa_tasks.flow import *` stands before it."""
+        path = self.folder / f"{name}.py"
+        indented = "\n".join(f"    {line}" for line in body.strip().splitlines())
+        path.write_text(f"import sys, time\nfrom rpa_tasks.flow import *\n\ndef run(flow):\n{indented}\n")
+        return path
+
+    def begin(self, name: str, payload: Any = None, *, timeout: float = 60, **fields: Any) -> Run:
+        param = {"shop_id": "s1", "platform": "demo", "payload": payload or {}} | fields
+        return self.command("run", "--flow", name, "--param", json.dumps(param), "--timeout", str(timeout))
+
+    def run(self, name: str, payload: Any = None, **fields: Any) -> Run:
+        run = self.begin(name, payload, **fields)
+        run.end()
+        return run
+
+    def command(self, *words: str) -> Run:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "rpa_tasks.flow", *words],
+            env=self.environment, cwd=self.folder, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        run = Run(process)
+        self.started.append(run)
+        return run
+
+
+@pytest.fixture
+def flows(tmp_path: Path) -> Iterator[Flows]:
+    folder = tmp_path / "flows"
+    folder.mkdir()
+    flows = Flows(folder)
+    yield flows
+    for run in flows.started:
+        run.process.kill()
+        run.process.communicate()
+
+
+@pytest.fixture
+def stored(transactional_db: None, flows: Flows) -> Callable[[], dict[str, Any]]:
+    """The flow gets the database as the workers give it. Returns the shop's orders by number."""
+    from rpa_tasks.command import environment_for
+    from rpa_tasks.models import DemoOrder
+
+    given = environment_for(task_id="t", lease_no=1, shop="demo/s1", names=["DATABASE_URL"])
+    flows.environment["DATABASE_URL"] = given["DATABASE_URL"]
+
+    def stored() -> dict[str, Any]:
+        return {order.order_no: order for order in DemoOrder.objects.filter(shop_id="s1")}
+
+    return stored
+
+
+def eventually(happened: Callable[[], bool]) -> bool:
+    """Whether it happens in time."""
+    ends_at = time.monotonic() + PATIENCE
+    while not happened():
+        if time.monotonic() > ends_at:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.fixture(name="eventually")
+def _eventually() -> Callable[[Callable[[], bool]], bool]:
+    return eventually
