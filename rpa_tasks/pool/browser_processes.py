@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,12 +28,21 @@ def is_alive(pid: int, ticks: int) -> bool:
 
 def family(*, marker: str, leader: tuple[int, int]) -> list[Process]:
     """Everything alive of the browser started with this marker and, as far as known, as this (pid, ticks)."""
-    pid, ticks = leader
-    head = look(pid) if pid else None
-    # A pid is not given away while a session is called by it: where somebody else has it, nothing of ours is left.
-    session = 0 if head is not None and head.started != ticks else pid
     marks = {MARKER: marker}
-    return [process for process in everyone() if (session and process.session == session) or carries(process, marks)]
+    in_session = _session_test(*leader)
+    return [process for process in everyone() if in_session(process) or carries(process, marks)]
+
+
+def _session_test(pid: int, ticks: int) -> Callable[[Process], bool]:
+    """Whether a process is in the session that this one led. A session's number can be given again once all of the
+    session is gone; so where the leader is dead, only what looks like Chromium's counts: some daemon may be called by
+    that number today."""
+    head = look(pid) if pid else None
+    if not pid or (head is not None and head.started != ticks):
+        return lambda process: False
+    if head is not None and not head.gone:
+        return lambda process: process.session == pid
+    return lambda process: process.session == pid and "--type=" in command_line(process.pid)
 
 
 def marked_slots(browsers: str) -> set[int]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from rpa_tasks.guard.processes import everyone
 from rpa_tasks.pool import PROFILE_BUSY, Borrowed, NoBrowser, devtools, ending, places, registry, upkeep
 from rpa_tasks.pool.singleton import release_singleton
 from tests.rpa_tasks.pool.actors import BorrowerProcess, cookies, eventually, is_gone, kill, living, record_of, states
@@ -162,6 +165,23 @@ def test_another_process_with_the_recorded_pid_is_not_harmed(lend: Lend) -> None
     registry.write(replace(record, pid=os.getpid()))
 
     assert not lend("s1").warm  # and this process still runs
+
+
+def test_a_daemon_that_is_called_by_the_dead_browsers_session_is_not_harmed(state: Path) -> None:
+    """Its parent led a session of the same number, and is gone, too."""
+    script = "import os,sys\nif os.fork(): print(os.getpid(), flush=True); sys.exit()\nimport time; time.sleep(600)"
+    leader = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    with leader:
+        assert leader.stdout
+        session = int(leader.stdout.readline())
+        leader.wait()
+    daemon = eventually(lambda: [each.pid for each in everyone() if each.session == session], "no daemon")[0]
+    try:
+        record = registry.Record(slot=1, state="idle", profile="s1", pid=session, ticks=1)
+        assert ending.end(record, "test")
+        assert not is_gone(daemon)
+    finally:
+        kill(daemon)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "idle", "surprise": 1}'])

@@ -1,0 +1,119 @@
+"""A timed page, a picture, cookies; also as commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.environment import ROOT
+from rpa_tasks import playwright_browser
+from rpa_tasks.pool import Borrowed, devtools
+from tests.rpa_tasks.pool.actors import cookies, kill, visit
+
+pytestmark = pytest.mark.browser
+Lend = Callable[..., Borrowed]
+
+
+def test_a_healthy_browser_shows_a_page_in_time(lend: Lend) -> None:
+    borrowed = lend("s1")
+    health = playwright_browser.check(borrowed.port, borrowed.profile_dir)
+
+    assert health.ok, health
+    assert 0 < health.seconds < 10
+    assert [page["url"] for page in devtools.pages(borrowed.port)] == ["about:blank"]  # its tab is closed
+
+
+def test_the_browser_of_another_profile_is_not_healthy(lend: Lend) -> None:
+    borrowed = lend("s1")
+    health = playwright_browser.check(borrowed.port, borrowed.profile_dir.with_name("s2"))
+
+    assert not health.ok
+    assert "another profile" in health.reason
+
+
+def test_no_browser_is_not_healthy(lend: Lend) -> None:
+    borrowed = lend("s1")
+    kill(borrowed.pid)
+    assert not playwright_browser.check(borrowed.port, borrowed.profile_dir, timeout=2).ok
+
+
+def test_the_picture_shows_the_page_of_the_run(lend: Lend, site: Any) -> None:
+    borrowed = lend("s1")
+    visit(borrowed.port, f"{site.url}/orders", site)
+    found = playwright_browser.snapshot(borrowed.port)
+
+    assert found.url == f"{site.url}/orders"
+    assert found.title == "/orders"
+    assert "订单" in found.html
+    assert found.screenshot.startswith(b"\x89PNG")
+    assert devtools.address(borrowed.port)  # looking does not end it
+
+
+def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend) -> None:
+    borrowed = lend("s1")
+    noise = (
+        "<canvas id=c width=1366 height=900></canvas><script>const x=c.getContext('2d'),d=x.createImageData(1366,900);"
+        "for(let i=0;i<d.data.length;i++)d.data[i]=i%4==3?255:Math.random()*256;x.putImageData(d,0,0);"
+        "document.title='done';document.body.append('x'.repeat(2000000))</script>"
+    )
+    with playwright_browser._connected(borrowed.port, 30) as browser:
+        page = browser.contexts[0].new_page()
+        page.set_content(noise)
+    result = _run("snapshot", "--port", str(borrowed.port), "--dir", str(borrowed.profile_dir / "shot"))
+
+    assert result["title"] == "done"
+    picture = (borrowed.profile_dir / "shot" / result["screenshot"]).read_bytes()
+    assert picture.startswith(b"\xff\xd8")  # a JPEG, as the PNG was larger
+    assert len(picture) <= playwright_browser.LIMIT
+    assert (borrowed.profile_dir / "shot" / result["html"]).stat().st_size <= playwright_browser.LIMIT
+
+
+def test_cookies_are_cleared_by_command(lend: Lend, site: Any) -> None:
+    borrowed = lend("s1")
+    visit(borrowed.port, f"{site.url}/login", site)
+    assert _run("clear-cookies", "--port", str(borrowed.port)) == {"cleared": True}
+    assert cookies(borrowed.port) == {}
+
+
+def test_a_check_by_command(lend: Lend) -> None:
+    borrowed = lend("s1")
+    assert _run("check", "--port", str(borrowed.port), "--profile", str(borrowed.profile_dir))["ok"]
+
+
+def test_a_command_without_a_browser_says_so() -> None:
+    assert "ECONNREFUSED" in _run("snapshot", "--port", "1", "--dir", "/nowhere", code=1)["error"]
+
+
+def test_a_page_that_never_answers_does_not_keep_us(lend: Lend, site: Any, tmp_path: Path) -> None:
+    borrowed = lend("s1")
+    with playwright_browser._connected(borrowed.port, 30) as browser:
+        page = browser.contexts[0].new_page()
+        page.goto(f"{site.url}/orders")
+        page.evaluate("setTimeout(() => { for (;;); }, 0)")
+    began = time.monotonic()
+    ended = subprocess.run(
+        [*COMMAND, "snapshot", "--port", str(borrowed.port), "--dir", str(tmp_path), "--timeout", "1"],
+        cwd=ROOT,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode != 0
+    assert time.monotonic() - began < 30
+    borrowed.give_back(dirty=True)
+
+
+COMMAND = [sys.executable, "-m", "rpa_tasks.playwright_browser"]
+
+
+def _run(*words: str, code: int = 0) -> dict[str, Any]:
+    ended = subprocess.run([*COMMAND, *words], cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert ended.returncode == code, ended.stderr
+    return dict(json.loads(ended.stdout))

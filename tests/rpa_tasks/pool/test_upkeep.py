@@ -1,0 +1,209 @@
+"""What the maintainer does with browsers that nobody is using, step by step."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from rpa_tasks.pool import Borrowed, checkup, recent, registry, upkeep, view, warmth
+from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, is_gone, kill, record_of, states
+
+pytestmark = pytest.mark.browser
+Lend = Callable[..., Borrowed]
+
+
+def test_the_browser_of_a_killed_borrower_is_ended(borrower: Callable[..., BorrowerProcess]) -> None:
+    victim = borrower("s1", "60")
+    left = victim.hear()
+    upkeep.end_abandoned()
+    assert not is_gone(left["pid"])  # it is not abandoned yet
+
+    victim.kill()
+    upkeep.end_abandoned()
+    assert is_gone(left["pid"])
+    assert states() == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("AFTERTOUCH_RPA_BROWSER_AGE", timedelta(0)), ("AFTERTOUCH_RPA_BROWSER_MEMORY_MB", 1)],
+)
+def test_worn_browsers_are_ended_but_not_busy_ones(lend: Lend, settings: Any, setting: str, value: Any) -> None:
+    idle, busy = lend("s1"), lend("s2")
+    idle.give_back()
+    upkeep.end_worn()
+    assert states() == {"s1": "idle", "s2": "busy"}
+
+    setattr(settings, setting, value)
+    upkeep.end_worn()
+    assert states() == {"s2": "busy"}
+    assert not is_gone(busy.pid)
+
+
+def test_only_the_warm_ones_stay_for_long(lend: Lend, settings: Any) -> None:
+    settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
+    for shop in ("s1", "s2", "s3"):
+        lend(shop).give_back()
+    upkeep.end_surplus()
+    assert set(states()) == {"s1", "s2", "s3"}
+
+    for shop, minutes in (("s1", 11), ("s2", 5), ("s3", 60)):
+        _used(shop, minutes)
+    upkeep.end_surplus()
+    assert set(states()) == {"s2"}  # s1 and s3 are beyond the one that stays, and older than ten minutes
+
+
+def test_a_warm_one_stays_however_long_it_is_idle(lend: Lend, settings: Any) -> None:
+    settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
+    lend("s1").give_back()
+    _used("s1", 600)
+    upkeep.end_surplus()
+    assert states() == {"s1": "idle"}
+
+
+def test_slots_that_the_settings_took_away_are_emptied(lend: Lend, settings: Any) -> None:
+    one, two = lend("s1"), lend("s2")
+    one.give_back()
+    settings.AFTERTOUCH_RPA_BROWSERS = 1
+    upkeep.end_surplus()
+    assert states() == {"s1": "idle", "s2": "busy"}
+
+    two.give_back()
+    upkeep.end_surplus()
+    assert states() == {"s1": "idle"}
+
+
+def test_the_shops_that_ran_last_are_kept_warm(lend: Lend, settings: Any) -> None:
+    for shop in ("s1", "s2", "s3"):
+        lend(shop).give_back()
+    upkeep.end_unused()
+    settings.AFTERTOUCH_RPA_WARM_BROWSERS = 2
+    warmth.Warmth().keep()
+
+    assert states() == {"s3": "idle", "s2": "idle"}
+    assert lend("s3").warm
+
+
+def test_no_browser_is_warmed_where_a_slot_is_lacking(lend: Lend, settings: Any) -> None:
+    for shop in ("s1", "s2"):
+        lend(shop).give_back()
+    upkeep.end_unused()
+    settings.AFTERTOUCH_RPA_BROWSERS = 1
+    busy = lend("s3")
+    warmth.Warmth().keep()
+
+    assert states() == {"s3": "busy"}
+    assert not is_gone(busy.pid)
+
+
+def test_a_shop_whose_browser_does_not_start_is_not_tried_at_every_pass(lend: Lend, settings: Any) -> None:
+    lend("s1").give_back()
+    upkeep.end_unused()
+    chromium, settings.RPA_CHROMIUM_PATH = settings.RPA_CHROMIUM_PATH, "/nowhere"
+    keeper = warmth.Warmth()
+    keeper.keep()
+    settings.RPA_CHROMIUM_PATH = chromium
+    keeper.keep()
+    assert states() == {}
+
+    keeper._failed["s1"] -= warmth.RETRY_AFTER
+    keeper.keep()
+    assert states() == {"s1": "idle"}
+
+
+def test_the_last_uses_are_remembered_in_order(state: Any) -> None:
+    for number in range(recent.KEPT + 5):
+        recent.remember(f"s{number}", "shop")
+    recent.remember("s60", "shop")
+
+    assert len(recent.last_uses()) == recent.KEPT
+    assert [use.profile for use in recent.last_uses()[:2]] == ["s60", "s68"]
+
+
+def test_a_healthy_browser_passes_and_is_not_asked_again_at_once(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+    borrowed = lend("s1")
+    borrowed.give_back()
+    checkup.check_idle()
+    record = record_of("s1")
+    assert record is not None
+    assert record.pid == borrowed.pid
+    assert record.baseline > 0
+    assert time.time() - record.checked_at < 60
+
+    monkeypatch.setattr(checkup, "_examiner", None)  # whoever asked for one would fail
+    checkup.check_idle()
+
+
+def test_a_busy_browser_is_left_alone(lend: Lend) -> None:
+    lend("s1")
+    checkup.check_idle()
+    record = record_of("s1")
+    assert record is not None
+    assert record.checked_at == 0
+
+
+def test_a_browser_that_cannot_show_a_page_is_ended(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkup, "PATIENCE", 1.0)
+    borrowed = lend("s1")
+    borrowed.give_back()
+    os.kill(borrowed.pid, signal.SIGSTOP)
+    checkup.check_idle()
+
+    assert is_gone(borrowed.pid)
+    assert states() == {}
+
+
+def test_a_sick_browser_does_not_cost_a_healthy_one(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The examiner is asked about both; the first one hangs it."""
+    monkeypatch.setattr(checkup, "PATIENCE", 3.0)
+    sick, healthy = lend("s1"), lend("s2")
+    sick.give_back()
+    healthy.give_back()
+    os.kill(sick.pid, signal.SIGSTOP)
+    checkup.check_idle()
+
+    assert is_gone(sick.pid)
+    assert states() == {"s2": "idle"}
+
+
+def test_a_dead_browser_is_cleared_away(lend: Lend) -> None:
+    borrowed = lend("s1")
+    borrowed.give_back()
+    kill(borrowed.pid)
+    checkup.check_idle()
+    assert states() == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "baseline", "complains"),
+    [(0.1, 0.0, False), (0.4, 0.01, False), (1.4, 0.5, False), (1.5, 0.5, True), (0.6, 0.1, True)],
+)
+def test_three_times_slower_is_too_slow(seconds: float, baseline: float, complains: bool) -> None:
+    """Unless it is so fast that nobody would notice."""
+    assert bool(checkup._complaint({"ok": True, "seconds": seconds}, baseline)) is complains
+
+
+def test_the_back_office_sees_each_slot(lend: Lend) -> None:
+    borrowed = lend("s1")
+    described = eventually(lambda: view.describe() if view.describe()[0]["rss_mb"] > 20 else None, "no memory")
+
+    assert [entry["state"] for entry in described] == ["busy", "empty", "empty"]
+    assert described[0]["port"] == borrowed.port
+    assert described[0]["shop"] == "shop/s1"
+    assert described[0]["started_at"].endswith("+00:00")
+    assert set(described[0]) == set(described[1]) == {
+        "slot", "state", "shop", "profile", "port", "uses", "started_at", "last_used_at", "rss_mb", "reason",
+    }  # fmt: skip
+
+
+def _used(shop: str, minutes: float) -> None:
+    record = record_of(shop)
+    assert record is not None
+    registry.write(replace(record, last_used_at=time.time() - minutes * 60))
