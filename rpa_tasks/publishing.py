@@ -22,6 +22,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.lanes import jobs
 from rpa_tasks.models import Flow, Job, Platform, Shop
+from rpa_tasks.storable import unstorable
 from rpa_tasks.tokens import doorbell
 from scheduling import sql
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
@@ -140,13 +141,9 @@ def payload_errors(payload: Mapping[str, Any], flow: Flow) -> list[FieldError]:
 
 def _unstorable(value: Any) -> list[str]:
     """What PostgreSQL would refuse, or a command line not hold."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        size = len(text.encode())
-    except (ValueError, TypeError) as error:  # NaN, half a surrogate pair, no JSON at all
-        return [str(error)]
-    if "\\u0000" in text:
-        return ["contains U+0000"]
+    if problem := unstorable(value):
+        return [problem]
+    size = len(json.dumps(value, ensure_ascii=False).encode())
     return [f"is {size} bytes of JSON; at most {MAX_PAYLOAD}"] if size > MAX_PAYLOAD else []
 
 

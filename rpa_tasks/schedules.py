@@ -11,8 +11,8 @@ one that waits as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +20,7 @@ import structlog
 
 from rpa_tasks import publishing
 from rpa_tasks.models import Flow, Platform, Shop
+from rpa_tasks.rounds import Round, publish_round
 from scheduling.errors import InvalidInput
 from scheduling.findings import Findings
 from scheduling.models import Priority
@@ -45,36 +46,34 @@ class Order:
     spread_seconds: float = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Round:
-    """What came of one: of so many shops, for how many a job was published, one waits still, or too much waits."""
-
-    published: int = 0
-    waiting: int = 0
-    refused: int = 0
-
-
 def publish_for_shops(given: Mapping[str, Any]) -> Round:
-    """Publish for each shop, one short transaction a shop: what a crash leaves undone is done by the next round. Raises
-    `InvalidInput` naming the argument before anything is published."""
+    """Publish for each shop. Raises `InvalidInput` naming the argument, before anything is published."""
     order = read(given)
-    outcomes = [_publish(order, shop_id) for shop_id in _shops(order)]
-    told = Round(*(outcomes.count(name) for name in ("published", "waiting", "refused")))
+    flow = Flow.objects.get(platform__key=order.platform, task_type=order.task_type)
+    shops = _living(order.platform)
+    if order.shops is not None:
+        shops = shops.filter(shop_id__in=order.shops)
+    places = {
+        pk: place(order.platform, shop_id, order.task_type, order.spread_seconds)
+        for pk, shop_id in shops.values_list("pk", "shop_id")
+    }
+    told = publish_round(flow, places, payload=order.payload or {}, priority=PRIORITIES[order.priority])
     note = log.warning if told.refused else log.info
-    note(
-        "round_published",
-        platform=order.platform,
-        task_type=order.task_type,
-        published=told.published,
-        waiting=told.waiting,
-        refused=told.refused,
-    )
+    note("round_published", platform=order.platform, task_type=order.task_type, **asdict(told))
     return told
 
 
 def read(given: Mapping[str, Any]) -> Order:
     """The order that these arguments mean. Raises `InvalidInput` with everything that is wrong, also where there is no
     such platform, task type or shop."""
+    _check_shape(given)
+    shops = given.get("shops", ALL)
+    order = Order(**{**given, "shops": None if shops == ALL else tuple(shops)})
+    _check_references(order)
+    return order
+
+
+def _check_shape(given: Mapping[str, Any]) -> None:
     found = Findings()
     known = [each.name for each in fields(Order)]
     for name in given.keys() - set(known):
@@ -82,20 +81,17 @@ def read(given: Mapping[str, Any]) -> Order:
     for name in ("platform", "task_type"):
         if not isinstance(given.get(name), str) or not given[name]:
             found.add(name, "is missing" if given.get(name) in (None, "") else "must be text")
-    if not isinstance(given.get("priority", "normal"), str) or given.get("priority", "normal") not in PRIORITIES:
+    priority, shops = given.get("priority", "normal"), given.get("shops", ALL)
+    if not isinstance(priority, str) or priority not in PRIORITIES:
         found.add("priority", f"must be one of {', '.join(PRIORITIES)}")
     if not isinstance(given.get("payload", {}), dict):
         found.add("payload", "must be a mapping")
     found.number(given, "spread_seconds", 0, MAX_SPREAD)
-    shops = given.get("shops", ALL)
     if shops != ALL:
         found.texts({"shops": shops}, "shops", longest=64)
         if isinstance(shops, list) and not 0 < len(shops) <= MOST_SHOPS:
             found.add("shops", f"“all”, or 1 to {MOST_SHOPS} shop ids")
     found.settle()
-    order = Order(**{**given, "shops": None if shops == ALL else tuple(shops)})
-    _check_references(order)
-    return order
 
 
 def _check_references(order: Order) -> None:
@@ -118,29 +114,6 @@ def _check_references(order: Order) -> None:
 
 def _living(platform: str) -> Any:
     return Shop.objects.filter(platform__key=platform, retired_at=None).order_by("pk")
-
-
-def _shops(order: Order) -> Sequence[str]:
-    return order.shops if order.shops is not None else list(_living(order.platform).values_list("shop_id", flat=True))
-
-
-def _publish(order: Order, shop_id: str) -> str:
-    try:
-        receipt = publishing.publish(
-            publishing.Request(
-                platform=order.platform,
-                shop_id=shop_id,
-                task_type=order.task_type,
-                payload=order.payload or {},
-                priority=PRIORITIES[order.priority],
-                delay=place(order.platform, shop_id, order.task_type, order.spread_seconds),
-                source="schedule",
-                merges=False,
-            )
-        )
-    except publishing.Refused:
-        return "refused"
-    return "waiting" if receipt.duplicate else "published"
 
 
 def place(platform: str, shop_id: str, task_type: str, spread_seconds: float) -> timedelta:

@@ -14,6 +14,7 @@ import jsonschema_rs
 
 from rpa_tasks.command import validate_command
 from rpa_tasks.models import Shop
+from rpa_tasks.storable import unstorable
 from scheduling.durations import format_duration
 from scheduling.findings import Findings, is_number
 
@@ -124,6 +125,9 @@ def _is_exit_code(code: Any) -> bool:
 def _check_schema(schema: Any, found: Findings) -> None:
     if not isinstance(schema, dict):
         found.add("payload_schema", "must be a mapping: a JSON schema")
+        return
+    if problem := unstorable(schema):
+        found.add("payload_schema", problem[:200])
         return
     if len(repr(schema)) > MAX_SCHEMA:
         found.add("payload_schema", f"must not be longer than {MAX_SCHEMA} characters")

@@ -9,19 +9,22 @@ from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
+from django.db import connection
 from django.test import Client as Browser
 from django.utils.timezone import now
 from django_celery_beat.models import IntervalSchedule, PeriodicTask, PeriodicTasks
 
 from config.beat_leader import LeaderScheduler
 from config.celery import app
-from rpa_tasks import schedules
+from rpa_tasks import rounds, schedules
 from rpa_tasks.models import Job, Shop
 from rpa_tasks.publishing import Request, publish
+from rpa_tasks.rounds import Round
 from rpa_tasks.tasks import publish_for_shops
 from scheduling.errors import InvalidInput
 from scheduling.models import Configuration, FailedTask
 from tests.rpa_tasks.doors.conftest import Market
+from tests.scheduling.api.serving import at_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -39,7 +42,7 @@ def wrong(**changes: Any) -> list[str]:
 def test_each_living_shop_gets_a_job(market: Market, rung: list[Any]) -> None:
     market.shop("gone", retired_at=now())
     told = schedules.publish_for_shops(ORDER | {"priority": "low", "payload": {"n": 1}})
-    assert told == schedules.Round(published=2)
+    assert told == Round(published=2)
     assert {(job.shop.shop_id, job.priority, job.source) for job in Job.objects.all()} == {
         ("s1", 2, "schedule"), ("s2", 2, "schedule"),
     }  # fmt: skip
@@ -53,23 +56,83 @@ def test_only_the_shops_that_are_named(market: Market, rung: list[Any]) -> None:
 
 def test_one_that_waits_is_left_as_it_is(market: Market, rung: list[Any]) -> None:
     publish(Request(platform="pdd", shop_id="s1", task_type="sync_order", payload={"n": 1}, delay=MINUTE, priority=2))
-    before = Job.objects.values("due_at", "payload", "priority", "planned_at").get()
+    before = Job.objects.values("due_at", "payload", "priority", "planned_at", "state").get()
     told = schedules.publish_for_shops(ORDER | {"payload": {"n": 2}, "priority": "high"})
-    assert told == schedules.Round(published=1, waiting=1)
-    assert Job.objects.filter(shop=market.s1).values("due_at", "payload", "priority", "planned_at").get() == before
-    assert schedules.publish_for_shops(ORDER) == schedules.Round(waiting=2)
+    assert told == Round(published=1, waiting=1)
+    assert (
+        Job.objects.filter(shop=market.s1).values("due_at", "payload", "priority", "planned_at", "state").get()
+        == before
+    )
+    assert Job.objects.get(shop=market.s1).requests == 2
+    assert schedules.publish_for_shops(ORDER) == Round(waiting=2)
 
 
 def test_one_that_runs_does_not_keep_the_next_from_waiting(market: Market, rung: list[Any]) -> None:
     schedules.publish_for_shops(ORDER)
     Job.objects.filter(shop=market.s1).update(state="running", fresh=False, lease_until=now() + MINUTE)
-    assert schedules.publish_for_shops(ORDER) == schedules.Round(published=1, waiting=1)
+    assert schedules.publish_for_shops(ORDER) == Round(published=1, waiting=1)
 
 
 def test_a_shop_whose_backlog_is_full_is_passed_over(market: Market, rung: list[Any]) -> None:
     Shop.objects.filter(pk=market.s1.pk).update(backlog_limit=1)
     publish(Request(platform="pdd", shop_id="s1", task_type="sync_order", dedupe_key="k", delay=MINUTE))
-    assert schedules.publish_for_shops(ORDER) == schedules.Round(published=1, refused=1)
+    assert schedules.publish_for_shops(ORDER) == Round(published=1, refused=1)
+
+
+def test_a_platform_whose_backlog_is_full_takes_what_it_has_room_for(market: Market, rung: list[Any]) -> None:
+    market.pdd.backlog_limit = 3
+    market.pdd.save()
+    for number in range(4):
+        market.shop(f"n{number}")
+    publish(Request(platform="pdd", shop_id="s1", task_type="sync_order", dedupe_key="k", delay=MINUTE))
+    assert schedules.publish_for_shops(ORDER) == Round(published=2, refused=4)
+    assert schedules.publish_for_shops(ORDER) == Round(waiting=2, refused=4)
+
+
+def test_a_round_makes_what_publishing_would_have_made(market: Market, rung: list[Any]) -> None:
+    """Two statements insert jobs; they must not drift apart."""
+    for delay in (0, 120):
+        Job.objects.all().delete()
+        publish(
+            Request(
+                platform="pdd", shop_id="s1", task_type="sync_order", payload={"n": 1}, source="schedule",
+                delay=timedelta(seconds=delay),
+            )
+        )  # fmt: skip
+        rounds.publish_round(market.sync, {market.s2.pk: timedelta(seconds=delay)}, payload={"n": 1}, priority=1)
+        one, other = Job.objects.order_by("pk").values()
+        differing = {name for name in one if one[name] != other[name]}
+        at = {"created_at", "due_at", "planned_at"} | ({"queued_at", "lease_until"} if delay == 0 else set())
+        assert differing == {"task_id", "root_id", "shop_id"} | at
+        for row in (one, other):
+            assert row["root_id"] == row["task_id"]
+            assert row["due_at"] - row["created_at"] == timedelta(seconds=delay)
+            assert row["lease_until"] is None or row["lease_until"] - row["due_at"] == timedelta(seconds=10)
+
+
+def test_only_what_is_due_soon_rings_the_bell(market: Market, rung: list[Any]) -> None:
+    places = {market.s1.pk: timedelta(0), market.s2.pk: timedelta(minutes=10)}
+    rounds.publish_round(market.sync, places, payload={}, priority=0)
+    assert [(hint.route, hint.priority) for hint in rung] == [(market.s1.pk, 0)]
+
+
+def test_rounds_that_race_publish_once(market: Market, rung: list[Any]) -> None:
+    """Two beats at the same moment, and a person who publishes into the middle of it."""
+    Shop.objects.bulk_create(Shop(platform=market.pdd, shop_id=f"n{number}") for number in range(98))
+
+    def act(number: int) -> Round:
+        try:
+            if number == 0:
+                publish(Request(platform="pdd", shop_id="n50", task_type="sync_order", delay=MINUTE))
+                return Round()
+            return schedules.publish_for_shops(ORDER)
+        finally:
+            connection.close()
+
+    told = at_once(8, act)
+    assert Job.objects.count() == 100
+    assert sum(each.published for each in told) in (99, 100)
+    assert all(each.published + each.waiting == 100 and not each.refused for each in told[1:])
 
 
 def test_shops_are_spread_and_each_keeps_its_place(market: Market, rung: list[Any]) -> None:

@@ -1,0 +1,121 @@
+"""What a form could send and a file could not: anything that JSON, and Python's idea of it, can say."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import DataError, connection, transaction
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpa_tasks import validation
+from rpa_tasks.storable import unstorable
+from scheduling.errors import InvalidInput
+from tests.rpa_tasks.doors.conftest import Market
+
+
+def wrong(check: Any, *rest: Any, **values: Any) -> list[str]:
+    try:
+        check(values, *rest)
+    except InvalidInput as error:
+        return [each.field for each in error.errors]
+    return []
+
+
+def test_nothing_that_is_absent_is_judged() -> None:
+    assert wrong(validation.check_platform) == wrong(validation.check_flow) == wrong(validation.check_shop) == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields"),
+    [
+        ({}, []),
+        ({"$ref": "#"}, []),
+        ({"description": "a \\u0000 by name"}, []),
+        ({"default": float("nan")}, ["payload_schema"]),
+        ({"description": "a\0b"}, ["payload_schema"]),
+        ({"a\0b": 1}, ["payload_schema"]),
+        ({"description": "\ud800"}, ["payload_schema"]),
+        ({"$ref": "file:///etc/passwd"}, ["payload_schema"]),
+        ({"pattern": "("}, ["payload_schema.pattern"]),
+        ({"properties": {"x": {"minimum": "3"}}}, ["payload_schema.properties.x.minimum"]),
+        ({"description": "x" * 70_000}, ["payload_schema"]),
+        (None, ["payload_schema"]),
+        (True, ["payload_schema"]),
+    ],
+)
+def test_a_schema(schema: Any, fields: list[str]) -> None:
+    assert wrong(validation.check_flow, payload_schema=schema) == fields
+
+
+def test_a_schema_without_bottom() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(20_000):
+        deep = {"not": deep}
+    assert wrong(validation.check_flow, payload_schema=deep) == ["payload_schema"]
+
+
+@pytest.mark.parametrize("table", [[], None, {"business": 65}, {"business": [True]}, {"business": ["65"]}, {"ok": []}])
+def test_exit_codes(table: Any) -> None:
+    assert wrong(validation.check_flow, exit_codes=table)
+
+
+@pytest.mark.parametrize("delays", [None, "30", [True], ["30"], [0], [-1], [float("nan")], [float("inf")], [1] * 21])
+def test_retry_delays(delays: Any) -> None:
+    assert wrong(validation.check_flow, retry_delays=delays) == ["retry_delays"]
+    assert wrong(validation.check_flow, retry_delays=[0.5, 30, 604_800]) == []
+
+
+@pytest.mark.parametrize("names", [None, "PATH", [1], [""], ["A=B"], ["1A"], ["LANG"], ["AFTERTOUCH_SECRETS_KEYS"]])
+def test_environment(names: Any) -> None:
+    assert set(wrong(validation.check_flow, environment=names)) == {"environment"}
+
+
+@pytest.mark.parametrize(("seconds", "fits"), [(0.999, False), (1, True), (86_400, True), (86_401, False)])
+def test_timeout(seconds: float, fits: bool) -> None:
+    assert wrong(validation.check_flow, timeout=timedelta(seconds=seconds)) == ([] if fits else ["timeout"])
+
+
+@pytest.mark.parametrize("command", [None, "true {param}", {}, [1], [], ["true"], ["nope", "{param}"]])
+def test_command(command: Any) -> None:
+    assert set(wrong(validation.check_flow, command=command)) == {"command"}
+
+
+def test_everything_that_is_wrong_is_said_at_once() -> None:
+    fields = wrong(validation.check_flow, task_type="A B", command=[], timeout=timedelta(0), exit_codes=[])
+    assert fields == ["task_type", "command", "timeout", "exit_codes"]
+
+
+@pytest.mark.django_db
+def test_a_profile_belongs_to_one_shop(market: Market) -> None:
+    market.shop("s3", profile_id="kept")
+    taken = validation.profiles([market.s1, market.s2, *market.pdd.shops.filter(shop_id="s3")])
+    assert taken == {"pdd-s1": "pdd/s1", "pdd-s2": "pdd/s2", "kept": "pdd/s3"}
+    for profile in ("kept", "pdd-s1"):
+        assert wrong(validation.check_shop, taken, platform="pdd", shop_id="s4", profile_id=profile) == ["profile_id"]
+    assert wrong(validation.check_shop, taken, platform="pdd", shop_id="s4", profile_id="") == []
+    assert wrong(validation.check_shop, taken, platform="pdd", shop_id="s1") == ["profile_id"]
+
+
+words = st.text(max_size=3) | st.sampled_from(["\0", "\\u0000", "\\\\u0000", "\\\0", "\ud800"])
+
+
+@pytest.mark.django_db
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | words,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
+        max_leaves=8,
+    )
+)
+def test_what_is_called_storable_is_exactly_what_postgresql_stores(value: Any) -> None:
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT %s::jsonb", [json.dumps(value)])
+        stored = True
+    except DataError:
+        stored = False
+    assert stored == (unstorable(value) == "")
