@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from django.conf import settings
 
-from rpa_tasks.guarded import LEASE_NO, SHOP, STATE_DIR, TASK_ID
+from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
 
 PLACEHOLDERS = ("flow", "param", "timeout", "python")
 #: Linux takes no word of more than 128 KB.
@@ -51,7 +51,7 @@ def argv_for(command: Sequence[str], *, flow: str, param: Mapping[str, Any], tim
 def environment_for(*, task_id: str, lease_no: int, shop: str, names: Sequence[str] = ()) -> dict[str, str]:
     """All that the command sees: a minimal environment, the variables of ours that its flow may see, and the markers.
     `shop` is `<platform>/<shop id>`. Makes the home directory; raises `OSError` where it cannot."""
-    home = Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "home"
+    home = Path(state_dir()) / "rpa" / "home"
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     minimal = {
         "PATH": os.pathsep.join(PATH),
@@ -61,7 +61,7 @@ def environment_for(*, task_id: str, lease_no: int, shop: str, names: Sequence[s
         "TMPDIR": tempfile.gettempdir(),
     }
     markers = {
-        TASK_ID: task_id, LEASE_NO: str(lease_no), SHOP: shop, STATE_DIR: str(settings.AFTERTOUCH_STATE_DIR)
+        TASK_ID: task_id, LEASE_NO: str(lease_no), SHOP: shop, STATE_DIR: state_dir()
     }  # fmt: skip
     return minimal | _allowed(names) | markers
 

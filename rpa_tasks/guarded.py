@@ -16,30 +16,25 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import structlog
-from django.conf import settings
 
 from rpa_tasks.guard import processes
 from rpa_tasks.guard.output import TAIL_CHARACTERS
+from rpa_tasks.markers import LEASE_NO, SWEEP_GRACE, TASK_ID, sweep
 from rpa_tasks.verdicts import Ended, Ending
+
+__all__ = ["LEASE_NO", "TASK_ID", "Event", "Guarded", "Order", "Progress", "Result", "Started", "sweep"]
 
 log = structlog.get_logger(__name__)
 
 SCRIPT = Path(__file__).with_name("guard_process.py")
-#: The environment variables that mark every process of a run, so that its descendants are found wherever they hide.
-#: The state directory tells the nodes of one machine apart.
-TASK_ID, LEASE_NO, SHOP, STATE_DIR = MARKERS = (
-    "AFTERTOUCH_TASK_ID", "AFTERTOUCH_LEASE_NO", "AFTERTOUCH_SHOP", "AFTERTOUCH_STATE_DIR",
-)  # fmt: skip
 #: How much longer than it should need a guard may take before it is taken for lost.
 PATIENCE = 30.0
-#: What is left of a run without a guard gets this long between SIGTERM and SIGKILL.
-SWEEP_GRACE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +64,12 @@ class Order:
     def line(self) -> bytes:
         order = {each.name: getattr(self, each.name) for each in fields(self)}
         order |= {"argv": list(self.argv), "env": dict(self.env), "mask": list(self.mask)}
-        return json.dumps({**order, "cwd": self.cwd or self.env.get("HOME", "/")}).encode() + b"\n"
+        # The guard lives in another directory than we do.
+        order |= {
+            "log_path": os.path.abspath(self.log_path),
+            "cwd": os.path.abspath(self.cwd or self.env.get("HOME", "/")),
+        }
+        return json.dumps(order).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,26 +247,6 @@ def _start_guard() -> subprocess.Popen[bytes]:
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
         cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True,
     )  # fmt: skip
-
-
-def sweep(match: Callable[[Mapping[str, str]], bool]) -> list[int]:
-    """End the processes of earlier runs on this node whose markers `match`: SIGTERM, two seconds, SIGKILL.
-
-    `match` gets the values of `MARKERS`. Runs of another state directory are another node's, and left alone. Returns
-    the pids that could not be proven dead; takes at most some seven seconds, and milliseconds where there is none.
-    """
-    here = str(settings.AFTERTOUCH_STATE_DIR)
-
-    def matches(process: processes.Process) -> bool:
-        environment = processes.environment(process.pid)
-        if environment.get(STATE_DIR) != here or TASK_ID not in environment:
-            return False
-        return match({name: environment.get(name, "") for name in MARKERS})
-
-    left = processes.end(lambda: [each for each in processes.everyone() if matches(each)], SWEEP_GRACE)
-    if left:
-        log.error("sweep_left_processes", pids=[process.pid for process in left])
-    return [process.pid for process in left]
 
 
 def _last_of(path: Path) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import select
 import signal
-import time
 
 from rpa_tasks.guard import child, processes
+from rpa_tasks.guard.clock import clock, in_clock
 from rpa_tasks.guard.hearing import Hearing
 from rpa_tasks.guard.wire import Inbox, Outbox
 
@@ -49,6 +49,7 @@ class Watch:
         self.left: list[processes.Process] = []
         self.childless = False  # the kernel says that nobody descends from us any more
         self.told_to_stop = False  # the guard itself got a SIGTERM
+        self.asking = False  # to be woken when the runner has read
         self.poll = select.poll()
 
     # --- beginning ------------------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ class Watch:
 
     def turn(self, wake: int) -> None:
         self.ask_for_room()
-        for descriptor, happened in self.poll.poll(max(0.0, self.next_at() - clock()) * 1000 + 1):
+        for descriptor, _ in self.poll.poll(max(0.0, self.next_at() - clock()) * 1000 + 1):
             if descriptor in self.hearing:
                 self.hear(descriptor)
             elif descriptor == self.inbox.descriptor:
@@ -99,9 +100,6 @@ class Watch:
                 self.reap()
             else:
                 self.outbox.push()
-                if happened & select.POLLERR:
-                    self.outbox.broken = True
-                    self.poll.unregister(descriptor)
         self.outbox.release(clock())
         self.keep_time()
 
@@ -113,9 +111,13 @@ class Watch:
         return min(*timers, self.spread_at, self.kill_at)
 
     def ask_for_room(self) -> None:
-        """Without a wish the poll only tells that the runner is gone."""
-        if not self.outbox.broken:
-            self.poll.register(self.outbox.descriptor, select.POLLOUT if self.outbox.waits else 0)
+        if self.outbox.waits == self.asking:
+            return
+        self.asking = self.outbox.waits
+        if self.asking:
+            self.poll.register(self.outbox.descriptor, select.POLLOUT)
+        else:
+            self.poll.unregister(self.outbox.descriptor)
 
     def hear(self, descriptor: int) -> None:
         self.hearing.hear(descriptor)
@@ -125,7 +127,7 @@ class Watch:
     def obey(self) -> None:
         for line in self.inbox.receive():
             if "extend_until" in line:
-                self.lease_until = max(self.lease_until, in_clock(line["extend_until"]))
+                self.lease_until = in_clock(line["extend_until"])
             if "stop" in line:
                 self.stop(line["stop"], self.order["grace"])
         if self.inbox.closed:
@@ -163,8 +165,6 @@ class Watch:
         now = clock()
         if self.told_to_stop:
             self.stop("node_stopping", self.order["grace"])
-        if self.outbox.broken:
-            self.stop("runner_lost", self.order["grace"])
         if now >= self.lease_until and not self.lease_lost:
             self.lease_lost = True
             self.stop("lease_lost", self.order["grace"])
@@ -217,16 +217,6 @@ class Watch:
             "tail": self.hearing.tail.text(),
             "dropped": self.hearing.log.dropped,
         }
-
-
-def clock() -> float:
-    """Seconds that go on while the machine sleeps, as the lease in the database does."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def in_clock(instant: float) -> float:
-    """The runner counts by `time.monotonic()`."""
-    return instant + clock() - time.monotonic()
 
 
 def wake_on_signals(watch: Watch) -> int:

@@ -14,7 +14,8 @@ from uuid import uuid4
 from django.conf import settings
 
 from rpa_tasks.guard import processes
-from rpa_tasks.guarded import LEASE_NO, SHOP, STATE_DIR, TASK_ID, Event, Guarded, Order, Progress, Started
+from rpa_tasks.guarded import Event, Guarded, Order, Progress, Started
+from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
 from rpa_tasks.verdicts import Ending
 
 PATIENCE = 60.0

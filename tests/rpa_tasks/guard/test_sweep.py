@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from rpa_tasks.guard import processes
-from rpa_tasks.guarded import LEASE_NO, SHOP, STATE_DIR, TASK_ID, sweep
+from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, sweep
 from tests.rpa_tasks.guard.house import DAEMON, PATIENCE, House, eventually, is_alive
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -89,7 +88,7 @@ def test_all_markers_are_told(house: House, start: Start) -> None:
 def test_who_cannot_be_proven_dead_is_named(house: House, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     immortal = start()
     monkeypatch.setattr(processes, "PROOF_SECONDS", 0.1)
-    monkeypatch.setattr("rpa_tasks.guarded.SWEEP_GRACE", 0.1)
+    monkeypatch.setattr("rpa_tasks.markers.SWEEP_GRACE", 0.1)
     monkeypatch.setattr(processes.Process, "send", lambda self, number: None)
     assert sweep(earlier_than(8, house)) == [immortal.pid]
 
@@ -106,17 +105,19 @@ print(sweep(lambda markers: markers["AFTERTOUCH_TASK_ID"] == os.environ["AFTERTO
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-def test_a_signal_meant_for_a_dead_process_reaches_no_stranger_with_its_pid(start: Start) -> None:
-    stranger = start()
-    process = processes.look(stranger.pid)
-    assert process is not None
-    process.started -= 1  # as if it were the one that had the pid before
-    process.send(signal.SIGKILL)
-    time.sleep(0.05)
-    assert stranger.poll() is None
-    process.started += 1
-    process.send(signal.SIGKILL)
-    assert stranger.wait(PATIENCE) == -signal.SIGKILL
+def test_a_signal_meant_for_a_dead_process_reaches_no_stranger_with_its_pid() -> None:
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as stranger:
+        assert stranger.stdin is not None
+        assert stranger.stdout is not None
+        process = processes.look(stranger.pid)
+        assert process is not None
+        process.started -= 1  # as if it were the one that had the pid before
+        process.send(signal.SIGKILL)
+        stranger.stdin.write(b"still here\n")
+        assert stranger.stdout.readline() == b"still here\n"
+        process.started += 1
+        process.send(signal.SIGKILL)
+        assert stranger.wait(PATIENCE) == -signal.SIGKILL
 
 
 def test_a_zombie_counts_as_gone_but_not_while_a_thread_lives_on(start: Start, house: House) -> None:
