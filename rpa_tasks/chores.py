@@ -43,8 +43,8 @@ class Chores:
 
     def can_be_done(self) -> bool:
         """Whether the database answers."""
-        close_old_connections()
         try:
+            close_old_connections()
             connection.ensure_connection()
         except (DatabaseError, InterfaceError) as error:
             log.warning("database_away", error=str(error))

@@ -1,0 +1,152 @@
+"""What the maintainer does with the database."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import OperationalError, connection
+from django.utils.timezone import now
+
+from rpa_tasks import chores
+from rpa_tasks.guarded import LEASE_NO, SHOP, STATE_DIR, TASK_ID
+from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, JobState, Platform, Run, Shop
+from rpa_tasks.pool import places
+from tests.rpa_tasks.pool.actors import eventually
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def job() -> Job:
+    platform = Platform.objects.create(key="pdd")
+    shop = Shop.objects.create(platform=platform, shop_id="s1")
+    flow = Flow.objects.create(platform=platform, task_type="sync_order", command=["true"])
+    return Job.objects.create(
+        task_id=uuid4(), shop=shop, flow=flow, due_at=now(), planned_at=now(), state=JobState.RUNNING, lease_no=3,
+        lease_until=now() + timedelta(minutes=1),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def process_of(state: Path) -> Iterator[Any]:
+    """A process that some run left."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(task_id: UUID, lease_no: int, folder: Path = state) -> subprocess.Popen[bytes]:
+        marks = {TASK_ID: str(task_id), LEASE_NO: str(lease_no), SHOP: "pdd/s1", STATE_DIR: str(folder)}
+        words = [sys.executable, "-c", "print(1, flush=True); import time; time.sleep(600)"]
+        process = subprocess.Popen(words, env={**os.environ, **marks}, stdout=subprocess.PIPE)
+        assert process.stdout
+        process.stdout.readline()
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
+        assert process.stdout
+        process.stdout.close()
+
+
+def test_the_node_says_what_it_is_and_when(state: Path, settings: Any) -> None:
+    settings.AFTERTOUCH_NODE = "node-7"
+    settings.AFTERTOUCH_RPA_SLOTS = 4
+    doing = chores.Chores(["high", "low"])
+    doing.report()
+    first = ExecutionNode.objects.get()
+    doing.report()
+    second = ExecutionNode.objects.get()
+
+    assert (second.name, second.slots, second.queues) == ("node-7", 4, ["high", "low"])
+    assert [browser["state"] for browser in second.browsers] == ["empty"] * 3
+    assert second.seen_at > first.seen_at
+    assert second.started_at == first.started_at
+
+
+def test_the_processes_of_a_run_that_is_over_are_ended(
+    process_of: Any, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = process_of(job.task_id, 3)
+    superseded = process_of(job.task_id, 2)
+    unknown = process_of(uuid4(), 1)
+    elsewhere = process_of(uuid4(), 1, folder=Path("/another/node"))
+    doing = chores.Chores([])
+
+    doing.end_orphans()
+    assert [each.poll() for each in (superseded, unknown)] == [None, None]  # their guard may still be at it
+
+    monkeypatch.setattr(chores, "ORPHANED_FOR", 0.0)
+    doing.end_orphans()
+    eventually(lambda: None not in (superseded.poll(), unknown.poll()), "they live on")
+    assert (runs.poll(), elsewhere.poll()) == (None, None)
+
+    Job.objects.filter(pk=job.pk).update(state=JobState.SUCCEEDED, lease_until=None, settled_at=now())
+    doing.end_orphans()
+    eventually(lambda: runs.poll() is not None, "it lives on")
+    assert elsewhere.poll() is None
+
+
+def test_a_run_that_comes_back_in_time_is_no_orphan(process_of: Any, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The claim was just not visible yet; its thirty seconds begin anew should it end."""
+    process = process_of(job.task_id, 4)
+    doing = chores.Chores([])
+    doing.end_orphans()
+    Job.objects.filter(pk=job.pk).update(lease_no=4)
+    doing.end_orphans()
+    assert doing._orphaned_since == {}
+    assert process.poll() is None
+
+
+def test_old_evidence_is_deleted_in_batches(job: Job, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chores, "BATCH", 2)
+    settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
+    for days in (15, 15, 20, 16, 17, 13, 0):
+        run = Run.objects.create(job=job, number=1, lease_no=1, started_at=now(), outcome=Run.Outcome.BUSINESS)
+        Evidence.objects.create(run=run, kind="log", content=b"x", created_at=now() - timedelta(days=days))
+
+    assert chores.delete_old_evidence() == 5
+    assert Evidence.objects.count() == 2
+    assert Run.objects.count() == 7  # what happened stays known
+
+
+def test_old_logs_are_deleted_and_those_of_browsers_cut(state: Path, settings: Any) -> None:
+    settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
+    old, new, chatty, quiet = (places.logs() / name for name in ("a.log", "b.log", "browser-1.log", "browser-2.log"))
+    for path in (old, new, quiet):
+        path.write_text("said")
+    chatty.write_bytes(b"x" * (chores.BROWSER_LOG + 1))
+    long_ago = time.time() - timedelta(days=15).total_seconds()
+    os.utime(old, (long_ago, long_ago))
+    chores.delete_old_logs()
+
+    assert not old.exists()
+    assert (new.read_text(), quiet.read_text()) == ("said", "said")
+    assert chatty.stat().st_size == 0
+
+
+def test_tidying_is_not_done_at_every_pass(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    doing = chores.Chores([])
+    doing.tidy()
+    monkeypatch.setattr(chores, "delete_old_evidence", None)  # calling it again would fail
+    doing.tidy()
+
+
+def test_without_a_database_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    doing = chores.Chores([])
+    assert doing.can_be_done()
+
+    def away() -> None:
+        raise OperationalError("connection refused")
+
+    monkeypatch.setattr(connection, "ensure_connection", away)
+    assert not doing.can_be_done()

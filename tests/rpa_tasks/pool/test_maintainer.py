@@ -1,0 +1,191 @@
+"""The maintainer beside a worker: real processes, real browsers, and a database that is down all the time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from config.environment import ROOT
+from rpa_tasks import maintainer
+from rpa_tasks.pool import Borrowed
+from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, is_gone, kill, states
+
+pytestmark = [pytest.mark.browser, pytest.mark.faults]
+Lend = Callable[..., Borrowed]
+
+
+class WorkerProcess:
+    """See worker.py."""
+
+    def __init__(self, state: Path, *words: str) -> None:
+        self.log = state / f"worker-{len(list(state.glob('worker-*')))}.log"
+        environ = {
+            **os.environ,
+            "AFTERTOUCH_STATE_DIR": str(state),
+            "AFTERTOUCH_RPA_WARM_BROWSERS": "1",
+            "DATABASE_URL": "postgres://nobody:nothing@127.0.0.1:1/nowhere",
+            "PYTHONPATH": str(ROOT),
+        }
+        with open(self.log, "wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("worker.py")), *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                bufsize=0,
+                env=environ,
+                cwd=ROOT,
+            )
+        assert self.process.stdout
+        self.maintainer, self.child = map(int, self.process.stdout.readline().split())
+
+    def maintainer_now(self) -> int:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(b"?\n")
+        self.maintainer = int(self.process.stdout.readline().split()[0])
+        return self.maintainer
+
+    @property
+    def works(self) -> bool:
+        return b"maintainer_started" in self.log.read_bytes()
+
+    def stop(self) -> int:
+        assert self.process.stdin
+        self.process.stdin.close()
+        return self.process.wait(60)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        for pid in (self.child, self.maintainer):
+            if pid and not is_gone(pid):
+                os.kill(pid, signal.SIGKILL)
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe
+            pipe.close()
+
+
+@pytest.fixture
+def worker(pool: Path) -> Iterator[Callable[..., WorkerProcess]]:
+    started: list[WorkerProcess] = []
+
+    def begin(*words: str) -> WorkerProcess:
+        started.append(WorkerProcess(pool, *words))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.close()
+
+
+def test_it_ends_the_browser_of_a_killed_borrower(
+    worker: Callable[..., WorkerProcess], borrower: Callable[..., BorrowerProcess]
+) -> None:
+    worker()
+    victim = borrower("s1", "60")
+    left = victim.hear()
+    victim.kill()
+
+    eventually(lambda: is_gone(left["pid"]), "the browser still lives")
+    eventually(lambda: states() == {}, "its slot is not free")
+
+
+def test_it_warms_the_shop_that_ran_last(worker: Callable[..., WorkerProcess], lend: Lend) -> None:
+    lend("s1").give_back(dirty=True)
+    lend("s2").give_back(dirty=True)
+    worker()
+
+    eventually(lambda: states() == {"s2": "idle"}, "no browser is warm")
+    assert lend("s2").warm
+
+
+@pytest.mark.parametrize("words", [(), ("fork",)])
+def test_no_browser_outlives_a_worker_that_is_killed(
+    worker: Callable[..., WorkerProcess], lend: Lend, words: tuple[str, ...]
+) -> None:
+    """Also where a child of the worker keeps the pipe open."""
+    borrowed = lend("s1")
+    borrowed.give_back()
+    killed = worker(*words)
+    eventually(lambda: killed.works, "it does not start")
+    killed.kill()
+
+    eventually(lambda: is_gone(killed.maintainer), "the maintainer lives on")
+    assert is_gone(borrowed.pid)
+    assert states() == {}
+
+
+def test_a_run_that_outlives_its_worker_keeps_its_browser(
+    worker: Callable[..., WorkerProcess], borrower: Callable[..., BorrowerProcess], lend: Lend
+) -> None:
+    run = borrower("s1", "60")
+    busy = run.hear()
+    idle = lend("s2")
+    idle.give_back()
+    killed = worker()
+    eventually(lambda: killed.works, "it does not start")
+    killed.kill()
+
+    eventually(lambda: is_gone(idle.pid), "the idle browser lives on")
+    assert not is_gone(busy["pid"])
+    assert run.tell("give") == {"given": True}
+    eventually(lambda: is_gone(killed.maintainer), "the maintainer lives on")
+    assert is_gone(busy["pid"])
+
+
+def test_a_worker_that_stops_waits_for_its_browsers_to_end(worker: Callable[..., WorkerProcess], lend: Lend) -> None:
+    borrowed = lend("s1")
+    borrowed.give_back()
+    stopped = worker()
+    eventually(lambda: stopped.works, "it does not start")
+
+    assert stopped.stop() == 0
+    assert is_gone(stopped.maintainer)
+    assert is_gone(borrowed.pid)
+    assert states() == {}
+
+
+def test_one_maintainer_works_and_the_next_takes_over(worker: Callable[..., WorkerProcess]) -> None:
+    one = worker()
+    eventually(lambda: one.works, "it does not start")
+    other = worker()
+    one.kill()
+
+    eventually(lambda: other.works, "nobody takes over")
+    eventually(lambda: is_gone(one.maintainer), "the first one lives on")
+    assert not is_gone(other.maintainer)
+
+
+def test_a_maintainer_that_dies_is_started_again(worker: Callable[..., WorkerProcess]) -> None:
+    running = worker()
+    first = running.maintainer
+    kill(first)
+
+    eventually(lambda: running.maintainer_now() != first, "no new one")
+    assert not is_gone(running.maintainer)
+
+
+def test_a_step_that_fails_does_not_keep_the_next_from_being_taken() -> None:
+    taken = []
+
+    def fails() -> None:
+        raise RuntimeError("disk on fire")
+
+    maintainer.take_steps([fails, lambda: taken.append(1)])
+    assert taken == [1]
+
+
+def test_a_database_that_is_down_is_said_once_a_pass(worker: Callable[..., WorkerProcess]) -> None:
+    running = worker()
+    eventually(lambda: b"database_away" in running.log.read_bytes(), "it says nothing")
+    assert b"Traceback" not in running.log.read_bytes()

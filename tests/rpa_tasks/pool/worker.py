@@ -1,0 +1,34 @@
+"""Stands for a worker's main process: brings a maintainer along, prints its pid, and stops when its input closes. With
+`fork` it has a child that inherits everything and lives on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import django
+
+django.setup()
+
+from rpa_tasks import maintainer_process  # noqa: E402
+
+
+def main() -> None:
+    maintainer_process.start(["high", "low"])
+    supervision = maintainer_process._supervision
+    assert supervision is not None
+    while supervision.pid is None:
+        time.sleep(0.01)
+    child = os.fork() if "fork" in sys.argv else 0
+    if "fork" in sys.argv and child == 0:
+        time.sleep(600)
+        os._exit(0)
+    print(supervision.pid, child, flush=True)
+    for _ in sys.stdin:
+        print(supervision.pid, child, flush=True)
+    maintainer_process.stop()
+
+
+if __name__ == "__main__":
+    main()
