@@ -37,7 +37,7 @@ class LeaderScheduler(DatabaseScheduler):
         if not led:
             log.info("beat_leads")
             # What this process read while it stood by may be minutes old.
-            self._initial_read, self._heap = True, None
+            self._initial_read, self._heap, self._heap_invalidated = True, None, False
         return float(super().tick(*args, **kwargs))
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:

@@ -16,6 +16,7 @@ from django.db import transaction
 from rpa_tasks import validation
 from rpa_tasks.models import Flow, Job, Platform, Shop
 from rpa_tasks.tokens import ring_for_shops
+from rpa_tasks.verdicts import DEFAULT_DELAYS
 from scheduling.config_file.draft import Draft
 from scheduling.config_file.fields import Field
 from scheduling.config_file.rows import RowSection, Wanted
@@ -110,7 +111,7 @@ class Flows(RowSection):
         Field("exit_codes", MapOf(ListOf(Whole())), default={}),
         Field("payload_schema", Anything(), default={}),
         Field("needs_result", FLAG, default=False),
-        Field("retry_delays", ListOf(Seconds()), default=[]),
+        Field("retry_delays", ListOf(Seconds()), default=list(DEFAULT_DELAYS)),
         Field("clear_cookies", FLAG, default=False),
         Field("environment", ListOf(Text(100)), default=[]),
     )

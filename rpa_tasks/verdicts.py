@@ -86,9 +86,8 @@ def judge(ending: Ending, *, exit_codes: Mapping[str, Sequence[int]], idempotent
 def retry_delay(failures: int, delays: Sequence[float], jitter: Callable[[], float]) -> timedelta | None:
     """How long to wait after the `failures`-th failure, counted from 1. None: all tries are used up.
 
-    `delays` are seconds, empty means 30, 60, 120. `jitter` gives 0 to 1, like `random.random`.
+    `delays` are seconds, one for each retry. `jitter` gives 0 to 1, like `random.random`.
     """
-    delays = delays or DEFAULT_DELAYS
     if failures > len(delays):
         return None
     return timedelta(seconds=delays[max(failures, 1) - 1] * (1 + JITTER * jitter()))

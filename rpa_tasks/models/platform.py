@@ -11,8 +11,13 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
+from rpa_tasks.verdicts import DEFAULT_DELAYS
 from scheduling.models.node import key_validator
 from scheduling.models.versioned import Versioned
+
+
+def usual_retry_delays() -> list[float]:
+    return list(DEFAULT_DELAYS)
 
 
 class Platform(Versioned):
@@ -86,8 +91,8 @@ class Flow(Versioned):
     payload_schema = models.JSONField(_("schema of the payload"), default=dict, blank=True)
     #: Exit status 0 without a `{"result": …}` line is a failure.
     needs_result = models.BooleanField(_("must print a result"), default=False)
-    #: Seconds until the first, second, … retry of a transient failure.
-    retry_delays = models.JSONField(_("retry delays"), default=list, blank=True)
+    #: Seconds until the first, second, … retry of a transient failure; empty: none.
+    retry_delays = models.JSONField(_("retry delays"), default=usual_retry_delays, blank=True)
     clear_cookies = models.BooleanField(_("clear cookies first"), default=False)
     #: Names of environment variables that the command may see, beyond the minimal environment.
     environment = models.JSONField(_("environment variables"), default=list, blank=True)

@@ -60,7 +60,7 @@ def test_a_market_is_stored_and_what_is_not_said_has_its_default(apply: Apply) -
     assert apply(MARKET) == "platforms\n  + pdd\nflows\n  + pdd/sync_order\nshops\n  + pdd/s1\napplied\n"
     flow, shop = Flow.objects.get(), Shop.objects.get()
     assert (flow.name, flow.command[0], flow.timeout) == ("pdd_sync_order", "true", timedelta(minutes=10))
-    assert (flow.needs_browser, flow.idempotent, flow.exit_codes, flow.retry_delays) == (True, False, {}, [])
+    assert (flow.needs_browser, flow.idempotent, flow.exit_codes, flow.retry_delays) == (True, False, {}, [30, 60, 120])
     assert (shop.platform.name, shop.name, shop.backlog_limit, shop.profile) == ("拼多多", "旗舰店", 100, "pdd-s1")
     assert Breaker.objects.filter(platform=shop.platform).exists()
     assert Lane.objects.filter(shop=shop).exists()

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from rpa_tasks.models import Run
-from rpa_tasks.verdicts import Ended, Ending, Outcome, Verdict, judge, retry_delay
+from rpa_tasks.verdicts import DEFAULT_DELAYS, Ended, Ending, Outcome, Verdict, judge, retry_delay
 
 TABLE = {"transient": [1, 2], "business": [65, 66], "session": [77], "platform": [75]}
 
@@ -112,7 +112,7 @@ def test_every_ending_has_an_outcome_and_a_reason_that_fits(ended: Ended, idempo
 
 
 def test_retries_wait_30_60_and_120_seconds_and_then_there_are_none() -> None:
-    waits = [retry_delay(failures, [], lambda: 0.0) for failures in (1, 2, 3, 4)]
+    waits = [retry_delay(failures, DEFAULT_DELAYS, lambda: 0.0) for failures in (1, 2, 3, 4)]
     assert waits == [timedelta(seconds=30), timedelta(seconds=60), timedelta(seconds=120), None]
 
 
