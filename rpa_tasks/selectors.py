@@ -103,3 +103,8 @@ def _state(shop: Shop, waiting: int) -> ShopState:
         last_success_at=lane.last_success_at if lane else None,
         breaker_open_until=breaker.open_until if breaker else None,
     )
+
+
+def waiting_of_platform(platform_pk: int) -> int:
+    """As they count against its limit."""
+    return Job.objects.filter(shop__platform=platform_pk, state__in=WAITING, parked="").count()

@@ -96,6 +96,17 @@ def retry_all(failed_ids: Sequence[UUID], actor: Actor, *, as_new: bool = False,
     return do_all(failed_ids, again)
 
 
+def retry_first(failed_ids: Sequence[UUID], actor: Actor, *, count: int) -> Tally:
+    """Publish the first `count` again that can be, at once: to see how they fare before the rest follows."""
+    tally = Tally(0, 0)
+    for failed_id in failed_ids:
+        if tally.done == count:
+            break
+        one = do_all([failed_id], lambda failed_id, done: retry(failed_id, actor))
+        tally = Tally(tally.done + one.done, tally.conflicts + one.conflicts)
+    return tally
+
+
 def do_all(failed_ids: Sequence[UUID], act: Callable[[UUID, int], object]) -> Tally:
     """Each in a transaction of its own. `act` is also told how many were done before."""
     done = conflicts = 0

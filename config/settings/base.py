@@ -171,6 +171,11 @@ REPUBLISHERS = {
     "touch": "scheduling.failed_tasks.republish_touch",
     "rpa_job": "rpa_tasks.failed_jobs.republish",
 }
+# By the origin of a failed task, the model of the work, and what its app shows about it: a function of request and row.
+LEDGERS = {"touch": "scheduling.Touch", "rpa_job": "rpa_tasks.Job"}
+FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.failed_panel.panel"}
+# Other apps' part of the sidebar: dotted paths of lists of groups.
+ADMIN_MENUS = ["rpa_tasks.admin.menu.MENU"]
 # Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.
 PRESENCE: list[str] = []
 

@@ -18,7 +18,8 @@ UNFOLD: dict[str, Any] = {
     "SHOW_VIEW_ON_SITE": False,
     "SHOW_BACK_BUTTON": True,
     "BORDER_RADIUS": "8px",
-    "STYLES": [lambda request: static("scheduling/ops.css")],
+    "STYLES": [lambda request: static("scheduling/ops.css"), lambda request: static("rpa_tasks/rpa.css")],
+    "SCRIPTS": [lambda request: static("scheduling/live.js")],
     "COLORS": {
         "primary": {
             "50": "oklch(97.9% .012 200)",

@@ -124,7 +124,7 @@ class CheckedForm(forms.ModelForm):  # type: ignore[type-arg]
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
         try:
-            type(self).check(self.values())
+            self.check(self.values())
         except InvalidInput as error:
             for each in error.errors:
                 field = self.place(each.field)

@@ -136,7 +136,7 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
     form = ReasonForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            verb.act(row.pk, _actor(request, form))
+            verb.act(row.pk, actor_of(request, form))
             messages.success(request, _("Done: %(what)s.") % {"what": verb.title})
         except AftertouchError:
             messages.error(
@@ -195,7 +195,7 @@ def _ask(
 
 def _act_on_all(request: HttpRequest, verb: Verb, rows: QuerySet[FailedTask], form: ReasonForm) -> None:
     failed_ids = list(rows.order_by("failed_at").values_list("pk", flat=True)[:MOST_AT_ONCE])
-    tally = verb.act_on_all(failed_ids, _actor(request, form))
+    tally = verb.act_on_all(failed_ids, actor_of(request, form))
     words = ngettext("%(what)s: %(count)s failed task.", "%(what)s: %(count)s failed tasks.", tally.done)
     messages.success(request, words % {"what": verb.title, "count": tally.done})
     if tally.conflicts:
@@ -207,5 +207,5 @@ def _act_on_all(request: HttpRequest, verb: Verb, rows: QuerySet[FailedTask], fo
         messages.warning(request, words % {"count": tally.conflicts})
 
 
-def _actor(request: HttpRequest, form: ReasonForm) -> Actor:
+def actor_of(request: HttpRequest, form: ReasonForm) -> Actor:
     return Actor(request.user.get_username(), request.user, form.cleaned_data["reason"])  # type: ignore[arg-type]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from django.conf import settings
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Count, Max, QuerySet
@@ -11,6 +12,7 @@ from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.http import urlencode
+from django.utils.module_loading import import_string
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter, RangeDateTimeFilter
@@ -18,9 +20,10 @@ from unfold.decorators import action, display
 
 from scheduling.admin.base import ReadOnlyAdmin, as_uuid
 from scheduling.admin.failed_actions import VERBS, act_page, bulk
+from scheduling.admin.replay import page_of, replay_page, task_of
 from scheduling.admin.timeline import clock
 from scheduling.admin.wording import reason
-from scheduling.models import ChannelConfig, FailedTask, Touch
+from scheduling.models import ChannelConfig, FailedTask
 
 TONES = {
     "open": "danger", "retried": "info", "resolved_delivered": "success", "resolved_not_delivered": "warning",
@@ -29,6 +32,18 @@ TONES = {
 CLASSES = {
     "failed": _("Certainly not delivered"), "unknown": _("May have been delivered"), "unreadable": _("Unreadable"),
 }  # fmt: skip
+
+
+def linked(origin: str, task_id: Any) -> dict[str, Any] | None:
+    """What it was, or what it became, with the address of its page."""
+    task = task_of(origin, task_id)
+    return {"task": task, "link": page_of(task)} if task else None
+
+
+def panel_of(request: HttpRequest, row: FailedTask) -> str:
+    """What the app that the work came from has to show about it, as HTML."""
+    path = settings.FAILED_TASK_PANELS.get(row.origin)
+    return str(import_string(path)(request, row)) if path else ""
 
 
 class OpenFilter(admin.SimpleListFilter):
@@ -103,6 +118,7 @@ class FailedTaskAdmin(ReadOnlyAdmin):
         view = self.admin_site.admin_view
         return [
             path("groups/", view(self.groups_view), name="scheduling_failedtask_groups"),
+            path("groups/<str:fingerprint>/retry/", view(self.replay_view), name="scheduling_failedtask_replay"),
             path("<uuid:pk>/act/<str:verb>/", view(self.act_view), name="scheduling_failedtask_act"),
             *super().get_urls(),
         ]
@@ -127,6 +143,9 @@ class FailedTaskAdmin(ReadOnlyAdmin):
 
     def act_view(self, request: HttpRequest, pk: Any, verb: str) -> HttpResponse:
         return act_page(self, request, self.found(request, pk), verb)
+
+    def replay_view(self, request: HttpRequest, fingerprint: str) -> HttpResponse:
+        return replay_page(self, request, fingerprint)
 
     @display(description=_("failed at"), ordering="failed_at")  # type: ignore[untyped-decorator]
     def failed(self, row: FailedTask) -> str:
@@ -172,15 +191,18 @@ class FailedTaskAdmin(ReadOnlyAdmin):
                 channel=Max("channel"),
                 detail=Max("detail"),
                 failure=Max("failure"),
+                origin=Max("origin"),
             )
             .order_by("-count")[:100]
         )
+        may_act = state == FailedTask.State.OPEN and self.has_act_permission(request)
         listed = [
             {
                 **group,
                 "words": reason(group["reason"]),
                 "class": CLASSES.get(group["failure"], group["failure"]),
                 "link": f"{self.url('changelist')}?{urlencode({'state': state, 'fingerprint': group['fingerprint']})}",
+                "retry": may_act and group["origin"] != FailedTask.Origin.MESSAGE,
             }
             for group in groups
         ]
@@ -215,8 +237,12 @@ class FailedTaskAdmin(ReadOnlyAdmin):
             verbs=verbs,
             attempts=[{**each, "words": reason(str(each.get("reason", "")))} for each in row.attempts],
             payload=json.dumps(row.payload, ensure_ascii=False, indent=2),
-            touch=Touch.objects.filter(pk=row.task_id).first() if row.task_id else None,
-            again=Touch.objects.filter(pk=row.retried_as).first() if row.retried_as else None,
+            task=linked(row.origin, row.task_id),
+            again=linked(row.origin, row.retried_as),
+            panel=panel_of(request, row),
+            replay_link=self.url("replay", row.fingerprint)
+            if may_act and row.state == FailedTask.State.OPEN and row.origin != FailedTask.Origin.MESSAGE
+            else "",
             same=FailedTask.objects.filter(fingerprint=row.fingerprint, state="open").exclude(pk=row.pk)[:101].count(),
             same_link=f"{self.url('changelist')}?{urlencode({'fingerprint': row.fingerprint})}",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 
 from django.utils.functional import Promise
@@ -85,11 +86,30 @@ PREFIXES = {
 }
 
 
+#: The same for codes of other apps (`learn`).
+OTHER_REASONS: dict[str, str | Promise] = {}
+OTHER_PREFIXES: dict[str, str] = {}
+OTHER_COMPLAINTS: list[tuple[str, str]] = []
+
+
+def learn(
+    reasons: Mapping[str, str | Promise], prefixes: Mapping[str, str], complaints: Iterable[tuple[str, str]] = ()
+) -> None:
+    """Take in what another app's codes and complaints mean, so that pages which show both can say them."""
+    OTHER_REASONS.update(reasons)
+    OTHER_PREFIXES.update(prefixes)
+    OTHER_COMPLAINTS.extend(complaints)
+
+
 def reason(code: str) -> str:
     """A code in words; one that nobody has named yet stays as it is."""
-    if code in REASONS:
-        return str(REASONS[code])
-    for prefix, words in PREFIXES.items():
+    words = REASONS.get(code) or OTHER_REASONS.get(code)
+    if words:
+        return str(words)
+    head, plus, tail = code.rpartition("+")
+    if plus and tail in OTHER_REASONS:
+        return _("%(first)s; %(second)s") % {"first": reason(head), "second": reason(tail)} if head else reason(tail)
+    for prefix, words in {**PREFIXES, **OTHER_PREFIXES}.items():
         if code.startswith(prefix):
             return _(words) % code.removeprefix(prefix)
     return code
@@ -147,7 +167,7 @@ COMPLAINTS = (
 
 def complaint(message: str) -> str:
     """What is wrong with the input, in the reader's language where we know the sentence."""
-    for pattern, words in COMPLAINTS:
+    for pattern, words in (*COMPLAINTS, *OTHER_COMPLAINTS):
         if found := re.fullmatch(pattern, message, re.DOTALL):
             return _(words) % found.groupdict() if found.groupdict() else _(words)
     return message

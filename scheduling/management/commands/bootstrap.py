@@ -33,10 +33,12 @@ EVENT_TYPES = (
 )
 
 APPS = ("scheduling", "rpa_tasks", "chat_sessions")
-OPERATOR = ("act_on_failedtask", "add_pause", "change_pause", "delete_pause", "change_touch")
+OPERATOR = (
+    "act_on_failedtask", "add_pause", "change_pause", "delete_pause", "change_touch", "run_job", "cancel_job"
+)  # fmt: skip
 EDITED = (
     "stage", "template", "templatetext", "node", "channelconfig", "community", "delayrule", "harassmentrule",
-    "eventtype", "customer",
+    "eventtype", "customer", "platform", "flow", "shop",
 )  # fmt: skip
 
 
@@ -73,13 +75,14 @@ class Command(BaseCommand):
         viewer = list(ours.filter(codename__startswith="view_"))
         operator = viewer + named(OPERATOR)
         editor = operator + named([f"{verb}_{model}" for verb in ("add", "change", "delete") for model in EDITED])
+        editor += named(["change_job"])  # another payload than the one that is there
         for name, permissions in (("viewer", viewer), ("operator", operator), ("editor", editor)):
             group, _ = Group.objects.get_or_create(name=name)
             group.permissions.add(*permissions)
 
 
 def named(codenames: Any) -> list[Permission]:
-    found = {each.codename: each for each in Permission.objects.filter(content_type__app_label="scheduling")}
+    found = {each.codename: each for each in Permission.objects.filter(content_type__app_label__in=APPS)}
     return [found[codename] for codename in codenames]
 
 

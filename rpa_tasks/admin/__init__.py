@@ -1,0 +1,7 @@
+"""The back office of RPA. One module a noun; importing them registers their pages."""
+
+from __future__ import annotations
+
+from rpa_tasks.admin import demo, flow, job, node, platform, shop
+
+__all__ = ["demo", "flow", "job", "node", "platform", "shop"]

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib import admin
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.contrib.filters.admin import RelatedDropdownFilter
+from unfold.decorators import display
+
+from rpa_tasks.admin import wording  # noqa: F401  (teaches the words)
+from rpa_tasks.admin.fields import CommandField, ExitCodesField, JsonField
+from rpa_tasks.admin.job_page import as_text
+from rpa_tasks.models import Flow
+from rpa_tasks.validation import check_flow
+from rpa_tasks.verdicts import DEFAULT_DELAYS, DEFAULT_EXIT_CODES
+from scheduling.admin.base import CheckedForm, WithHistory, plainly
+from scheduling.admin.fields import DurationField, DurationsField, NamesField
+from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.wording import spoken
+
+USUAL_COMMAND = [
+    "{python}", "-m", "rpa_tasks.flow", "run", "--flow", "{flow}", "--param", "{param}", "--timeout", "{timeout}"
+]  # fmt: skip
+EXAMPLE = {"param": '{"shop_id": "…", "debug_port": 9222, "payload": {…}, …}'}
+
+
+class FlowForm(CheckedForm):
+    check = staticmethod(check_flow)
+
+    command = CommandField(
+        label=_("command"),
+        help_text=_(
+            "One word a line; nothing is quoted and no shell reads it. Filled in: {flow} = platform_task-type, "
+            "{param} = the JSON parameter, {timeout} = seconds, {python} = this system's own Python."
+        ),
+    )
+    timeout = DurationField(
+        label=_("timeout"), help_text=_("After this it is told to end; 50 s later it is killed. Like 10m.")
+    )
+    exit_codes = ExitCodesField(
+        label=_("exit codes"),
+        required=False,
+        help_text=_(
+            "transient: tried again; business: a person decides at once; session: the shop needs a login; platform: "
+            "it turns robots away. Empty: business=65, session=77, platform=75. Others count as transient."
+        ),
+    )
+    retry_delays = DurationsField(
+        label=_("retries after"), required=False,
+        help_text=_("When a transient failure is tried again. Empty: 30s, 1m, 2m."),
+    )  # fmt: skip
+    payload_schema = JsonField(
+        label=_("schema of the payload"), help_text=_("A JSON schema that every payload must fit. Empty: anything.")
+    )
+    environment = NamesField(
+        label=_("environment variables"),
+        help_text=_(
+            "Names of variables that the command may see, like DATABASE_URL; one a line. Others it never sees."
+        ),
+    )
+
+    class Meta:
+        model = Flow
+        exclude = ("version", "retired_at")
+        help_texts: ClassVar[Any] = {
+            "task_type": _("Like sync_order: what publishers ask for."),
+            "idempotent": _("A repeat with the same task does no harm. Then a run whose worker vanished is tried "
+                            "again; else a person decides."),
+            "needs_browser": _("The shop's own browser is started or kept for it."),
+            "needs_result": _("Exit code 0 without a line {“result”: …} is a failure."),
+            "clear_cookies": _("The shop's browser forgets its login before each run."),
+        }  # fmt: skip
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if self.instance.pk is None and "command" in self.fields:
+            self.fields["command"].initial = USUAL_COMMAND
+
+
+def command_line(row: Flow) -> str:
+    """As one would type it."""
+    values = {**EXAMPLE, "flow": row.name, "timeout": str(int(row.timeout.total_seconds())), "python": "python"}
+    words = []
+    for word in row.command:
+        for name, value in values.items():
+            word = word.replace(f"{{{name}}}", value)
+        words.append(shlex.quote(word))
+    return " ".join(words)
+
+
+@admin.register(Flow)
+class FlowAdmin(WithHistory, Retirable):
+    form = FlowForm
+    list_display = ("task_type", "platform", "program", "wait", "needs_browser", "idempotent", "shown_state")
+    list_filter = (("platform", RelatedDropdownFilter), RetiredFilter)
+    list_select_related = ("platform",)
+    search_fields = ("task_type", "platform__key")
+    readonly_fields = ("as_typed", "version")
+    write_only = frozenset({"change_reason"})
+    actions_detail = ("retire", "bring_back")
+    shown_as: ClassVar[dict[str, str]] = {
+        "command": "as_typed", "timeout": "timeout_text", "exit_codes": "exit_codes_text",
+        "retry_delays": "retry_delays_text", "payload_schema": "schema_text", "environment": "environment_text",
+    }  # fmt: skip
+    timeout_text = plainly("timeout", _("timeout"), spoken)
+    exit_codes_text = plainly(
+        "exit_codes", _("exit codes"), lambda value: ExitCodesField().write(value or dict(DEFAULT_EXIT_CODES))
+    )
+    retry_delays_text = plainly(
+        "retry_delays", _("retries after"), lambda value: DurationsField().write(value or DEFAULT_DELAYS)
+    )
+    schema_text = plainly("payload_schema", _("schema of the payload"), lambda value: as_text(value) if value else "–")
+    environment_text = plainly("environment", _("environment variables"), lambda value: ", ".join(value) or "–")
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
+        edits = obj is None or self.has_change_permission(request, obj)
+        words = ("command", "as_typed") if edits and obj is not None else ("command",)
+        return [
+            (None, {"fields": (("platform", "task_type"), *words, "timeout", "environment")}),
+            (_("How its end is read"), {"fields": ("exit_codes", "retry_delays", ("idempotent", "needs_result"))}),
+            (_("Browser"), {"fields": (("needs_browser", "clear_cookies"),)}),
+            (_("Payload"), {"fields": ("payload_schema",)}),
+            (_("Life"), {"fields": ("change_reason",) if obj is None else ("version", "change_reason")}),
+        ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return [*fields, "platform", "task_type"] if obj else fields
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> forms.Field | None:
+        field: Any = super().formfield_for_foreignkey(db_field, request, **kwargs)
+        if field is not None:
+            field.queryset = field.queryset.filter(retired_at=None)
+        return field  # type: ignore[no-any-return]
+
+    def in_use(self, row: Flow) -> bool:
+        return row.jobs.exists()
+
+    @display(description=_("as it would be typed"))  # type: ignore[untyped-decorator]
+    def as_typed(self, row: Flow) -> str:
+        return format_html('<code class="at-code at-typed">{}</code>', command_line(row)) if row.pk else "–"
+
+    @display(description=_("program"))  # type: ignore[untyped-decorator]
+    def program(self, row: Flow) -> str:
+        words = row.command if isinstance(row.command, list) else [json.dumps(row.command)]
+        return format_html('<span class="at-mono">{}</span>', " ".join(map(str, words[:4])))
+
+    @display(description=_("timeout"), ordering="timeout")  # type: ignore[untyped-decorator]
+    def wait(self, row: Flow) -> str:
+        return spoken(row.timeout)
+
+    @display(description=_("state"), label={"on": "success", "retired": "default"})  # type: ignore[untyped-decorator]
+    def shown_state(self, row: Flow) -> tuple[str, str]:
+        return ("retired", gettext("Retired")) if row.retired_at else ("on", gettext("In use"))

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import admin, messages
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.translation import gettext, ngettext
+from django.utils.translation import gettext_lazy as _
+from unfold.contrib.filters.admin import AutocompleteSelectFilter, ChoicesDropdownFilter, RangeDateTimeFilter
+from unfold.decorators import action, display
+
+from rpa_tasks import publishing
+from rpa_tasks.admin import live, run_again
+from rpa_tasks.admin.evidence import evidence_response
+from rpa_tasks.admin.job_filters import PlatformFilter, ReasonFilter, TaskTypeFilter
+from rpa_tasks.admin.job_page import job_page
+from rpa_tasks.admin.waiting import short_reason
+from rpa_tasks.admin.wording import STATE_TONES
+from rpa_tasks.models import Job
+from scheduling.admin.base import BigTable, ReadOnlyAdmin, as_uuid
+from scheduling.admin.timeline import clock
+from scheduling.errors import AftertouchError
+
+UNFINISHED = ("scheduled", "queued", "running")
+CANCELLED_AT_ONCE = 500
+
+
+@admin.register(Job)
+class JobAdmin(BigTable, ReadOnlyAdmin):
+    list_display = (
+        "made",
+        "state_tag",
+        "progress_bar",
+        "shop_link",
+        "flow_name",
+        "urgency",
+        "asked",
+        "node",
+        "short_id",
+    )
+    list_display_links = ("made", "short_id")
+    list_filter = (
+        ("state", ChoicesDropdownFilter), PlatformFilter, ("shop", AutocompleteSelectFilter), TaskTypeFilter,
+        ReasonFilter, ("priority", ChoicesDropdownFilter), ("created_at", RangeDateTimeFilter),
+    )  # fmt: skip
+    list_select_related = ("shop__platform__breaker", "shop__lane", "flow")
+    ordering = ("-task_id",)  # ids grow with time, so the newest come first by the primary key
+    search_fields = ("task_id",)
+    search_help_text = _("Task id, shop id or dedupe key, in full")
+    list_disable_select_all = True
+    actions = ("cancel_selected",)
+    actions_detail = ("cancel", "again")
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("live/", view(self.live_view), name="rpa_tasks_job_live"),
+            path("<uuid:pk>/evidence/<int:piece>/", view(self.evidence_view), name="rpa_tasks_job_evidence"),
+            *super().get_urls(),
+        ]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
+        """Without what may be as long as a page; the job's own page reads it."""
+        return super().get_queryset(request).defer("payload", "result")  # type: ignore[no-any-return]
+
+    def has_run_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("rpa_tasks.run_job"))
+
+    def has_cancel_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("rpa_tasks.cancel_job"))
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
+    ) -> tuple[QuerySet[Job], bool]:
+        """Whole ids and keys, never a part of one."""
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        if uuid := as_uuid(term):
+            return queryset.filter(Q(pk=uuid) | Q(root_id=uuid) | Q(touch_key=uuid)), False
+        return queryset.filter(Q(shop__shop_id=term) | Q(dedupe_key=term)), False
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        return job_page(self, request, self.found(request, object_id))
+
+    def evidence_view(self, request: HttpRequest, pk: UUID, piece: int) -> HttpResponse:
+        return evidence_response(request, pk, piece)
+
+    # --- the list -----------------------------------------------------------------------------------------------
+
+    def live_view(self, request: HttpRequest) -> HttpResponse:
+        wanted = [uuid for each in live.asked(request) if (uuid := as_uuid(each))]
+        rows = self.get_queryset(request).filter(pk__in=wanted if self.has_view_permission(request) else ())
+        rows = rows.select_related(*self.list_select_related)
+        return live.answer(each for row in rows for each in (self.state_tag(row), self.progress_bar(row)))
+
+    @display(description=_("published at"), ordering="task_id")  # type: ignore[untyped-decorator]
+    def made(self, row: Job) -> str:
+        return format_html('<span class="at-nowrap">{}</span>', clock(row.created_at))
+
+    @display(description=_("state"))  # type: ignore[untyped-decorator]
+    def state_tag(self, row: Job) -> str:
+        return _live(row, "state", live.tag(row.get_state_display(), STATE_TONES[row.state]))
+
+    @display(description=_("progress or reason"))  # type: ignore[untyped-decorator]
+    def progress_bar(self, row: Job) -> str:
+        running = row.state == "running" and not row.cancel_requested_at
+        return _live(row, "progress", live.bar(row) if running else short_reason(row))
+
+    @display(description=_("shop"))  # type: ignore[untyped-decorator]
+    def shop_link(self, row: Job) -> str:
+        link = reverse("admin:rpa_tasks_shop_change", args=[row.shop_id])
+        return format_html(
+            '<a class="at-link" href="{}">{}</a><br><span class="at-quiet">{}</span>', link, row.shop, row.shop.platform
+        )
+
+    @display(description=_("task type"))  # type: ignore[untyped-decorator]
+    def flow_name(self, row: Job) -> str:
+        return row.flow.task_type
+
+    @display(description=_("priority"), ordering="priority")  # type: ignore[untyped-decorator]
+    def urgency(self, row: Job) -> str:
+        return row.get_priority_display()
+
+    @display(description=_("requests"))  # type: ignore[untyped-decorator]
+    def asked(self, row: Job) -> str:
+        return f"×{row.requests}" if row.requests > 1 else "1"
+
+    @display(description=_("task id"))  # type: ignore[untyped-decorator]
+    def short_id(self, row: Job) -> str:
+        return format_html('<span class="at-nowrap at-mono" title="{}">…{}</span>', row.pk, str(row.pk)[-8:])
+
+    # --- what a person does ---------------------------------------------------------------------------------------
+
+    @admin.action(description=_("Cancel the selected ones"), permissions=["cancel"])
+    def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:
+        chosen = queryset.filter(state__in=UNFINISHED).values_list("pk", flat=True)[:CANCELLED_AT_ONCE]
+        told = [self._cancel(request, pk) for pk in chosen]
+        done = len(told) - told.count("")
+        words = ngettext("%(count)s job was cancelled.", "%(count)s jobs were cancelled.", done)
+        (messages.success if done else messages.info)(request, words % {"count": done})
+        if running := told.count("cancel_requested"):
+            words = ngettext("%(count)s of them is running and ends within seconds.",
+                             "%(count)s of them are running and end within seconds.", running)  # fmt: skip
+            messages.info(request, words % {"count": running})
+
+    @action(description=_("Cancel"), icon="cancel", url_path="cancel", permissions=["cancel"])  # type: ignore[untyped-decorator]
+    def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.found(request, object_id)
+        back = self.url("change", row.pk)
+        if request.method != "POST":
+            text = gettext("While it waits it will not begin. While it runs its command is told to end, and is killed "
+                           "15 seconds later; what it has done by then stays done.")  # fmt: skip
+            return self.page(
+                request, "ops/confirm.html", gettext("Cancel this job?"), text=text, button=gettext("Cancel the job"),
+                back=back, danger=True, original=row,
+            )  # fmt: skip
+        told = self._cancel(request, row.pk)
+        words = {"cancelled": gettext("It was cancelled."),
+                 "cancel_requested": gettext("Its node was told; it ends within seconds.")}  # fmt: skip
+        if told:
+            messages.success(request, words[told])
+        else:
+            messages.error(request, gettext("It had ended already."))
+        return redirect(back)
+
+    def _cancel(self, request: HttpRequest, pk: UUID) -> str:
+        try:
+            return publishing.cancel(pk, by=request.user.get_username())
+        except AftertouchError:
+            return ""
+
+    @action(description=_("Run again"), icon="replay", url_path="again", permissions=["run"])  # type: ignore[untyped-decorator]
+    def again(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        return run_again.page(self, request, self.found(request, object_id))
+
+    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
+        """On the page itself they stand where they are needed."""
+        return []
+
+
+def _live(row: Job, name: str, content: Any) -> str:
+    address = reverse("admin:rpa_tasks_job_live")
+    return live.cell(address, row.pk, name, content, again=row.state in UNFINISHED)

@@ -1,0 +1,131 @@
+"""One job: what it was to do, each of its runs with what they left, and what can be done about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.timezone import now
+from django.utils.translation import gettext as _
+
+from rpa_tasks.admin import live
+from rpa_tasks.admin.waiting import why_waits
+from rpa_tasks.admin.wording import STATE_TONES
+from rpa_tasks.models import Evidence, Job, Run
+from scheduling.admin.wording import reason, spoken
+from scheduling.models import WAITING, FailedTask
+
+TONES = {
+    "succeeded": "good", "transient": "wait", "held": "wait", "session": "wait", "platform": "wait",
+    "cancelled": "plain", "business": "bad", "unknown": "bad",
+}  # fmt: skip
+ICONS = {
+    "succeeded": "check_circle", "transient": "replay", "held": "hourglass_top", "session": "lock_person",
+    "platform": "shield", "cancelled": "cancel", "business": "error", "unknown": "help",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Of the evidence: a picture is shown, a text opens as text."""
+
+    row: Evidence
+    link: str
+
+    @property
+    def is_picture(self) -> bool:
+        return self.row.kind == Evidence.Kind.SCREENSHOT
+
+
+@dataclass(frozen=True, slots=True)
+class RunStory:
+    run: Run
+    facts: list[tuple[str, str]]
+    pieces: list[Piece]
+
+    @property
+    def tone(self) -> str:
+        return TONES[self.run.outcome]
+
+    @property
+    def icon(self) -> str:
+        return ICONS[self.run.outcome]
+
+
+def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
+    """The whole page, or only the part that changes where a page that is open asks for it."""
+    job = Job.objects.select_related("shop__platform__breaker", "shop__lane", "flow").get(pk=row.pk)
+    may_see_evidence = request.user.has_perm("rpa_tasks.view_evidence")
+    context = {
+        "job": job,
+        "original": job,
+        "subtitle": None,
+        "tone": STATE_TONES[job.state],
+        "alive": job.state in (*WAITING, "running"),
+        "bar": live.bar(job) if job.state == "running" else "",
+        "why": why_waits(job) if job.state in WAITING else (reason(job.reason), ""),
+        "runs": stories(job.runs.all(), may_see_evidence),
+        "evidence_kept": may_see_evidence,
+        "payload": as_text(job.payload),
+        "result": as_text(job.result) if job.result is not None else "",
+        "failed": FailedTask.objects.filter(task_id=job.pk).first(),
+        "again": Job.objects.filter(retry_of=job.pk).first(),
+        "running_for": spoken(timedelta(seconds=int((now() - job.sending_at).total_seconds())))
+        if job.state == "running" and job.sending_at
+        else "",
+        **_buttons(jobs_admin, request, job),
+    }
+    if request.headers.get("X-Live"):
+        return TemplateResponse(request, "rpa_tasks/job_body.html", context)
+    return jobs_admin.page(request, "rpa_tasks/job.html", _("Job"), **context)  # type: ignore[no-any-return]
+
+
+def _buttons(jobs_admin: Any, request: HttpRequest, job: Job) -> dict[str, str]:
+    """The addresses of what this person may do about this job now."""
+    may_cancel = jobs_admin.has_cancel_permission(request, job) and not job.cancel_requested_at
+    return {
+        "cancel_link": jobs_admin.url("cancel", job.pk) if may_cancel and job.state in (*WAITING, "running") else "",
+        "again_link": jobs_admin.url("again", job.pk) if jobs_admin.has_run_permission(request, job) else "",
+    }
+
+
+def stories(runs: Iterable[Run], with_evidence: bool) -> list[RunStory]:
+    rows = list(runs)
+    pieces: dict[int, list[Piece]] = {}
+    kept = Evidence.objects.filter(run__in=rows).defer("content").order_by("run_id", "-kind") if with_evidence else ()
+    job_pk = rows[0].job_id if rows else None
+    for each in kept:
+        link = reverse("admin:rpa_tasks_job_evidence", args=[job_pk, each.pk])
+        pieces.setdefault(each.run_id, []).append(Piece(each, link))
+    return [RunStory(run, _facts(run), pieces.get(run.pk, [])) for run in rows]
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    took = spoken_short(run.ended_at - run.started_at) if run.ended_at else ""
+    facts = [
+        (_("reason"), reason(run.reason)),
+        (_("node"), run.node),
+        (_("took"), took),
+        (_("wait for a browser"), spoken_short(run.pool_wait) if run.pool_wait is not None else ""),
+        (_("exit code"), "" if run.exit_code is None else str(run.exit_code)),
+        (_("lease number"), str(run.lease_no)),
+    ]
+    return [(label, value) for label, value in facts if value]
+
+
+def spoken_short(span: timedelta) -> str:
+    """Runs take minutes, waits take milliseconds."""
+    seconds = span.total_seconds()
+    if seconds < 1:
+        return _("%(ms)s ms") % {"ms": round(seconds * 1000)}
+    return _("%(seconds)s s") % {"seconds": f"{seconds:.1f}"} if seconds < 60 else spoken(span)
+
+
+def as_text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=2)

@@ -1,0 +1,50 @@
+"""Cells of lists that keep themselves up to date (see scheduling/live.js)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+
+from rpa_tasks.models import Job
+
+MOST = 200
+
+
+def cell(address: str, row: Any, name: str, content: Any, *, again: bool) -> SafeString:
+    """What is shown as `name` of this row, here and in the answer of `address`."""
+    return format_html(
+        '<span id="{0}-{1}" data-live="{2}" data-row="{0}"{3}>{4}</span>',
+        row, name, address, SafeString(" data-live-again") if again else "", content,
+    )  # fmt: skip
+
+
+def asked(request: HttpRequest) -> list[str]:
+    """The rows whose cells a page wants anew."""
+    return request.GET.get("ids", "").split(",")[:MOST]
+
+
+def answer(cells: Iterable[SafeString]) -> HttpResponse:
+    response = HttpResponse(format_html_join("", "{}", ((each,) for each in cells)))
+    response["Cache-Control"] = "no-store"
+    return response
+
+
+def tag(text: Any, tone: str) -> SafeString:
+    return format_html('<span class="at-tag {}">{}</span>', tone, text)
+
+
+def bar(job: Job) -> SafeString:
+    """How far a running job says that it is."""
+    if job.progress is None:
+        return format_html('<span class="at-quiet">{}</span>', job.progress_message or _("no word of its progress yet"))
+    percent = round(100 * min(max(job.progress, 0), 1))
+    return format_html(
+        '<span class="at-progress" title="{1}"><progress max="100" value="{0}">{0} %</progress><b>{0} %</b>'
+        '<span class="at-quiet">{1}</span></span>',
+        percent, job.progress_message,
+    )  # fmt: skip

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.dateparse import parse_datetime
+from django.utils.html import format_html, format_html_join
+from django.utils.timezone import now
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.decorators import display
+
+from rpa_tasks.admin import live
+from rpa_tasks.lanes import HOME_LEASE
+from rpa_tasks.models import ExecutionNode, Job
+from scheduling.admin.base import ReadOnlyAdmin
+from scheduling.admin.wording import reason, spoken
+
+TONES = {"busy": "info", "idle": "success", "quarantined": "danger"}
+STATES = {
+    "busy": _("in use"), "idle": _("kept warm"), "quarantined": _("quarantined"), "empty": _("empty"),
+}  # fmt: skip
+
+
+def is_gone(row: ExecutionNode) -> bool:
+    """It does not describe itself any more: its shops may run elsewhere."""
+    return row.seen_at < now() - HOME_LEASE
+
+
+@admin.register(ExecutionNode)
+class ExecutionNodeAdmin(ReadOnlyAdmin):
+    list_display = ("name", "shown_state", "seen", "slots", "running", "browser_counts", "queue_names")
+    actions = None
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """One that is gone for good; one that lives would only come back."""
+        may = request.user.has_perm("rpa_tasks.delete_executionnode")
+        return bool(may and obj is not None and is_gone(obj))
+
+    @display(description=_("state"))  # type: ignore[untyped-decorator]
+    def shown_state(self, row: ExecutionNode) -> str:
+        if is_gone(row):
+            return live.tag(gettext("not heard of"), "danger")
+        return live.tag(gettext("alive"), "success")
+
+    @display(description=_("last heard of"), ordering="seen_at")  # type: ignore[untyped-decorator]
+    def seen(self, row: ExecutionNode) -> str:
+        return ago(row.seen_at)
+
+    @display(description=_("running jobs"))  # type: ignore[untyped-decorator]
+    def running(self, row: ExecutionNode) -> str:
+        return f"{self.jobs_of(row).count()} / {row.slots}"
+
+    @display(description=_("browsers"))  # type: ignore[untyped-decorator]
+    def browser_counts(self, row: ExecutionNode) -> str:
+        counts = Counter(each.get("state", "") for each in row.browsers)
+        tags = [(live.tag(f"{STATES[state]} {counts[state]}", TONES[state]),) for state in TONES if counts[state]]
+        return format_html_join(" ", "{}", tags) or f"0 / {len(row.browsers)}"
+
+    @display(description=_("queues"))  # type: ignore[untyped-decorator]
+    def queue_names(self, row: ExecutionNode) -> str:
+        return format_html('<span class="at-mono">{}</span>', ", ".join(row.queues) or "–")
+
+    def jobs_of(self, row: ExecutionNode) -> QuerySet[Job]:
+        return Job.objects.filter(state="running", node=row.name).select_related("shop__platform", "flow")
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        row = self.found(request, object_id)
+        return self.page(
+            request, "rpa_tasks/node.html", gettext("Execution node"), original=row, node=row, subtitle=None,
+            state=self.shown_state(row), gone=is_gone(row), seen=ago(row.seen_at), up=ago(row.started_at),
+            browsers=[_browser(each) for each in row.browsers],
+            jobs=[{"job": job, "bar": live.bar(job)} for job in self.jobs_of(row)],
+            delete_link=self.url("delete", row.pk) if self.has_delete_permission(request, row) else "",
+        )  # fmt: skip
+
+
+def _browser(told: dict[str, Any]) -> dict[str, Any]:
+    """A slot as its node described it."""
+    state = str(told.get("state", ""))
+    return {
+        **told,
+        "words": STATES.get(state, state),
+        "tone": TONES.get(state, "default"),
+        "age": ago(_instant(told.get("started_at"))),
+        "used": ago(_instant(told.get("last_used_at"))),
+        "why": reason(str(told.get("reason") or "")),
+    }
+
+
+def _instant(text: Any) -> datetime | None:
+    return parse_datetime(text) if isinstance(text, str) else None
+
+
+def ago(at: datetime | None) -> str:
+    if at is None:
+        return "–"
+    seconds = (now() - at).total_seconds()
+    return gettext("%(span)s ago") % {"span": spoken(now() - at)} if seconds >= 1 else gettext("now")

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.contrib import admin, messages
+from django.db.models import Count, Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.html import format_html
+from django.utils.timezone import now
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.decorators import action, display
+
+from rpa_tasks import shops
+from rpa_tasks.admin import live
+from rpa_tasks.admin.pausing import Pausing
+from rpa_tasks.models import Breaker, Platform
+from rpa_tasks.selectors import waiting_of_platform
+from rpa_tasks.validation import check_platform
+from scheduling.admin.base import CheckedForm, WithHistory
+from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.timeline import clock
+
+
+class PlatformForm(CheckedForm):
+    check = staticmethod(check_platform)
+
+    class Meta:
+        model = Platform
+        exclude = ("version", "retired_at", "paused")
+        help_texts: ClassVar[Any] = {
+            "key": _("Like pdd, temu or tiktok; part of the flows' names."),
+            "dedicated_queue": _("Its work leaves the shared queues for p.<key>.high, .normal and .low: a node must "
+                                 "consume those."),
+            "backlog_limit": _("More are refused while so many wait."),
+            "breaker_threshold": _("After so many platform errors in a row all its shops rest for a while."),
+        }  # fmt: skip
+
+
+def breaker_tag(breaker: Breaker) -> tuple[str, str]:
+    """A tone and the words for how the breaker stands."""
+    if breaker.open_until is None:
+        if breaker.errors:
+            return "warning", gettext("closed, %(count)s errors in a row") % {"count": breaker.errors}
+        return "success", gettext("closed")
+    if breaker.open_until > now():
+        return "danger", gettext("open until %(time)s") % {"time": clock(breaker.open_until)}
+    if breaker.probe:
+        return "warning", gettext("half open, one run tries")
+    return "warning", gettext("half open, the next run tries")
+
+
+@admin.register(Platform)
+class PlatformAdmin(Pausing, WithHistory, Retirable):
+    form = PlatformForm
+    list_display = (
+        "name_or_key",
+        "key",
+        "shown_state",
+        "breaker_state",
+        "shop_count",
+        "waiting_count",
+        "running_count",
+    )
+    list_filter = (RetiredFilter,)
+    list_filter_submit = False
+    list_select_related = ("breaker",)
+    search_fields = ("key", "name")
+    readonly_fields = ("shown_state", "breaker_state", "breaker_story", "version")
+    write_only = frozenset({"change_reason"})
+    actions_detail = ("close_breaker", "pause_row", "resume_row", "retire", "bring_back")
+    pauses = staticmethod(shops.pause_platform)
+    resumes = staticmethod(shops.resume_platform)
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
+        fields = ("key", "name", "dedicated_queue", ("backlog_limit", "breaker_threshold"))
+        if obj is None:
+            return [(None, {"fields": (*fields, "change_reason")})]
+        return [
+            (_("Now"), {"fields": ("shown_state", "breaker_state", "breaker_story")}),
+            (_("Settings"), {"fields": fields}),
+            (_("Life"), {"fields": ("version", "change_reason")}),
+        ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return [*fields, "key"] if obj else fields
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Platform]:
+        rows: QuerySet[Platform] = super().get_queryset(request)
+        return rows.annotate(
+            shops_living=Count("shops", filter=Q(shops__retired_at=None), distinct=True),
+            jobs_running=Count("shops__lane", filter=Q(shops__lane__task_id__isnull=False), distinct=True),
+        )
+
+    def in_use(self, row: Platform) -> bool:
+        return row.shops.exists() or row.flows.exists()
+
+    @display(description=_("name"), ordering="key")  # type: ignore[untyped-decorator]
+    def name_or_key(self, row: Platform) -> str:
+        return str(row)
+
+    @display(description=_("circuit breaker"))  # type: ignore[untyped-decorator]
+    def breaker_state(self, row: Platform) -> str:
+        tone, words = breaker_tag(row.breaker)
+        return live.tag(words, tone)
+
+    @display(description=_("since"))  # type: ignore[untyped-decorator]
+    def breaker_story(self, row: Platform) -> str:
+        breaker = row.breaker
+        if breaker.opened_at is None:
+            return "–"
+        words = gettext("opened at %(time)s, %(count)s times in a row, after %(errors)s errors")
+        return words % {"time": clock(breaker.opened_at), "count": breaker.openings, "errors": breaker.errors}
+
+    @display(description=_("shops"))  # type: ignore[untyped-decorator]
+    def shop_count(self, row: Any) -> str:
+        link = f"{reverse('admin:rpa_tasks_shop_changelist')}?platform__id__exact={row.pk}"
+        return format_html('<a class="at-link" href="{}">{}</a>', link, row.shops_living)
+
+    @display(description=_("waiting jobs"))  # type: ignore[untyped-decorator]
+    def waiting_count(self, row: Platform) -> str:
+        count = waiting_of_platform(row.pk)
+        text = f"{count} / {row.backlog_limit}"
+        return format_html('<span class="at-bad">{}</span>', text) if count >= row.backlog_limit else text
+
+    @display(description=_("running"))  # type: ignore[untyped-decorator]
+    def running_count(self, row: Any) -> int:
+        return int(row.jobs_running)
+
+    def hidden_actions(self, request: HttpRequest, row: Platform) -> set[str]:
+        closed = row.breaker.open_until is None and not row.breaker.errors
+        return super().hidden_actions(request, row) | ({"close_breaker"} if closed else set())
+
+    @action(description=_("Close the breaker now"), icon="lock_open_right", permissions=["run"])  # type: ignore[untyped-decorator]
+    def close_breaker(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.found(request, object_id)
+        back = self.url("change", row.pk)
+        if request.method != "POST":
+            return self.page(
+                request, "ops/confirm.html", gettext("Close the breaker of “%(what)s”?") % {"what": row},
+                text=gettext("Its shops run again at once. If it still turns robots away, the breaker opens again "
+                             "after %(count)s errors in a row.") % {"count": row.breaker_threshold},
+                button=gettext("Close it"), back=back, original=row,
+            )  # fmt: skip
+        if shops.close_breaker(row.pk, by=request.user.get_username()):
+            self.log_change(request, row, gettext("Breaker closed."))
+            messages.success(request, gettext("The breaker is closed; its shops run again."))
+        else:
+            messages.info(request, gettext("It was closed already."))
+        return redirect(back)

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin, messages
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
+from unfold.decorators import action, display
+
+from rpa_tasks import shops
+from rpa_tasks.admin import live, run_now, shop_schedules
+from rpa_tasks.admin.node import ago
+from rpa_tasks.admin.pausing import Pausing
+from rpa_tasks.admin.shop_form import ShopForm
+from rpa_tasks.admin.shop_state import STATES, figures, narrowed, state_of, with_work, work_of
+from rpa_tasks.admin.wording import STATE_TONES
+from rpa_tasks.models import Job, LoginState, Shop
+from scheduling.admin.base import WithHistory
+from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.timeline import clock
+
+LATEST = 10
+
+
+class StateFilter(DropdownFilter):  # type: ignore[misc]
+    title = _("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return list(STATES.items())
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Shop]) -> QuerySet[Shop]:
+        return narrowed(queryset, self.value() or "")
+
+
+@admin.register(Shop)
+class ShopAdmin(Pausing, WithHistory, Retirable):
+    form = ShopForm
+    list_display = ("name_and_id", "platform", "state_tag", "work", "backlog", "last_success", "home", "buttons")
+    list_filter = (StateFilter, ("platform", RelatedDropdownFilter), RetiredFilter)
+    list_per_page = 100
+    list_before_template = "rpa_tasks/shop_figures.html"
+    change_form_outer_after_template = "rpa_tasks/shop_jobs.html"
+    search_fields = ("=shop_id", "name")
+    readonly_fields = ("state_now", "work_now", "backlog", "last_success", "home", "profile_name", "version")
+    write_only = frozenset({"change_reason"})
+    actions = ("run_selected",)
+    actions_detail = ("run_now", "confirm_login", "pause_row", "resume_row", "retire", "bring_back")
+    pauses = staticmethod(shops.pause)
+    resumes = staticmethod(shops.resume)
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        pages = {
+            "live/": (self.live_view, "live"),
+            "run-now/": (lambda request: run_now.page(self, request), "run_now"),
+            "schedules/": (lambda request: shop_schedules.list_page(self, request), "schedules"),
+            "schedules/add/": (lambda request: shop_schedules.edit_page(self, request), "schedule_add"),
+            "schedules/<int:pk>/": (lambda request, pk: shop_schedules.edit_page(self, request, pk), "schedule"),
+        }
+        own = [path(route, view(act), name=f"rpa_tasks_shop_{name}") for route, (act, name) in pages.items()]
+        return [*own, *super().get_urls()]
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
+        fields = ("platform", ("shop_id", "name"), "profile_id", ("backlog_limit", "dedicated_queue"))
+        if obj is None:
+            return [(None, {"fields": (*fields, "change_reason")})]
+        return [
+            (_("Now"), {"fields": (("state_now", "work_now"), ("backlog", "last_success"), ("home", "profile_name"))}),
+            (_("Settings"), {"fields": fields}),
+            (_("Life"), {"fields": ("version", "change_reason")}),
+        ]
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Shop]:
+        return with_work(super().get_queryset(request))
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return [*fields, "platform", "shop_id"] if obj else fields
+
+    def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
+        field = super().formfield_for_foreignkey(db_field, request, **kwargs)
+        if field is not None:
+            field.queryset = field.queryset.filter(retired_at=None)
+        return field
+
+    def in_use(self, row: Shop) -> bool:
+        return row.jobs.exists()
+
+    # --- the board ----------------------------------------------------------------------------------------------
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        context = {"figures": figures() if self.has_view_permission(request) else [], **(extra_context or {})}
+        return super().changelist_view(request, context)  # type: ignore[no-any-return]
+
+    def live_view(self, request: HttpRequest) -> HttpResponse:
+        wanted = [int(each) for each in live.asked(request) if each.isdecimal()]
+        rows = self.get_queryset(request).filter(pk__in=wanted if self.has_view_permission(request) else ())
+        parts = (self.state_tag, self.work, self.backlog, self.last_success)
+        return live.answer(part(row) for row in rows for part in parts)
+
+    def _cell(self, row: Any, name: str, content: Any) -> str:
+        return live.cell(reverse("admin:rpa_tasks_shop_live"), row.pk, name, content, again=row.retired_at is None)
+
+    @display(description=_("shop"), ordering="shop_id")  # type: ignore[untyped-decorator]
+    def name_and_id(self, row: Shop) -> str:
+        return format_html('{}<br><span class="at-quiet">{}</span>', row.name or row.shop_id, row.shop_id)
+
+    @display(description=_("state"))  # type: ignore[untyped-decorator]
+    def state_tag(self, row: Any) -> str:
+        tone, words = state_of(row)
+        return self._cell(row, "state", live.tag(words, tone))
+
+    @display(description=_("work"))  # type: ignore[untyped-decorator]
+    def work(self, row: Any) -> str:
+        return self._cell(row, "work", work_of(row))
+
+    @display(description=_("waiting"), ordering="waiting")  # type: ignore[untyped-decorator]
+    def backlog(self, row: Any) -> str:
+        text = f"{row.waiting} / {row.backlog_limit}"
+        full = row.waiting >= row.backlog_limit
+        return self._cell(row, "backlog", format_html('<span class="at-bad">{}</span>', text) if full else text)
+
+    @display(description=_("last success"), ordering="lane__last_success_at")  # type: ignore[untyped-decorator]
+    def last_success(self, row: Any) -> str:
+        at = row.lane.last_success_at
+        words = format_html('<span title="{}">{}</span>', clock(at), ago(at)) if at else gettext("never")
+        return self._cell(row, "success", words)
+
+    @display(description=_("home node"), ordering="lane__home")  # type: ignore[untyped-decorator]
+    def home(self, row: Any) -> str:
+        return row.lane.home or "–"
+
+    @display(description="")  # type: ignore[untyped-decorator]
+    def buttons(self, row: Any) -> str:
+        """For whoever looks at the list: `get_list_display` leaves it out for others."""
+        links = [(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={row.pk}", gettext("Run now"))]
+        if row.login_state == LoginState.NEEDED:
+            links.insert(0, (self.url("confirm_login", row.pk), gettext("Logged in")))
+        return format_html_join(" ", '<a class="at-button at-slim" href="{}">{}</a>', links)
+
+    def get_list_display(self, request: HttpRequest) -> Any:
+        shown = super().get_list_display(request)
+        return shown if self.has_run_permission(request) else [name for name in shown if name != "buttons"]
+
+    # --- one shop -------------------------------------------------------------------------------------------------
+
+    @display(description=_("state"))  # type: ignore[untyped-decorator]
+    def state_now(self, row: Any) -> str:
+        tone, words = state_of(row)
+        return live.tag(words, tone)
+
+    @display(description=_("work"))  # type: ignore[untyped-decorator]
+    def work_now(self, row: Any) -> str:
+        return self._cell(row, "work", work_of(row) or "–")
+
+    @display(description=_("browser profile"))  # type: ignore[untyped-decorator]
+    def profile_name(self, row: Shop) -> str:
+        return row.profile
+
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        context = dict(extra_context or {})
+        if request.user.has_perm("rpa_tasks.view_job") and object_id.isdecimal():
+            rows = Job.objects.filter(shop_id=int(object_id)).select_related("flow").defer("payload", "result")
+            context["jobs"] = [{"job": job, "tone": STATE_TONES[job.state]} for job in rows.order_by("-pk")[:LATEST]]
+            context["jobs_link"] = f"{reverse('admin:rpa_tasks_job_changelist')}?shop__id__exact={object_id}"
+        return super().change_view(request, object_id, form_url, context)
+
+    def hidden_actions(self, request: HttpRequest, row: Shop) -> set[str]:
+        hidden = super().hidden_actions(request, row)
+        if row.login_state != LoginState.NEEDED:
+            hidden.add("confirm_login")
+        return hidden | ({"run_now", "confirm_login"} if row.retired_at else set())
+
+    @admin.action(description=_("Run now"), permissions=["run"])
+    def run_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse:
+        return run_now.begin(queryset)
+
+    @action(description=_("Run now"), icon="play_arrow", url_path="run", permissions=["run"])  # type: ignore[untyped-decorator]
+    def run_now(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={self.found(request, object_id).pk}")
+
+    @action(description=_("Logged in"), icon="login", url_path="logged-in", permissions=["run"])  # type: ignore[untyped-decorator]
+    def confirm_login(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.found(request, object_id)
+        back = self.url("change", row.pk)
+        if request.method != "POST":
+            where = gettext("Browser profile %(profile)s on node %(node)s.")
+            return self.page(
+                request, "ops/confirm.html", gettext("Is “%(what)s” logged in again?") % {"what": row},
+                text=gettext("Confirm once you have logged in with the shop's browser profile. What waits for it "
+                             "starts at once; a run that still finds no login asks again."),
+                facts=[where % {"profile": row.profile, "node": row.lane.home or "–"}],
+                button=gettext("Yes, it is logged in"), back=back, original=row,
+            )  # fmt: skip
+        if shops.logged_in(row.pk, by=request.user.get_username()):
+            self.log_change(request, row, gettext("Logged in."))
+            messages.success(request, gettext("The shop's jobs go on."))
+        else:
+            messages.info(request, gettext("No login was needed any more."))
+        return redirect(back)

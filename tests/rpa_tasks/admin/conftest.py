@@ -1,0 +1,142 @@
+"""A market and its people: who may see, who may run, who may edit."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import Group, User
+from django.contrib.messages import get_messages
+from django.test import Client
+from django.urls import reverse
+from django.utils.timezone import now
+
+from rpa_tasks import tokens
+from rpa_tasks.failed_jobs import bury
+from rpa_tasks.lanes import jobs
+from rpa_tasks.models import Evidence, Flow, Job, Lane, Platform, Run, Shop
+from rpa_tasks.publishing import Receipt, Request, publish
+from scheduling.management.commands.bootstrap import Command
+
+PNG = (
+    b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89\x00\x00\x00\r"
+    b"IDATx\x9cc\xf8\xcf\xc0\xf0\x1f\x00\x05\x00\x01\xff\xa9\xc1\xd5\x0c\x00\x00\x00\x00IEND\xaeB`\x82"
+)
+
+
+@pytest.fixture(autouse=True)
+def static_root(settings: Any, tmp_path: Path) -> None:
+    """WhiteNoise warns where nobody has collected files yet; the finders serve them here."""
+    settings.STATIC_ROOT = tmp_path
+
+
+@pytest.fixture(autouse=True)
+def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What the bell was rung for; nothing is published."""
+    hints: list[Any] = []
+    monkeypatch.setattr(tokens.doorbell, "ring", hints.extend)
+    return hints
+
+
+class Market:
+    """Two shops of one platform, and jobs in every state."""
+
+    def __init__(self) -> None:
+        self.pdd = Platform.objects.create(key="pdd", name="Pinduoduo")
+        self.sync = Flow.objects.create(platform=self.pdd, task_type="sync_order", command=["true", "{param}"])
+        self.s1 = self.shop("s1", name="Flagship")
+        self.s2 = self.shop("s2")
+
+    def shop(self, shop_id: str, **changes: Any) -> Shop:
+        return Shop.objects.create(**{"platform": self.pdd, "shop_id": shop_id} | changes)
+
+    def publish(self, shop_id: str = "s1", **changes: Any) -> Receipt:
+        return publish(Request(**{"platform": "pdd", "shop_id": shop_id, "task_type": "sync_order"} | changes))
+
+    def waiting(self, shop_id: str = "s1", **changes: Any) -> Job:
+        return Job.objects.get(pk=self.publish(shop_id, **changes).task_id)
+
+    def running(
+        self, shop_id: str = "s1", progress: float | None = 0.4, message: str = "page 4", **changes: Any
+    ) -> Job:
+        """Claimed by node n1, and it has told how far it is."""
+        self.publish(shop_id, **changes)
+        Lane.objects.exclude(shop__shop_id=shop_id).update(last_served_at=now())
+        pick = jobs.pick(("high", "normal", "low"), node="n1", lease=timedelta(minutes=5), ageing=timedelta(hours=1))
+        assert pick is not None
+        Job.objects.filter(pk=pick.claim.task_id).update(
+            progress=progress, progress_message=message, sending_at=now() - timedelta(seconds=65)
+        )
+        return Job.objects.get(pk=pick.claim.task_id)
+
+    def failed(self, shop_id: str = "s1", reason: str = "exit_65", detail: str = "no such page", **changes: Any) -> Job:
+        """It ran once, failed, left evidence and waits for a person."""
+        job = self.waiting(shop_id, **changes)
+        Job.objects.filter(pk=job.pk).update(
+            state="failed", reason=reason, settled_at=now(), lease_until=None, fresh=False, node="n1"
+        )
+        run = Run.objects.create(
+            job=job, number=1, lease_no=7, node="n1", started_at=now() - timedelta(seconds=42), ended_at=now(),
+            pool_wait=timedelta(milliseconds=12), outcome="business", reason=reason, exit_code=65, detail=detail,
+        )  # fmt: skip
+        for kind, content in (("screenshot", PNG), ("html", zlib.compress(b"<script>alert(1)</script>")),
+                              ("log", zlib.compress(b"line one\nline two"))):  # fmt: skip
+            Evidence.objects.create(run=run, kind=kind, content=content)
+        bury(job.pk)
+        return Job.objects.get(pk=job.pk)
+
+
+@pytest.fixture
+def market(db: None) -> Market:
+    return Market()
+
+
+@pytest.fixture
+def as_member(db: None) -> Callable[[str], Client]:
+    """A client logged in as a member of viewer, operator or editor, or as `admin`, in English."""
+
+    def as_member(group: str) -> Client:
+        Command().grant_permissions()
+        if group == "admin":
+            user = User.objects.create_superuser("admin", password="x")
+        else:
+            user = User.objects.create_user(group, password="x", is_staff=True)
+            user.groups.add(Group.objects.get(name=group))
+        client = Client(headers={"accept-language": "en"})
+        client.force_login(user)
+        client.cookies["django_language"] = "en"
+        return client
+
+    return as_member
+
+
+@pytest.fixture
+def viewer(as_member: Callable[[str], Client]) -> Client:
+    return as_member("viewer")
+
+
+@pytest.fixture
+def operator(as_member: Callable[[str], Client]) -> Client:
+    return as_member("operator")
+
+
+@pytest.fixture
+def editor(as_member: Callable[[str], Client]) -> Client:
+    return as_member("editor")
+
+
+def url(name: str, *args: Any) -> str:
+    return reverse(f"admin:rpa_tasks_{name}", args=args)
+
+
+def text(answer: Any) -> str:
+    assert answer.status_code == 200, answer
+    return str(answer.content.decode())
+
+
+def said(answer: Any) -> str:
+    return " ".join(str(message) for message in get_messages(answer.wsgi_request))

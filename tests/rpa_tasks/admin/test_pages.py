@@ -1,0 +1,129 @@
+"""Every page of RPA opens for whoever may see it, and does nothing for who may not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.db.models import Model
+from django.test import Client
+from django.urls import reverse
+from django.utils.timezone import now
+
+from rpa_tasks.models import DemoOrder, DemoWatermark, ExecutionNode, Job, LoginState, Shop
+from tests.rpa_tasks.admin.conftest import Market, url
+
+pytestmark = pytest.mark.django_db
+
+MODELS = [model for model in admin.site._registry if model._meta.app_label == "rpa_tasks"]
+
+
+@pytest.fixture
+def furnished(market: Market) -> Market:
+    """A row of everything, in every state."""
+    market.running("s1")
+    market.waiting("s1", dedupe_key="a")
+    market.failed("s2")
+    Shop.objects.filter(pk=market.s2.pk).update(login_state=LoginState.NEEDED, login_lost_at=now())
+    market.shop("s3", paused=True)
+    market.shop("s4", retired_at=now())
+    browser = {"slot": 0, "state": "busy", "shop": "pdd/s1", "port": 9222, "uses": 3, "started_at": now().isoformat(),
+               "last_used_at": None, "rss_mb": 200, "reason": "", "profile": "pdd-s1"}  # fmt: skip
+    ExecutionNode.objects.create(
+        name="n1",
+        seen_at=now(),
+        started_at=now(),
+        slots=5,
+        queues=["high"],
+        browsers=[browser, {"slot": 1, "state": "empty"}],
+    )
+    DemoOrder.objects.create(shop_id="s1", order_no="A1", version=1, status="paid", buyer="ann", amount="9.90")
+    DemoWatermark.objects.create(shop_id="s1")
+    return market
+
+
+def pages(model: type[Model]) -> list[str]:
+    name = model._meta.model_name
+    found = [url(f"{name}_changelist"), url(f"{name}_add")]
+    for row in model._default_manager.all():
+        found += [url(f"{name}_change", row.pk), url(f"{name}_history", row.pk)]
+    return found
+
+
+def own_pages(market: Market) -> list[str]:
+    job, shop = Job.objects.first(), market.s1
+    assert job is not None
+    return [
+        url("shop_schedules"), url("shop_schedule_add"), f"{url('shop_run_now')}?shops={shop.pk}",
+        url("job_cancel", job.pk), url("job_again", job.pk), f"{url('job_live')}?ids={job.pk},nonsense",
+        f"{url('shop_live')}?ids={shop.pk},x", url("shop_confirm_login", shop.pk), url("shop_pause_row", shop.pk),
+        url("shop_resume_row", shop.pk), url("platform_pause_row", market.pdd.pk),
+        url("platform_close_breaker", market.pdd.pk),
+        *(f"{url('shop_changelist')}?state={state}" for state in
+          ("login", "resting", "paused", "full", "running", "waiting")),
+        f"{url('job_changelist')}?platform={market.pdd.pk}&task_type=sync_order&reason=exit_65&state__exact=failed",
+        f"{url('job_changelist')}?shop__id__exact={shop.pk}", f"{url('job_changelist')}?q=s1",
+        f"{url('job_changelist')}?q={job.pk}",
+    ]  # fmt: skip
+
+
+def test_every_page_opens_for_a_superuser(as_member: Callable[[str], Client], furnished: Market) -> None:
+    client = as_member("admin")
+    every = [page for model in MODELS for page in pages(model)] + own_pages(furnished)
+    statuses = {page: client.get(page).status_code for page in [*every, reverse("admin:index")]}
+    closed = {page: status for page, status in statuses.items() if status not in (200, 302)}
+    assert all(page.endswith("/add/") and status == 403 for page, status in closed.items()), closed
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator", "editor"])
+def test_no_page_breaks_for_a_member(as_member: Callable[[str], Client], furnished: Market, group: str) -> None:
+    client = as_member(group)
+    for page in [page for model in MODELS for page in pages(model)] + own_pages(furnished):
+        assert client.get(page).status_code in (200, 302, 403), page
+
+
+def test_a_viewer_sees_everything_and_gets_no_buttons(viewer: Client, furnished: Market) -> None:
+    for model in MODELS:
+        for page in pages(model):
+            answer = viewer.get(page)
+            if page.endswith("/add/"):
+                assert answer.status_code == 403, page
+                continue
+            assert answer.status_code in (200, 302), page
+            words = answer.content.decode()
+            found = re.search(
+                r'name="_save"|rpa_tasks/[^"]*(cancel|again|run-now|/run/|logged-in|/pause/|close)', words
+            )
+            assert found is None, (page, found)
+
+
+def test_a_viewer_is_refused_whatever_is_posted(viewer: Client, furnished: Market) -> None:
+    job = Job.objects.filter(state="running").get()
+    acts = [
+        url("job_cancel", job.pk), url("job_again", job.pk), f"{url('shop_run_now')}?shops={furnished.s1.pk}",
+        url("shop_confirm_login", furnished.s2.pk), url("shop_pause_row", furnished.s1.pk),
+        url("shop_resume_row", furnished.s1.pk), url("platform_pause_row", furnished.pdd.pk),
+        url("platform_close_breaker", furnished.pdd.pk), url("shop_schedule_add"),
+        url("shop_change", furnished.s1.pk), url("flow_change", furnished.sync.pk),
+    ]  # fmt: skip
+    before = Job.objects.count()
+    for act in acts:
+        assert viewer.post(act, {"priority": "1", "task_type": "sync_order"}).status_code == 403, act
+    for name, listed in (("cancel_selected", "job_changelist"), ("run_selected", "shop_changelist")):
+        viewer.post(url(listed), {"action": name, "_selected_action": [str(job.pk)]})
+    job.refresh_from_db()
+    furnished.s2.refresh_from_db()
+    assert (job.cancel_requested_at, Job.objects.count(), furnished.s2.login_state) == (None, before, "needed")
+
+
+def test_strangers_see_nothing(client: Client, furnished: Market, as_member: Callable[[str], Client]) -> None:
+    from django.contrib.auth.models import User
+
+    nobody: Any = Client()
+    nobody.force_login(User.objects.create_user("nobody", is_staff=True))
+    for page in own_pages(furnished):
+        answer = nobody.get(page)
+        assert answer.status_code == 403 or (answer.status_code == 200 and not answer.content), page
