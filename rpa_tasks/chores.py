@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
 from django.utils.timezone import now
 
-from rpa_tasks.guarded import LEASE_NO, TASK_ID, sweep
+from rpa_tasks.markers import LEASE_NO, TASK_ID, sweep
 from rpa_tasks.models import Evidence, ExecutionNode, Job, JobState
 from rpa_tasks.pool import places, view
 

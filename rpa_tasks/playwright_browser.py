@@ -24,6 +24,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, Error, Page, Playwright, sync_playwright
 
+from rpa_tasks.pool import devtools
+
 LIMIT = 1_000_000  #: bytes of a snapshot's picture, and of its HTML
 TIMEOUT = 10.0  #: seconds
 PAGE = "data:text/html,<title>check</title><p>checked</p>"
@@ -71,9 +73,9 @@ def clear_cookies(port: int, *, timeout: float = TIMEOUT) -> None:
 
 
 def snapshot(port: int, *, timeout: float = TIMEOUT) -> Snapshot:
-    """What the browser shows, each piece at most 1 MB. playwright.Error."""
+    """What the browser shows, each piece at most 1 MB. playwright.Error, devtools.NoAnswer."""
     with _connected(port, timeout) as browser:
-        page = _latest(browser)
+        page = _latest(browser, port)
         html = page.content().encode(errors="replace")[:LIMIT].decode(errors="ignore")
         return Snapshot(screenshot=_picture(page, timeout), html=html, url=page.url, title=page.title())
 
@@ -110,12 +112,16 @@ def _navigate(browser: Browser, profile_dir: str, timeout: float) -> Health:
     return Health(True, seconds)
 
 
-def _latest(browser: Browser) -> Page:
-    pages = [page for context in browser.contexts for page in context.pages]
-    said_something = [page for page in pages if page.url != "about:blank"]
-    if not pages:
+def _latest(browser: Browser, port: int) -> Page:
+    """The page that was active last, by the browser's own account; Playwright's order says nothing about that."""
+    ids = [page["id"] for page in devtools.pages(port)]
+    ranked: list[tuple[bool, int, Page]] = []
+    for page in (page for context in browser.contexts for page in context.pages):
+        target = browser.contexts[0].new_cdp_session(page).send("Target.getTargetInfo")["targetInfo"]["targetId"]
+        ranked.append((page.url == "about:blank", ids.index(target) if target in ids else len(ids), page))
+    if not ranked:
         raise Error("The browser has no page.")
-    return (said_something or pages)[-1]
+    return min(ranked, key=lambda each: each[:2])[2]
 
 
 def _picture(page: Page, timeout: float) -> bytes:
@@ -143,7 +149,7 @@ def main(words: list[str]) -> int:
     signal.alarm(int(order.timeout) + 5)
     try:
         _say(COMMANDS[order.what](order))
-    except (Error, OSError, IndexError) as error:
+    except (Error, OSError, IndexError, devtools.NoAnswer) as error:
         _say({"error": _first_line(error)})
         return 1
     return 0

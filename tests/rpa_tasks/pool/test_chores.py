@@ -17,7 +17,7 @@ from django.db import OperationalError, connection
 from django.utils.timezone import now
 
 from rpa_tasks import chores
-from rpa_tasks.guarded import LEASE_NO, SHOP, STATE_DIR, TASK_ID
+from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
 from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, JobState, Platform, Run, Shop
 from rpa_tasks.pool import places
 from tests.rpa_tasks.pool.actors import eventually

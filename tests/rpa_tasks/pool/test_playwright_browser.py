@@ -56,7 +56,14 @@ def test_the_picture_shows_the_page_of_the_run(lend: Lend, site: Any) -> None:
     assert devtools.address(borrowed.port)  # looking does not end it
 
 
-def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend) -> None:
+def test_the_latest_of_many_pages_is_shown(lend: Lend, site: Any) -> None:
+    borrowed = lend("s1")
+    for number in range(4):
+        visit(borrowed.port, f"{site.url}/page-{number}", site)
+    assert playwright_browser.snapshot(borrowed.port).title == "/page-3"
+
+
+def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend, site: Any) -> None:
     borrowed = lend("s1")
     noise = (
         "<canvas id=c width=1366 height=900></canvas><script>const x=c.getContext('2d'),d=x.createImageData(1366,900);"
@@ -65,6 +72,7 @@ def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend) -> None:
     )
     with playwright_browser._connected(borrowed.port, 30) as browser:
         page = browser.contexts[0].new_page()
+        page.goto(f"{site.url}/orders")
         page.set_content(noise)
     result = _run("snapshot", "--port", str(borrowed.port), "--dir", str(borrowed.profile_dir / "shot"))
 
