@@ -4,6 +4,7 @@ a slow page waits."""
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -160,9 +161,12 @@ def _message(shop: Shop, request: Request) -> Message:
 
 def _number(request: Request, name: str, otherwise: float) -> float:
     try:
-        return float(request.fields.get(name, otherwise))
+        number = float(request.fields.get(name, otherwise))
     except ValueError:
-        raise Refused(f"{name} must be a number.") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise Refused(f"{name} must be a number.")
+    return number
 
 
 def _json(value: object) -> Answer:

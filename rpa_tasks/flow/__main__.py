@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from rpa_tasks.flow import finding, running, starting_new, trying
+from rpa_tasks.flow import finding, running, starting_new
 from rpa_tasks.flow.errors import Misused
 
 
@@ -34,6 +34,8 @@ def _new(order: argparse.Namespace) -> int:
 
 
 def _try(order: argparse.Namespace) -> int:
+    from rpa_tasks.flow import trying  # what it needs would make each run of the workers begin later
+
     return trying.try_flow(
         order.flow,
         shop=order.shop,

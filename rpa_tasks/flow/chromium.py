@@ -12,11 +12,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from websockets.exceptions import WebSocketException
+from websockets.sync.client import connect
+
 from rpa_tasks.flow.errors import Misused
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 START_TIMEOUT = 30.0  #: seconds
-CLOSE_TIMEOUT = 5.0  #: seconds to store its cookies, before it is killed
+CLOSE_TIMEOUT = 5.0  #: seconds to store what it keeps, before it is killed
 FLAGS = (
     "--remote-debugging-port=0",  # a free one; the profile tells which
     "--no-first-run",
@@ -46,10 +49,12 @@ def opened(profile: Path | None = None, *, show: bool = False) -> Iterator[int]:
             [*words, "about:blank"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
+        port_file = folder / "DevToolsActivePort"
         try:
-            yield _port(process, folder / "DevToolsActivePort")
+            yield _address(process, port_file)[0]
         finally:
-            _close(process)
+            _ask_to_close(port_file)
+            _end(process)
 
 
 def _find() -> str:
@@ -60,20 +65,28 @@ def _find() -> str:
     raise Misused(f"Chromium was not found ({wanted or ', '.join(NAMES)}). RPA_CHROMIUM_PATH says where it is.")
 
 
-def _port(process: subprocess.Popen[bytes], file: Path) -> int:
+def _address(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
+    """Port and path of its debugging socket."""
     ends_at = time.monotonic() + START_TIMEOUT
     while time.monotonic() < ends_at and process.poll() is None:
         with suppress(OSError, ValueError):
-            # The second line, its path, is written last.
-            port, _path = file.read_text().split()
-            return int(port)
+            port, path = file.read_text().split()
+            return int(port), path
         time.sleep(0.02)
     raise Misused("Chromium did not start. Is its profile in use, or, with --show, is there no display?")
 
 
-def _close(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM lets it store its cookies. Its group is killed in any case: its own children may hang."""
-    process.terminate()
+def _ask_to_close(file: Path) -> None:
+    """On SIGTERM it loses the cookies of the last half minute, and so a login that was just made."""
+    with suppress(OSError, ValueError, WebSocketException):
+        port, path = file.read_text().split()
+        with connect(f"ws://127.0.0.1:{port}{path}", proxy=None, open_timeout=CLOSE_TIMEOUT) as socket:
+            socket.send('{"id": 1, "method": "Browser.close"}')
+            socket.recv(timeout=CLOSE_TIMEOUT)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Its group is killed in any case: its own children may hang."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(CLOSE_TIMEOUT)
     with suppress(ProcessLookupError):

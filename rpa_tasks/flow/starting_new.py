@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from rpa_tasks.flow.errors import Misused
-from rpa_tasks.flow.finding import NAME, OURS, VARIABLE, directories
+from rpa_tasks.flow.finding import NAME, VARIABLE, directories
 
 STARTER = Path(__file__).with_name("starter.txt")
 
@@ -38,6 +38,3 @@ def is_found(path: Path) -> bool:
 def hint(path: Path) -> str:
     """What to do so that it is found."""
     return f"export {VARIABLE}={os.path.abspath(path.parent)}"
-
-
-__all__ = ["OURS", "hint", "is_found", "write_starter"]

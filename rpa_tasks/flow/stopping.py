@@ -22,7 +22,7 @@ OVERTIME = 5.0
 #: Seconds before the timeout from which a SIGTERM is taken for it: who measures it began before us.
 NEARLY = 3.0
 #: Seconds to leave in good order once the flow is over.
-LEAVING = 10.0
+LEAVING = 5.0
 
 CODES = {signal.SIGTERM: TERMINATED, signal.SIGINT: INTERRUPTED, signal.SIGALRM: TIMED_OUT}
 
@@ -35,7 +35,7 @@ class Stop:
         self._timeout_at = time.monotonic() + timeout
         self._code: int | None = None
         for number in CODES:
-            signal.signal(number, self._end)
+            signal.signal(number, self._hear)
         signal.setitimer(signal.ITIMER_REAL, timeout + OVERTIME)
 
     def expect_end(self, code: int) -> None:
@@ -43,7 +43,13 @@ class Stop:
         self._code = code
         signal.setitimer(signal.ITIMER_REAL, LEAVING)
 
-    def _end(self, number: int, frame: FrameType | None) -> NoReturn:
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        if self._wire.telling:
+            self._wire.put_off = number
+        else:
+            self._end(number)
+
+    def _end(self, number: int) -> NoReturn:
         for each in CODES:
             signal.signal(each, signal.SIG_IGN)
         code = self._code

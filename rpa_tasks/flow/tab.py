@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import urllib.error
-import urllib.request
+import socket
 from typing import TYPE_CHECKING
 
 from rpa_tasks.flow.errors import Misused, Transient
@@ -26,7 +25,7 @@ class Tab:
         self._playwright: Playwright | None = None
         self._browser: Browser | None = None
         self._page: Page | None = None
-        self._others: list[Page] = []
+        self._opened: list[Page] = []  #: the page, and what pops up from it
         self._id = ""
 
     @property
@@ -63,20 +62,22 @@ class Tab:
         if not browser.contexts:
             raise Transient(f"The browser on port {self._port} has no profile.")
         context = browser.contexts[0]
-        self._others = context.pages
         page = context.new_page()
+        self._follow(page)
         page.set_default_timeout(min(PATIENCE, self._timeout) * 1000)
         session = context.new_cdp_session(page)
         self._id = session.send("Target.getTargetInfo")["targetInfo"]["targetId"]
         session.detach()
         self._page = page
 
+    def _follow(self, page: Page) -> None:
+        self._opened.append(page)
+        page.on("popup", self._follow)
+
     def leave(self, *, keep: bool) -> None:
         """Close what the flow opened, unless somebody may want to see it, and let go of the browser, which lives on."""
-        if self._page and not keep:
-            for page in self._page.context.pages:
-                if page not in self._others:
-                    page.close()
+        for page in [] if keep else self._opened:
+            page.close()
         if self._playwright:
             self._playwright.stop()
             self._playwright = self._browser = self._page = None
@@ -86,10 +87,10 @@ class Tab:
         nothing: who stopped us cleans up behind us anyway."""
         if not self._id:
             return
+        request = f"GET /json/close/{self._id} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n"
         try:
-            address = f"http://{HOST}:{self._port}/json/close/{self._id}"
-            # No proxy: the environment's may not be asked for the loopback.
-            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-            opener.open(address, timeout=CLOSING_TIMEOUT).close()
-        except (urllib.error.URLError, OSError):
+            with socket.create_connection((HOST, self._port), CLOSING_TIMEOUT) as connection:
+                connection.sendall(request.encode())
+                connection.recv(1)
+        except OSError:
             return

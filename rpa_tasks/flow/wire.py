@@ -23,6 +23,8 @@ class Wire:
         os.set_inheritable(self._descriptor, False)
         os.dup2(2, 1)
         self.told_result = False
+        self.telling = False  #: in the middle of the result: who ends us waits until it is out
+        self.put_off: int = 0  #: the signal that came meanwhile
 
     def progress(self, fraction: float, message: str) -> None:
         inside = min(1.0, float(fraction)) if fraction > 0 else 0.0  # NaN is not greater than 0
@@ -36,8 +38,11 @@ class Wire:
             raise BusinessError(f"The result cannot be written as JSON: {error}") from error
         if len(line) > RESULT_LIMIT:
             raise BusinessError(f"The result has {len(line):,} bytes, more than the {RESULT_LIMIT:,} that are kept.")
+        self.telling = True
         self._write(line)
-        self.told_result = True
+        self.told_result, self.telling = True, False
+        if self.put_off:
+            os.kill(os.getpid(), self.put_off)
 
     def _say(self, value: dict[str, Any]) -> None:
         self._write(json.dumps(value))

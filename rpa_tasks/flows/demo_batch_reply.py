@@ -9,6 +9,7 @@ was killed, even between the click and the answer, adds nothing.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rpa_tasks.demo_shop.visiting import is_inside, look_at, visit
@@ -16,6 +17,7 @@ from rpa_tasks.flow import BusinessError, Flow, SessionExpired
 
 OPEN = "[data-message][data-answered='0']"
 IDS = "(messages, only) => messages.filter(m => !only || m.dataset.user === only).map(m => m.dataset.message)"
+NEWLINE = re.compile(r"\r\n?")
 ANSWERED_ALREADY = 409
 REFUSED = 400
 
@@ -38,7 +40,10 @@ def _answer(flow: Flow, message_id: str, reply: str) -> bool:
     message = page.locator(f"{OPEN}[data-message='{message_id}']")
     if not message.count():
         return False
-    message.get_by_label("Your answer").fill(reply)
+    box = message.get_by_label("Your answer")
+    box.fill(reply)
+    if box.input_value() != NEWLINE.sub("\n", reply):
+        raise BusinessError(f"The form takes no answer of {len(reply)} characters.")  # it cut it, without a word
     with page.expect_navigation() as navigation:
         message.get_by_role("button", name="Reply").click()
     look_at(navigation.value)

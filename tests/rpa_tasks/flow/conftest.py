@@ -76,8 +76,9 @@ def tabs(port: int) -> Callable[[], list[str]]:
 
 @dataclass
 class Run:
-    """A flow in a process of its own."""
+    """A flow in a process of its own, or another of the commands."""
 
+    command: str
     process: subprocess.Popen[str]
     lines: list[dict[str, Any]] = field(default_factory=list)
     errors: str = ""
@@ -96,7 +97,7 @@ class Run:
 
     def end(self) -> int:
         rest, self.errors = self.process.communicate(timeout=PATIENCE)
-        self.lines += [json.loads(line) for line in rest.splitlines()]
+        self.lines += [json.loads(line) for line in rest.splitlines() if self.command in ("run", "try")]
         return self.process.returncode
 
     @property
@@ -139,10 +140,10 @@ class Flows:
     def command(self, *words: str) -> Run:
         process = subprocess.Popen(
             [sys.executable, "-m", "rpa_tasks.flow", *words],
-            env=self.environment, cwd=self.folder, text=True,
+            env=self.environment, cwd=self.folder.parent, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        run = Run(process)
+        run = Run(words[0] if words else "", process)
         self.started.append(run)
         return run
 

@@ -103,7 +103,7 @@ def test_progress_stays_within_its_bounds(flows: Any) -> None:
     assert {line["message"] for line in said} == {"m" * 200}
 
 
-# --- command lines that do not fit --------------------------------------------------------------------------------------
+# --- command lines that do not fit ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_browser_that_was_not_lent_is_named(flows: Any) -> None:
     assert "debug_port" in run.errors
 
 
-# --- files --------------------------------------------------------------------------------------------------------------
+# --- files ------------------------------------------------------------------------------------------------------------
 
 
 def test_own_flows_come_first_and_may_import_what_lies_beside_them(flows: Any) -> None:
@@ -210,7 +210,7 @@ def test_a_new_flow_is_written_once(flows: Any, tmp_path: Path) -> None:
     assert flows.command("new", "../mine").end() == 64
 
 
-# --- ends from outside --------------------------------------------------------------------------------------------------
+# --- ends from outside ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -1,0 +1,156 @@
+"""The flow's tab in a real browser that is not its own."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpa_tasks.guarded import Guarded, Order, Result
+from rpa_tasks.verdicts import Ended, Ending
+
+pytestmark = pytest.mark.browser
+
+OPEN = 'flow.page.goto(flow.text("site"))\n'
+
+
+def test_it_works_in_a_tab_of_its_own_and_closes_what_it_opened(
+    flows: Any, site: Any, port: int, tabs: Callable[[], list[str]]
+) -> None:
+    before = tabs()
+    flows.write(
+        "open",
+        OPEN + "title = flow.page.title()\n"
+        "with flow.page.context.expect_page():\n    flow.page.evaluate('() => { open(location.href) }')\n"
+        "return {'title': title, 'tabs': len(flow.browser.contexts[0].pages)}",
+    )
+    run = flows.run("open", {"site": site.url}, debug_port=port)
+    assert run.result == {"title": "Log in · Demo market", "tabs": len(before) + 2}
+    assert tabs() == before
+
+
+def test_the_browser_remembers_the_login(flows: Any, site: Any, port: int) -> None:
+    flows.write(
+        "log_in",
+        OPEN + "page = flow.page\npage.get_by_label('Shop').fill(flow.shop_id)\n"
+        "page.get_by_role('button', name='Log in').click()\npage.wait_for_selector('[data-shop]')",
+    )
+    flows.write("look", OPEN + "return {'shop': flow.page.locator('[data-shop]').get_attribute('data-shop')}")
+    assert flows.run("log_in", {"site": site.url}, debug_port=port).process.returncode == 0
+    assert flows.run("look", {"site": site.url}, debug_port=port).result == {"shop": "s1"}
+    assert site.effects()["logins"] == 1
+
+
+def test_after_a_failure_the_page_stays_to_be_looked_at(
+    flows: Any, site: Any, port: int, tabs: Callable[[], list[str]]
+) -> None:
+    flows.write("fail", OPEN + "raise BusinessError('look at this')")
+    assert flows.run("fail", {"site": f"{site.url}/login?fail"}, debug_port=port).process.returncode == 65
+    assert f"{site.url}/login?fail" in tabs()
+
+
+def test_a_step_that_never_succeeds_may_succeed_later(flows: Any, site: Any, port: int) -> None:
+    flows.write("wait", OPEN + "flow.page.set_default_timeout(300)\nflow.page.click('#nothing')")
+    run = flows.run("wait", {"site": site.url}, debug_port=port)
+    assert run.process.returncode == 70
+    assert "TimeoutError" in run.errors
+
+
+@pytest.mark.parametrize("body", ["time.sleep(600)", "flow.page.wait_for_selector('#nothing', timeout=600_000)"])
+def test_told_to_stop_it_closes_its_tab(
+    flows: Any, site: Any, port: int, tabs: Callable[[], list[str]], body: str, eventually: Any
+) -> None:
+    flows.write("long", OPEN + f"flow.progress(0.1)\n{body}")
+    run = flows.begin("long", {"site": f"{site.url}/login?stop"}, debug_port=port, timeout=600)
+    run.wait_for("progress")
+    assert f"{site.url}/login?stop" in tabs()
+    run.signal(signal.SIGTERM)
+    assert run.end() == 143
+    assert eventually(lambda: f"{site.url}/login?stop" not in tabs())
+
+
+def test_a_browser_that_does_not_answer_may_answer_later(flows: Any) -> None:
+    flows.write("browse", "flow.page")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    run = flows.run("browse", debug_port=port)
+    assert run.process.returncode == 70
+    assert str(port) in run.errors
+    assert "Traceback" not in run.errors
+
+
+def test_a_browser_that_dies_in_the_middle_is_no_riddle(flows: Any, site: Any) -> None:
+    from rpa_tasks.flow.chromium import opened
+
+    flows.write("long", OPEN + "flow.progress(0.1)\nflow.page.wait_for_selector('#nothing', timeout=600_000)")
+    with opened() as port:
+        run = flows.begin("long", {"site": site.url}, debug_port=port, timeout=600)
+        run.wait_for("progress")
+    assert run.end() == 70
+
+
+def test_a_flow_can_be_tried_by_hand_with_a_profile_that_stays(flows: Any, site: Any, tmp_path: Path) -> None:
+    flows.command("new", "mine").end()
+    words = ("try", "--flow", "mine", "--payload", f'{{"site": "{site.url}"}}', "--profile", str(tmp_path / "p"))
+    first = flows.command(*words)
+    assert first.end() == 77, first.errors
+    assert "SessionExpired: s1 is not logged in" in first.errors
+
+    flows.write(
+        "log_in",
+        OPEN + "page = flow.page\npage.get_by_label('Shop').fill(flow.shop_id)\n"
+        "page.get_by_role('button', name='Log in').click()\npage.wait_for_selector('[data-shop]')",
+    )
+    assert flows.command("try", "--flow", "log_in", *words[3:]).end() == 0
+    second = flows.command(*words)
+    assert second.end() == 0, second.errors
+    assert second.result == {"title": "Orders · Demo market"}
+
+
+# --- under the guard --------------------------------------------------------------------------------------------------
+
+
+def guarded(flows: Any, tmp_path: Path, name: str, param: str, timeout: float) -> Order:
+    import sys
+
+    words = [sys.executable, "-m", "rpa_tasks.flow", "run", "--flow", name, "--param", param, "--timeout", str(timeout)]
+    return Order(argv=words, env=flows.environment, timeout=timeout, log_path=str(tmp_path / "run.log"))
+
+
+def events(guarded: Guarded, until: Callable[[Any], bool]) -> list[Any]:
+    seen: list[Any] = []
+    while not (seen and until(seen[-1])):
+        if event := guarded.next_event(timeout=1):
+            seen.append(event)
+    return seen
+
+
+def test_the_guard_reads_what_a_flow_says(flows: Any, site: Any, port: int, tmp_path: Path) -> None:
+    flows.write("open", OPEN + "flow.progress(0.5, 'open')\nreturn {'title': flow.page.title()}")
+    param = f'{{"shop_id": "s1", "debug_port": {port}, "payload": {{"site": "{site.url}/login"}}}}'
+    with Guarded(guarded(flows, tmp_path, "open", param, 60)) as guard:
+        seen = events(guard, lambda event: isinstance(event, Ending))
+    assert (seen[-1].ended, seen[-1].exit, seen[-1].survivors) == (Ended.EXITED, 0, 0)
+    assert [event.value for event in seen if isinstance(event, Result)] == [{"title": "Log in · Demo market"}]
+
+
+def test_at_the_timeout_the_page_stays_and_a_cancelled_one_goes(
+    flows: Any, site: Any, port: int, tabs: Callable[[], list[str]], tmp_path: Path, eventually: Any
+) -> None:
+    flows.write("long", OPEN + "flow.progress(0.1)\ntime.sleep(600)")
+    param = f'{{"shop_id": "s1", "debug_port": {port}, "payload": {{"site": "{site.url}/login?%s"}}}}'
+    with Guarded(guarded(flows, tmp_path, "long", param % "late", 5)) as guard:
+        (*_, ending) = events(guard, lambda event: isinstance(event, Ending))
+    assert (ending.ended, ending.exit, ending.survivors) == (Ended.TIMEOUT, 143, 0)
+    assert f"{site.url}/login?late" in tabs()
+
+    with Guarded(guarded(flows, tmp_path, "long", param % "cancelled", 600)) as guard:
+        events(guard, lambda event: type(event).__name__ == "Progress")
+        guard.stop("cancelled")
+        (*_, ending) = events(guard, lambda event: isinstance(event, Ending))
+    assert (ending.ended, ending.exit, ending.survivors) == (Ended.CANCELLED, 143, 0)
+    assert eventually(lambda: f"{site.url}/login?cancelled" not in tabs())
