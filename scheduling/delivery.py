@@ -280,11 +280,12 @@ def _turned_down(verdict: Verdict) -> Decision:
 
 
 def _record_verdicts(verdicts: Sequence[tuple[UUID, Verdict]], at: datetime) -> None:
+    judged_at = at.isoformat()  # written once, not for each
     sql.copy(
         _COPY_VERDICTS,
         [
             (
-                task_id, at, each.decision, each.rule, each.rule_version, each.observed[:200], each.limit[:200],
+                task_id, judged_at, each.decision, each.rule, each.rule_version, each.observed[:200], each.limit[:200],
                 each.next_eligible_at,
             )
             for task_id, each in verdicts

@@ -75,7 +75,7 @@ def lock_communities(task_ids: Sequence[UUID]) -> None:
 
 
 def lock_due(task_ids: Sequence[UUID]) -> tuple[list[Due], datetime | None]:
-    """Lock those of `task_ids` that are due, waiting and in nobody's hands, and since when they are, by the database.
+    """Lock those of `task_ids` that are due, waiting and in nobody's hands; and when that was, by the database's clock.
 
     The rows stay as they are until `TouchLedger.decide` writes claim and verdict at once: each write of a row costs as
     much as everything else that is done about it. Until then the lock is the claim.
@@ -88,8 +88,6 @@ def lock_due(task_ids: Sequence[UUID]) -> tuple[list[Due], datetime | None]:
 def load(due: Sequence[Due], config: Snapshot) -> History:
     """What these customers (and communities) were sent within the rules' windows. Call it after the locks."""
     history = History()
-    if not due:
-        return history
     customers = sorted({row.customer_id for row in due})
     chats = sorted({row.event.chat_id for row in due if row.event.chat_id})
     _load_slots(history, customers, chats if config.counts_communities else [], config)
