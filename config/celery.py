@@ -53,8 +53,8 @@ def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
 
 @worker_process_init.connect
 def keep_what_is_loaded(**_: Any) -> None:
-    """Modules and settings live as long as the process. Walked at every collection of garbage, they cost a burst a
-    twentieth of its time."""
+    """Modules and settings live as long as the process. Walked at every full collection of garbage, they cost a burst
+    a few per cent of its time."""
     gc.freeze()
 
 
