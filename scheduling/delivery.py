@@ -1,8 +1,8 @@
-"""From a hint to a settled touch: claim → judge → render → reserve → commit → send → settle, a batch at a time.
+"""From a hint to a settled touch: lock → judge → render → decide → commit → send → settle, a batch at a time.
 
-One transaction claims and judges. It locks the customers first, sorted, and counts their history in a later
-statement than the lock: a count that shares the statement of the lock sees the table as it was before the wait, and
-granted 32 of a cap of 3. Nothing outside is called inside it.
+One transaction locks, judges and writes, each row once. It locks the customers first, sorted, and counts their history
+in a later statement than the lock: a count that shares the statement of the lock sees the table as it was before the
+wait, and granted 32 of a cap of 3. Nothing outside is called inside it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from scheduling.channels.base import Delivered, Message
 from scheduling.channels.quota import QuotaGate
 from scheduling.configuration import Snapshot
 from scheduling.guard import Candidate, Slot, Surroundings, Verdict
-from scheduling.ledger import Claim, Settlement
+from scheduling.ledger import Settlement
 from scheduling.models import Attempt
 from scheduling.rendering import CannotRender, render
 from scheduling.routing import NoTarget, channel_of, community_targets, target_for
 from scheduling.sender import LEASE, Parcel, Result, Sender
 from scheduling.specs import CustomerSpec, template_for
-from scheduling.touches import Reservation, touches
+from scheduling.touches import Content, Decision, touches
 
 log = structlog.get_logger(__name__)
 
@@ -70,9 +70,9 @@ def _deliver(task_ids: Sequence[UUID]) -> None:
     objections = history.objections(task_ids)
     with transaction.atomic():
         batch = _Batch(task_ids, objections)
-        batch.claim()
-        batch.judge()
-        batch.write()
+        if batch.lock():
+            batch.judge()
+            batch.write()
     batch.announce_early()
     batch.send()
 
@@ -129,20 +129,23 @@ class _Batch:
     now: datetime = field(init=False)
     clock: float = 0.0
     verdicts: list[tuple[UUID, Verdict]] = field(default_factory=list)
-    settlements: list[Settlement] = field(default_factory=list)
-    reservations: list[Reservation] = field(default_factory=list)
+    decisions: dict[Decision, list[UUID]] = field(default_factory=dict)
     parcels: list[Parcel] = field(default_factory=list)  #: for the sender, after the commit
     delivered: list[Result] = field(default_factory=list)
     failed: dict[UUID, str] = field(default_factory=dict)
 
-    def claim(self) -> None:
+    def lock(self) -> bool:
+        """Whether there is anything to judge."""
         self.config = configuration.current()
         self.customers = history.lock_customers(self.task_ids)
         if self.config.counts_communities:
             history.lock_communities(self.task_ids)
-        claims = {claim.task_id: claim for claim in touches.claim(self.task_ids, lease=LEASE)}
         self.clock = time.monotonic()
-        self.due, self.now = history.load_due(claims)
+        self.due, locked_at = history.lock_due(self.task_ids)
+        if locked_at is None:
+            return False
+        self.now = locked_at
+        return True
 
     def judge(self) -> None:
         """The most important first: who is judged first gets the slot."""
@@ -155,7 +158,7 @@ class _Batch:
             if verdict.decision == guard.SEND:
                 self._prepare(row, candidate)
             else:
-                self.settlements.append(_turned_down(row.claim, verdict))
+                self._decide(row, _turned_down(verdict))
 
     def _candidate(self, row: history.Due) -> Candidate:
         node = self.config.nodes[row.node_id]
@@ -189,9 +192,7 @@ class _Batch:
         except (CannotRender, NoTarget) as error:
             reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
             self.failed[row.claim.task_id] = str(error)
-            self.settlements.append(
-                Settlement(row.claim.task_id, row.claim.lease_no, "failed", reason, frees_slot=True)
-            )
+            self._decide(row, Decision("failed", reason, frees_slot=True))
             return
         immediate = _immediate(parcel)
         if immediate:
@@ -199,21 +200,18 @@ class _Batch:
             self.delivered.append((parcel, Delivered()))
         else:
             self.parcels.append(parcel)
-        counts = candidate.node.guard_cap != "ignore"
-        self.reservations.append(
-            Reservation(
-                claim=row.claim,
-                content_type=candidate.template.content_type,
-                template_id=candidate.template.id,
-                template_version=candidate.template.version,
-                counts=counts,
-                delivered=immediate,
-            )
-        )
+        template, counts = candidate.template, candidate.node.guard_cap != "ignore"
+        content = Content(template.content_type, template.id, template.version, counts)
+        self._decide(row, Decision("delivered" if immediate else "running", content=content))
         if not candidate.has_slot:
             until = None if immediate else self.now + LEASE
-            slot = Slot(row.claim.task_id, self.now, candidate.template.content_type, counts, immediate, until)
+            slot = Slot(row.claim.task_id, self.now, template.content_type, counts, immediate, until)
             self.around.take(row, slot)
+
+    def _decide(self, row: history.Due, decision: Decision) -> None:
+        if decision.content is None and row.claim.task_id in self.around.in_doubt:
+            decision = outcomes.still_in_doubt(decision)
+        self.decisions.setdefault(decision, []).append(row.claim.task_id)
 
     def _parcel(self, row: history.Due, candidate: Candidate) -> Parcel:
         spec = candidate.node.channel
@@ -237,18 +235,20 @@ class _Batch:
             target=target,
         )
         return Parcel(
-            row.claim, message, channel, spec, row.attempt + 1, self.now, row.expires_at, self.clock, row.in_doubt
-        )
+            row.claim, message, channel, spec, row.attempt + 1, self.now, row.expires_at, self.clock,
+            row.claim.task_id in self.around.in_doubt,
+        )  # fmt: skip
 
     def write(self) -> None:
-        doubtful = {row.claim.task_id for row in self.due if row.in_doubt}
-        settlements = [outcomes.still_in_doubt(each) if each.task_id in doubtful else each for each in self.settlements]
-        touches.settle(settlements)
-        if self.reservations:
-            touches.reserve(self.reservations, at=self.now)
+        touches.decide(self.decisions, at=self.now, lease=LEASE)
         outcomes.record_attempts(self.delivered)
         _record_verdicts(self.verdicts, self.now)
-        buried = [each.task_id for each in settlements if each.state in ("failed", "unknown")]
+        buried = [
+            task_id
+            for decision, task_ids in self.decisions.items()
+            if decision.state in ("failed", "unknown")
+            for task_id in task_ids
+        ]
         failures.bury_touches(buried, details=self.failed)
 
     def announce_early(self) -> None:
@@ -270,27 +270,22 @@ def _immediate(parcel: Parcel) -> bool:
     return hasattr(parcel.channel, "send_now")  # an isinstance of a protocol costs 20 times as much
 
 
-def _turned_down(claim: Claim, verdict: Verdict) -> Settlement:
+def _turned_down(verdict: Verdict) -> Decision:
     if verdict.decision == guard.HOLD:
-        return Settlement(
-            claim.task_id,
-            claim.lease_no,
-            "scheduled",
-            verdict.rule,
-            due_at=verdict.next_eligible_at,
-            parked=verdict.parked,
-            frees_slot=True,
+        return Decision(
+            "scheduled", verdict.rule, due_at=verdict.next_eligible_at, parked=verdict.parked, frees_slot=True
         )
     state = "cancelled" if verdict.rule.startswith(guard.CALLED_OFF) else "suppressed"
-    return Settlement(claim.task_id, claim.lease_no, state, verdict.rule, frees_slot=True)
+    return Decision(state, verdict.rule, frees_slot=True)
 
 
 def _record_verdicts(verdicts: Sequence[tuple[UUID, Verdict]], at: datetime) -> None:
+    judged_at = at.isoformat()  # written once, not for each
     sql.copy(
         _COPY_VERDICTS,
         [
             (
-                task_id, at, each.decision, each.rule, each.rule_version, each.observed[:200], each.limit[:200],
+                task_id, judged_at, each.decision, each.rule, each.rule_version, each.observed[:200], each.limit[:200],
                 each.next_eligible_at,
             )
             for task_id, each in verdicts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
@@ -18,9 +18,9 @@ from scheduling.specs import CustomerSpec, EventSpec
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A claimed touch with its event."""
+    """A touch that is locked and will be claimed, with its event."""
 
-    claim: Claim
+    claim: Claim  #: with the number that the row has once the verdict is written
     attempt: int
     root_id: UUID
     node_id: int
@@ -30,19 +30,21 @@ class Due:
     expires_at: datetime
     reserved_at: datetime | None
     template_id: int | None
-    in_doubt: bool  #: an earlier attempt may have had its effect
+    is_repeat: bool  #: of an attempt or of another touch
     event: EventSpec
 
 
 @dataclass(slots=True)
 class History:
-    """Slots by customer and by community, what is about to fall due for a customer: (priority, due_at), and by touch
-    the type of the event that called it off while a worker had it."""
+    """Slots by customer and by community, what is about to fall due for a customer: (priority, due_at), by touch the
+    type of the event that called it off while a worker had it, and touches of which an earlier attempt may have had
+    its effect."""
 
     slots: dict[int, list[Slot]] = field(default_factory=dict)
     community_slots: dict[str, list[Slot]] = field(default_factory=dict)
     important: dict[int, list[tuple[int, datetime]]] = field(default_factory=dict)
     called_off: dict[UUID, str] = field(default_factory=dict)
+    in_doubt: set[UUID] = field(default_factory=set)
 
     def take(self, row: Due, slot: Slot) -> None:
         """The rest of the batch sees it."""
@@ -72,26 +74,28 @@ def lock_communities(task_ids: Sequence[UUID]) -> None:
     sql.rows(_LOCK_COMMUNITIES, {"ids": list(task_ids)})
 
 
-def load_due(claims: Mapping[UUID, Claim]) -> tuple[list[Due], datetime]:
-    """The claimed touches, and the database's time."""
-    rows = sql.rows(_LOAD_DUE, {"ids": list(claims)})
-    ((now,),) = sql.rows("SELECT statement_timestamp()", {})
-    due = [Due(claims[row[0]], *row[1:11], EventSpec(*row[11:])) for row in rows]  # type: ignore[call-arg]
-    return due, now
+def lock_due(task_ids: Sequence[UUID]) -> tuple[list[Due], datetime | None]:
+    """Lock those of `task_ids` that are due, waiting and in nobody's hands; and when that was, by the database's clock.
+
+    The rows stay as they are until `TouchLedger.decide` writes claim and verdict at once: each write of a row costs as
+    much as everything else that is done about it. Until then the lock is the claim.
+    """
+    rows = sql.rows(_LOCK_DUE, {"ids": list(task_ids)})
+    due = [Due(Claim(row[0], row[1]), *row[2:12], EventSpec(*row[12:20])) for row in rows]  # type: ignore[call-arg]
+    return due, rows[0][20] if rows else None
 
 
 def load(due: Sequence[Due], config: Snapshot) -> History:
     """What these customers (and communities) were sent within the rules' windows. Call it after the locks."""
     history = History()
-    if not due:
-        return history
     customers = sorted({row.customer_id for row in due})
     chats = sorted({row.event.chat_id for row in due if row.event.chat_id})
     _load_slots(history, customers, chats if config.counts_communities else [], config)
     lowest = max(row.priority for row in due)
     if lowest > 0 and settings.AFTERTOUCH_SLOT_HOLD and any(rule.kind == "cap" for rule in config.rules):
-        _load_important(history, customers, lowest, config)
+        _load_important(history, due, lowest, config)
     _load_called_off(history, due, config)
+    _load_doubts(history, due)
     return history
 
 
@@ -111,14 +115,18 @@ def _load_slots(history: History, customers: list[int], chats: list[str], config
             history.community_slots.setdefault(chat_id, []).append(Slot(*slot))
 
 
-def _load_important(history: History, customers: list[int], lowest: int, config: Snapshot) -> None:
+def _load_important(history: History, due: Sequence[Due], lowest: int, config: Snapshot) -> None:
+    """What the same batch judges is no part of it: it is judged before and takes its slot."""
+    judged = {row.claim.task_id for row in due}
+    customers = sorted({row.customer_id for row in due})
     counting = [node.id for node in config.nodes.values() if node.enabled and node.guard_cap != "ignore"]
     waiting = sql.rows(
         _IMPORTANT,
         {"customers": customers, "lowest": lowest, "hold": settings.AFTERTOUCH_SLOT_HOLD, "nodes": counting},
     )
-    for customer_id, priority, due_at in waiting:
-        history.important.setdefault(customer_id, []).append((priority, due_at))
+    for task_id, customer_id, priority, due_at in waiting:
+        if task_id not in judged:
+            history.important.setdefault(customer_id, []).append((priority, due_at))
 
 
 def _load_called_off(history: History, due: Sequence[Due], config: Snapshot) -> None:
@@ -133,6 +141,12 @@ def _load_called_off(history: History, due: Sequence[Due], config: Snapshot) -> 
     if again:
         parameters = {"ids": [task_id for task_id, _ in again], "types": [kind for _, kind in again]}
         history.called_off.update(sql.rows(_CALLED_OFF, parameters))
+
+
+def _load_doubts(history: History, due: Sequence[Due]) -> None:
+    repeated = [row.claim.task_id for row in due if row.is_repeat]
+    if repeated:
+        history.in_doubt.update(row[0] for row in sql.rows(_DOUBTS, {"ids": repeated}))
 
 
 _QUESTIONS = """
@@ -167,18 +181,29 @@ WHERE chat_id IN (SELECT chat_id FROM scheduling_touch WHERE task_id = ANY(%(ids
 ORDER BY chat_id FOR NO KEY UPDATE
 """
 
-_LOAD_DUE = """
-SELECT t.task_id, t.attempt, t.root_id, t.node_id, t.customer_id, t.priority, t.due_at, t.expires_at, t.reserved_at,
-       t.template_id,
-       t.attempt > 0 AND EXISTS (
-           SELECT FROM scheduling_attempt AS a WHERE a.touch_id = t.task_id AND a.outcome = 'unknown'
-       ) OR t.retry_of IS NOT NULL AND EXISTS (
-           SELECT FROM scheduling_touch AS p
-           WHERE p.task_id = t.retry_of AND p.root_id = t.root_id AND p.state = 'unknown'
-       ),
-       e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data
-FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
-WHERE t.task_id = ANY(%(ids)b)
+# States are literal, as in the ledger. It waits for nobody, so it needs no order.
+_LOCK_DUE = """
+WITH due AS MATERIALIZED (
+    SELECT * FROM scheduling_touch
+    WHERE task_id = ANY(%(ids)b) AND state IN ('scheduled', 'queued') AND parked = ''
+      AND due_at <= statement_timestamp()
+    FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT due.task_id, due.lease_no + 1, due.attempt, due.root_id, due.node_id, due.customer_id, due.priority, due.due_at,
+       due.expires_at, due.reserved_at, due.template_id, due.attempt > 0 OR due.retry_of IS NOT NULL,
+       e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data, statement_timestamp()
+FROM due JOIN scheduling_event AS e ON e.id = due.event_id
+"""
+
+_DOUBTS = """
+SELECT t.task_id FROM scheduling_touch AS t
+WHERE t.task_id = ANY(%(ids)b) AND (
+    EXISTS (SELECT FROM scheduling_attempt AS a WHERE a.touch_id = t.task_id AND a.outcome = 'unknown')
+    OR EXISTS (
+        SELECT FROM scheduling_touch AS p
+        WHERE p.task_id = t.retry_of AND p.root_id = t.root_id AND p.state = 'unknown'
+    )
+)
 """
 
 _SLOTS = """
@@ -209,7 +234,7 @@ GROUP BY t.task_id
 """
 
 _IMPORTANT = """
-SELECT customer_id, priority, due_at FROM scheduling_touch
+SELECT task_id, customer_id, priority, due_at FROM scheduling_touch
 WHERE customer_id = ANY(%(customers)b) AND state IN ('scheduled', 'queued') AND parked = ''
   AND priority < %(lowest)s AND due_at <= statement_timestamp() + %(hold)s
   AND reserved_at IS NULL AND node_id = ANY(%(nodes)b)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from scheduling import sql
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
@@ -15,6 +15,7 @@ from scheduling.ledger import Settlement
 from scheduling.models import DisabledTarget
 from scheduling.routing import target_digest
 from scheduling.sender import Held, Parcel, Result
+from scheduling.touches import Decision
 
 JITTER = 0.1  #: of a retry's delay, so that what failed together does not come back together
 
@@ -24,7 +25,10 @@ def settlement(parcel: Parcel, result: Outcome | Held) -> Settlement:
     return still_in_doubt(ended) if parcel.in_doubt else ended
 
 
-def still_in_doubt(ended: Settlement) -> Settlement:
+End = TypeVar("End", Settlement, Decision)
+
+
+def still_in_doubt(ended: End) -> End:
     """An earlier attempt may have had its effect. Whatever stops the repeat says nothing about that one: the slot stays
     taken, and an end that would mean "not delivered" is a question for a person."""
     state = "unknown" if ended.state in ("failed", "suppressed") else ended.state

@@ -1,58 +1,84 @@
-"""The ledger of touches, and the one write that a verdict to send adds to it."""
+"""The ledger of touches, and the one write by which a verdict becomes their state."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from scheduling import sql
-from scheduling.ledger import Claim, Ledger
+from scheduling.ledger import Ledger
 from scheduling.models import Touch
 
 
 @dataclass(frozen=True, slots=True)
-class Reservation:
-    """A verdict to send: the slot it takes and the content that was chosen."""
+class Content:
+    """What a touch will say. It takes a slot of its customer."""
 
-    claim: Claim
     content_type: str
     template_id: int
     template_version: int
-    counts: bool
-    delivered: bool  #: its channel calls nobody: it is delivered with the same write
+    counts: bool  #: toward the cap
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a verdict makes of a touch. It names none, because most touches of a batch share a few of them.
+
+    `running` is for the sender. `delivered` by the same write are those whose channel calls nobody.
+    """
+
+    state: str
+    reason: str = ""
+    due_at: datetime | None = None
+    parked: str = ""
+    frees_slot: bool = False  #: it certainly was not delivered, so it does not count
+    content: Content | None = None
 
 
 class TouchLedger(Ledger):
-    def reserve(self, reservations: Sequence[Reservation], *, at: datetime) -> None:
-        """Take the slots at `at`, an instant of the database's clock; a slot kept from an earlier attempt stays where
-        it was. Only inside the transaction that holds the claims and the customers' locks."""
+    def decide(self, decisions: Mapping[Decision, Sequence[UUID]], *, at: datetime, lease: timedelta) -> None:
+        """Claim these touches and write what becomes of them, in one write of each row. Only inside the transaction
+        whose `history.lock_due` locked them at `at`; a slot kept from an earlier attempt stays where it was."""
+        contents = [each.content for each in decisions]
         sql.count(
             f"""
             UPDATE {self.table} AS row
-            SET reserved_at = COALESCE(row.reserved_at, %(at)s), content_type = v.content_type,
-                template_id = v.template_id, template_version = v.template_version, counts_toward_cap = v.counts,
-                state = CASE WHEN v.delivered THEN 'delivered' ELSE row.state END,
-                reason = CASE WHEN v.delivered THEN '' ELSE row.reason END,
-                lease_until = CASE WHEN v.delivered THEN NULL ELSE row.lease_until END,
-                sending_at = CASE WHEN v.delivered THEN %(at)s END,
-                settled_at = CASE WHEN v.delivered THEN statement_timestamp() END,
-                attempt = row.attempt + v.delivered::int
-            FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(types)b::text[], %(templates)b::bigint[],
-                        %(versions)b::int[], %(counts)b::bool[], %(delivered)b::bool[])
-                AS v(task_id, lease_no, content_type, template_id, template_version, counts, delivered)
-            WHERE row.task_id = v.task_id AND row.state = 'running' AND row.lease_no = v.lease_no
+            SET lease_no = row.lease_no + 1, hints = 0,
+                state = d.state, reason = d.reason, parked = d.parked, due_at = COALESCE(d.due_at, row.due_at),
+                lease_until = CASE WHEN d.state = 'running' THEN %(at)s + %(lease)s END,
+                sending_at = CASE WHEN d.state = 'delivered' THEN %(at)s END,
+                attempt = row.attempt + (d.state = 'delivered')::int,
+                settled_at = CASE WHEN d.state NOT IN ('scheduled', 'running') THEN statement_timestamp() END,
+                reserved_at = CASE WHEN d.content_type IS NOT NULL THEN COALESCE(row.reserved_at, %(at)s)
+                                   WHEN NOT d.frees_slot THEN row.reserved_at END,
+                content_type = COALESCE(d.content_type, row.content_type),
+                template_id = COALESCE(d.template_id, row.template_id),
+                template_version = COALESCE(d.template_version, row.template_version),
+                counts_toward_cap = COALESCE(d.counts, row.counts_toward_cap)
+            FROM unnest(%(ids)b::uuid[], %(numbers)b::int[]) AS v(task_id, number),
+                unnest(%(states)b::text[], %(reasons)b::text[], %(due)b::timestamptz[], %(parked)b::text[],
+                       %(frees)b::bool[], %(types)b::text[], %(templates)b::bigint[], %(versions)b::int[],
+                       %(counts)b::bool[])
+                WITH ORDINALITY AS d(state, reason, due_at, parked, frees_slot, content_type, template_id,
+                                     template_version, counts, number)
+            WHERE d.number = v.number AND row.task_id = v.task_id
             """,
             {
                 "at": at,
-                "ids": [each.claim.task_id for each in reservations],
-                "lease_nos": [each.claim.lease_no for each in reservations],
-                "types": [each.content_type for each in reservations],
-                "templates": [each.template_id for each in reservations],
-                "versions": [each.template_version for each in reservations],
-                "counts": [each.counts for each in reservations],
-                "delivered": [each.delivered for each in reservations],
+                "lease": lease,
+                "ids": [task_id for task_ids in decisions.values() for task_id in task_ids],
+                "numbers": [number for number, each in enumerate(decisions.values(), 1) for _ in each],
+                "states": [each.state for each in decisions],
+                "reasons": [each.reason[:64] for each in decisions],
+                "due": [each.due_at for each in decisions],
+                "parked": [each.parked for each in decisions],
+                "frees": [each.frees_slot for each in decisions],
+                "types": [each and each.content_type for each in contents],
+                "templates": [each and each.template_id for each in contents],
+                "versions": [each and each.template_version for each in contents],
+                "counts": [each and each.counts for each in contents],
             },
         )
 

@@ -40,14 +40,19 @@ class Log:
 
     def send_now(self, message: Message) -> Delivered:
         """Nobody is called, so there is nothing to wait for (see `ImmediateChannel`)."""
-        log = logger.bind(action="touch_logged", task_id=str(message.task_id), delivery_key=str(message.delivery_key))
-        log.info(
+        about = {
+            "action": "touch_logged",
+            "task_id": str(message.task_id),
+            "delivery_key": str(message.delivery_key),
+        }
+        logger.info(
             "Touch logged",
+            **about,
             node=message.node,
             user_id=message.user_id,
             chat_id=message.chat_id,
             content_type=message.content_type,
             length=len(message.body),
         )
-        log.debug("Body of the logged touch", body=message.body)
+        logger.debug("Body of the logged touch", **about, body=message.body)
         return Delivered("logged")

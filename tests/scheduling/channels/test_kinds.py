@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -65,3 +67,21 @@ async def test_the_log_channel_keeps_bodies_out_of_all_but_debug_lines(
     assert (info["action"], info["log_level"], info["user_id"]) == ("touch_logged", "info", "alice")
     assert "body" not in info
     assert (debug["log_level"], debug["body"]) == ("debug", cast.message().body)
+
+
+def test_the_log_channel_writes_a_line_as_everything_else_does(cast: Cast, capsys: pytest.CaptureFixture[str]) -> None:
+    """It goes past `logging`, which the others go through."""
+    message = cast.message()
+    Log({}, timedelta(seconds=1)).send_now(message)
+
+    line = json.loads(capsys.readouterr().err)
+    assert (line["event"], line["task_id"]) == ("Touch logged", str(message.task_id))
+    assert (line["level"], line["logger"]) == ("info", "scheduling.channels.log")
+    assert line["timestamp"].endswith("Z")
+
+
+def test_a_log_that_nobody_reads_any_more_stops_no_touch(cast: Cast, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    assert Log({}, timedelta(seconds=1)).send_now(cast.message()) == Delivered("logged")

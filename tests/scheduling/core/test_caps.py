@@ -7,9 +7,10 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from django.db import transaction
 from django.utils.timezone import now
 
-from scheduling import delivery, dispatcher, services
+from scheduling import delivery, dispatcher, history, services
 from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.models import FailedTask, HarassmentRule, Touch, Verdict
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
@@ -152,6 +153,17 @@ def test_the_last_slot_waits_for_the_more_important_touch(matrix: Any, happen: A
     assert (row.state, row.reason) == ("suppressed", "cap")
 
 
+def test_a_more_important_touch_of_the_same_batch_is_not_waited_for(matrix: Any, happen: Any) -> None:
+    """It is judged before and has its slot: of two slots one is left."""
+    cap(2)
+    matrix.node("offer", trigger="a", priority=2)
+    matrix.node("parcel", trigger="b", priority=0)
+
+    found = deliver_at_last(*happen("a").task_ids, *happen("b").task_ids)
+
+    assert [row.state for row in found] == ["delivered", "delivered"]
+
+
 @pytest.mark.parametrize("hindrance", ["far away", "another customer", "parked", "ignores the cap", "less important"])
 def test_nothing_else_is_waited_for(matrix: Any, happen: Any, hindrance: str) -> None:
     cap(1)
@@ -285,7 +297,7 @@ def test_a_doubt_outlives_a_hold(matrix: Any, puppet: Any, happen: Any, theatre:
 def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
     """After this nobody knows whether it was delivered, and it waits to be tried again."""
     from scheduling.sender import LEASE
-    from scheduling.touches import Reservation, touches
+    from scheduling.touches import Content, Decision, touches
     from tests.scheduling.core.conftest import lapse
 
     fall_due(task_id)
@@ -293,10 +305,13 @@ def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
         theatre.play = lambda message: Unknown("timeout")
         deliver([task_id])
     else:
-        (claim,) = touches.claim([task_id], lease=LEASE)
         node = Touch.objects.get(pk=task_id).node
-        touches.reserve([Reservation(claim, "guide", node.template_id, 1, counts=True, delivered=False)], at=now())
-        touches.mark_sending([claim])
+        content = Content("guide", node.template_id, 1, counts=True)
+        with transaction.atomic():
+            ((due,), locked_at) = history.lock_due([task_id])
+            assert locked_at
+            touches.decide({Decision("running", content=content): [task_id]}, at=locked_at, lease=LEASE)
+        touches.mark_sending([due.claim])
         lapse(task_id)
         dispatcher.rescue()
     (row,) = rows([task_id])

@@ -13,6 +13,8 @@ import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
 
+from scheduling import history
+from scheduling.ids import new_id
 from scheduling.ledger import Claim, Settlement
 from scheduling.models import Touch
 from scheduling.touches import touches
@@ -189,7 +191,7 @@ def test_a_leased_row_has_a_lease_and_no_other(waiting: Any) -> None:
         Touch.objects.update(state="running")
 
 
-@pytest.mark.parametrize("move", ["hand_over", "lapsed_runs"])
+@pytest.mark.parametrize("move", ["hand_over", "lapsed_runs", "lock_due"])
 def test_the_partial_index_is_used(waiting: Any, move: str) -> None:
     """A parameter instead of a literal state would make PostgreSQL read the whole table (I2)."""
     waiting(3)
@@ -199,7 +201,8 @@ def test_the_partial_index_is_used(waiting: Any, move: str) -> None:
             plan = _plan_of(cursor, move)
         finally:
             cursor.execute("RESET enable_seqscan")
-    assert {"hand_over": "touch_due", "lapsed_runs": "touch_leased"}[move] in plan
+    index = {"hand_over": "touch_due", "lapsed_runs": "touch_leased", "lock_due": "scheduling_touch_pkey"}
+    assert index[move] in plan
 
 
 def _plan_of(cursor: Any, move: str) -> str:
@@ -210,8 +213,11 @@ def _plan_of(cursor: Any, move: str) -> str:
         return execute(sql, params, many, context)
 
     with connection.execute_wrapper(capture), transaction.atomic():
-        moves = {"hand_over": lambda: touches.hand_over(horizon=timedelta(0)), "lapsed_runs": touches.lapsed_runs}
-        moves[move]()
+        {
+            "hand_over": lambda: touches.hand_over(horizon=timedelta(0)),
+            "lapsed_runs": touches.lapsed_runs,
+            "lock_due": lambda: history.lock_due([new_id()]),
+        }[move]()
     sql, params = statements[0]
     cursor.execute("EXPLAIN " + sql, params)
     return "\n".join(row[0] for row in cursor.fetchall())
