@@ -178,7 +178,8 @@ def _quiet_hours(touch: Candidate, around: Surroundings, now: datetime) -> Verdi
 
 def quiet_until(rule: RuleSpec, zone: ZoneInfo, now: datetime) -> datetime | None:
     """When the quiet hours that `now` lies in end, or None outside of them. On a night with a change of clocks the
-    later reading of the end counts: nobody is woken because an hour came twice."""
+    later reading of the end counts: nobody is woken because an hour came twice. Where a night skips all the time between
+    the end and the next beginning, the quiet hours go on until the day after."""
     local = now.astimezone(zone)
     wall = local.time().replace(tzinfo=None)
     over_midnight = rule.quiet_from > rule.quiet_to
@@ -191,7 +192,8 @@ def quiet_until(rule: RuleSpec, zone: ZoneInfo, now: datetime) -> datetime | Non
     end_day = local.date() + timedelta(days=1) if over_midnight and wall >= rule.quiet_from else local.date()
     end = datetime.combine(end_day, rule.quiet_to, tzinfo=zone)
     later = max(end.astimezone(now.tzinfo), end.replace(fold=1).astimezone(now.tzinfo))
-    return max(later, now + timedelta(seconds=1))
+    until = max(later, now + timedelta(seconds=1))
+    return quiet_until(rule, zone, until) or until
 
 
 def _dedupe(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
