@@ -1,0 +1,89 @@
+"""Two jobs that run while something is struck, and what must have become of them afterwards."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.rpa_tasks.faults.effects import Effect, at_once
+from tests.rpa_tasks.faults.yard import Market, Node, Yard
+
+#: A guard that hears nothing for 6 s ends its command; leases are let lapse by the tests once that has happened.
+QUICK = {"RENEW": 0.5, "EXTENSION": 6}
+
+
+@dataclass
+class InFlight:
+    """An idempotent and another job that run, each with a daemon of its own, until `go` is there."""
+
+    yard: Yard
+    market: Market
+    again: str
+    once: str
+    go: Path
+    first: list[Effect]  #: their runs
+
+    @property
+    def tasks(self) -> tuple[str, str]:
+        return self.again, self.once
+
+    def commands(self) -> list[psutil.Process]:
+        return [psutil.Process(effect.pid) for effect in self.first]
+
+    def guards(self) -> list[psutil.Process]:
+        found = [command.parent() for command in self.commands()]
+        assert all(guard and "guard_process.py" in guard.cmdline()[-1] for guard in found)
+        return [guard for guard in found if guard]
+
+    def runners(self, node: Node) -> list[psutil.Process]:
+        parents = {guard.ppid() for guard in self.guards()}
+        return [child for child in node.children() if child.pid in parents]
+
+    def lease_is_over(self) -> None:
+        """The commands have ended by then, as they would have before a minute is over."""
+        self.yard.await_nobody_of(*self.tasks)
+        self.go.touch()
+        self.yard.lapse_leases(*self.tasks)
+
+
+def begin(yard: Yard, **payload: Any) -> InFlight:
+    market = yard.market(2, again={"idempotent": True}, once={})
+    go = market.folder / "go"
+    payload = {"until": str(go), "brood": True, **payload}
+    again = market.publish(market.shops[0], "again", payload=payload)
+    once = market.publish(market.shops[1], "once", payload=payload)
+    first = yard.await_effects(market.log, [again, once])
+    return InFlight(yard, market, again, once, go, first)
+
+
+def check(struck: InFlight, reason: str, told: Callable[[str], None], name: str) -> None:
+    """The one ran again under its key and ended well. The other has its one effect, and a person decides."""
+    yard, market = struck.yard, struck.market
+    struck_at = time.monotonic()
+    yard.await_state(struck.again, "succeeded", "failed", "unknown")
+    yard.await_state(struck.once, "succeeded", "failed", "unknown")
+    again, once = yard.job(struck.again), yard.job(struck.once)
+    first, second = market.log.of(struck.again)
+    assert (again["state"], again["failures"]) == ("succeeded", 1)
+    assert [run["reason"] for run in yard.runs(struck.again)] == [reason, ""]
+    assert first.key == second.key == struck.again
+    assert (first.ended, second.lease > first.lease) == (None, True)
+    assert second.ended is not None
+    assert (once["state"], once["reason"], once["settled_at"] is None) == ("unknown", reason, False)
+    assert len(market.log.of(struck.once)) == 1
+    assert [failed["failure"] for failed in yard.failed_tasks(struck.once)] == ["unknown"]
+    assert not yard.failed_tasks(struck.again)
+    after = [market.publish(shop, "once") for shop in market.shops]
+    for task in after:
+        assert yard.await_state(task, "succeeded", "unknown")["state"] == "succeeded"
+    assert not at_once(market.log.effects())
+    yard.await_nobody_of(*struck.tasks)
+    told(
+        f"{name} · idempotent: {reason}, run again under the same key, lease {first.lease} → {second.lease}; "
+        f"the other: unknown, 1 effect, 1 failed task; whole again after {time.monotonic() - struck_at:.1f} s"
+    )

@@ -1,0 +1,99 @@
+"""A wire that can be cut: a TCP proxy whose both ends hear nothing any more, as when a cable is pulled, until it is
+whole again."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit, urlunsplit
+
+
+@dataclass
+class Wire:
+    """Carries connections to one server."""
+
+    host: str
+    port: int
+    address: str = ""  #: where it listens
+    carried: int = 0  #: connections so far
+    _whole: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def carry(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        self.carried += 1
+        await self._whole.wait()
+        try:
+            far, forth = await asyncio.open_connection(self.host, self.port)
+        except OSError:
+            back.close()
+            return
+        await asyncio.gather(self._pass_on(near, forth), self._pass_on(far, back))
+
+    async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await source.read(65_536):
+                await self._whole.wait()
+                target.write(data)
+                await target.drain()
+        await self._whole.wait()  # nobody hears that the other end has left, either
+        target.close()
+
+
+@dataclass
+class Wires:
+    """All that a node needs to reach."""
+
+    loop: asyncio.AbstractEventLoop
+    wires: list[Wire]
+
+    def cut(self) -> None:
+        for wire in self.wires:
+            self.loop.call_soon_threadsafe(wire._whole.clear)
+
+    def heal(self) -> None:
+        for wire in self.wires:
+            self.loop.call_soon_threadsafe(wire._whole.set)
+
+    def through(self, url: str) -> str:
+        """The same address, by way of the wire that leads there."""
+        parts = urlsplit(url)
+        wire = next(wire for wire in self.wires if (wire.host, wire.port) == (parts.hostname, parts.port))
+        sign_in = parts.netloc.rpartition("@")[0]
+        return urlunsplit(parts._replace(netloc=f"{sign_in}@{wire.address}"))
+
+
+@contextmanager
+def wires_to(*urls: str) -> Iterator[Wires]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, name="wires")
+    thread.start()
+    wires = [Wire(parts.hostname or "", parts.port or 0) for parts in map(urlsplit, urls)]
+    servers: list[asyncio.Server] = []
+    try:
+        servers += [asyncio.run_coroutine_threadsafe(_serve(wire), loop).result(10) for wire in wires]
+        yield Wires(loop, wires)
+    finally:
+        asyncio.run_coroutine_threadsafe(_end(servers), loop).result(10)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(10)
+        loop.close()
+
+
+async def _serve(wire: Wire) -> asyncio.Server:
+    server = await asyncio.start_server(wire.carry, "127.0.0.1", 0)
+    host, port = server.sockets[0].getsockname()
+    wire.address = f"{host}:{port}"
+    wire._whole.set()
+    return server
+
+
+async def _end(servers: list[asyncio.Server]) -> None:
+    for server in servers:
+        server.close()
+    mine = asyncio.current_task()
+    left = [task for task in asyncio.all_tasks() if task is not mine]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)

@@ -1,0 +1,122 @@
+"""The broker forgets, dies, or is another one: tokens are lost, jobs are not."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+from kombu import Connection, Exchange, Queue
+
+from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
+from tests.rpa_tasks.faults.effects import at_once
+from tests.rpa_tasks.faults.yard import TIERS, Market, Yard, yard
+
+pytestmark = pytest.mark.faults
+
+SHOPS, EACH = 6, 4
+
+
+def test_redis_forgets_everything_and_is_killed(the_yard: Yard, told: Callable[[str], None]) -> None:
+    market = the_yard.market(SHOPS, act={"idempotent": True})
+    with the_yard.node("north", slots=3) as north:
+        main = north.program.pid
+        shown = [_strike(the_yard, market, name, strike) for name, strike in (("FLUSHALL", _flush), ("kill -9", _kill))]
+        assert north.program.is_alive()
+        assert north.program.pid == main
+    assert not at_once(market.log.effects())
+    told(f"Redis under {SHOPS * EACH} jobs, waiting and running · {' · '.join(shown)} · none lost, none twice")
+
+
+def _strike(yard: Yard, market: Market, name: str, strike: Callable[[Yard], None]) -> str:
+    """Jobs run, wait for their shop, and wait for their time."""
+    go = market.folder / name
+    tasks = [
+        market.publish(
+            shop, "act", dedupe_key=f"{name}-{number}", delay=(0, 0, 1, 3)[number],
+            payload={"until": str(go)} if number == 0 else {},
+        )
+        for shop in market.shops for number in range(EACH)
+    ]  # fmt: skip
+    yard.await_effects(market.log, [tasks[0]])
+    strike(yard)
+    struck_at = time.monotonic()
+    go.touch()
+    yard.wait(lambda: not yard.unsettled(tasks), "all jobs end", 90, 0.1)
+    assert {yard.job(task)["state"] for task in tasks} == {"succeeded"}
+    assert [len(market.log.of(task)) for task in tasks] == [1] * len(tasks)
+    return f"{name}: all ended {time.monotonic() - struck_at:.1f} s after it"
+
+
+def _flush(yard: Yard) -> None:
+    with redis.Redis.from_url(yard.stack.endpoints.redis_url) as client:
+        client.flushall()
+
+
+def _kill(yard: Yard) -> None:
+    killed = yard.stack.kill("Valkey")
+    yard.wait(lambda: yard.stack.server_pids.get("Valkey", killed) != killed, "Valkey runs again")
+
+
+@pytest.mark.rabbitmq
+@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
+def test_rabbitmq_carries_the_tokens(folder: Callable[[], Path], told: Callable[[str], None]) -> None:
+    home = folder()
+    with rabbitmq(home) as broker, yard(home, env={"CELERY_BROKER_URL": broker.url}) as made:
+        plain = made.market(3, act={})
+        shop = made.market(1, act={})
+        platform = made.market(2, act={})
+        made.sql("UPDATE rpa_tasks_shop SET dedicated_queue = true WHERE shop_id = ANY(%s)", [shop.shops])
+        made.sql("UPDATE rpa_tasks_platform SET dedicated_queue = true WHERE key = %s", [platform.platform])
+        own = [f"s.{shop.platform}.{shop.shops[0]}", *(f"p.{platform.platform}.{tier}" for tier in TIERS.split(","))]
+        with (
+            made.node("shared") as shared,
+            made.node("dedicated", queues=",".join(own)) as dedicated,
+            _spy(broker.url) as heard,
+        ):
+            assert shared.program.is_alive()
+            assert dedicated.program.is_alive()
+            began_at = time.monotonic()
+            tasks = {
+                market.publish(name, "act", priority=priority, dedupe_key=str(priority)): market.platform
+                for market in (plain, shop, platform) for name in market.shops for priority in (0, 1, 2)
+            }  # fmt: skip
+            made.wait(lambda: not made.unsettled(list(tasks)), "all jobs end", 60)
+            took = time.monotonic() - began_at
+            rows = [made.job(task) for task in tasks]
+            keys = Counter(heard())
+    assert {row["state"] for row in rows} == {"succeeded"}
+    assert {(tasks[str(row["task_id"])] == plain.platform, row["node"]) for row in rows} == {
+        (True, "shared"), (False, "dedicated"),
+    }  # fmt: skip
+    for market in (plain, shop, platform):
+        assert not at_once(market.log.effects())
+    for tier in TIERS.split(","):
+        assert keys[f"task.{plain.platform}.{tier}"] >= 3, keys
+    assert not [key for key in keys if shop.platform in key or platform.platform in key]
+    tiers = sorted({key.rpartition(".")[2] for key in keys})
+    told(
+        f"RabbitMQ · {len(rows)} jobs on all tiers, a shop's and a platform's own queues in {took:.1f} s · "
+        f"the exchange tasks carried {sum(keys.values())} tokens: {', '.join(tiers)}"
+    )
+
+
+@contextmanager
+def _spy(url: str) -> Iterator[Callable[[], list[str]]]:
+    """Listens to all of the exchange. Calling it tells the routing keys so far."""
+    with Connection(url) as connection:
+        exchange = Exchange("tasks", type="topic", durable=True, passive=True)
+        queue = Queue("spy", exchange, routing_key="task.#", exclusive=True)(connection.default_channel)
+        queue.declare()
+
+        def heard() -> list[str]:
+            keys: list[str] = []
+            while message := queue.get(no_ack=True):
+                keys.append(str(message.delivery_info["routing_key"]))
+            return keys
+
+        yield heard

@@ -1,0 +1,114 @@
+"""A node is cut off from database and broker while its commands run. The times are the product's own."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+import pytest
+
+from config.embedded.processes import send
+from tests.rpa_tasks.faults.effects import Effect
+from tests.rpa_tasks.faults.partition import wires_to
+from tests.rpa_tasks.faults.yard import Market, Yard
+
+pytestmark = pytest.mark.faults
+
+RENEWED, GUARDED, LEASE = 12.0, 45.0, 60.0  #: seconds between renewals, until a guard has ended a command, of a lease
+
+
+def test_a_node_is_cut_off_and_comes_back(the_yard: Yard, told: Callable[[str], None]) -> None:
+    """One command ignores SIGTERM, and its guard ends it before another node begins. Another's guard is stopped, so it
+    outlives its lease: two run at once, nobody can help it, and the tables refuse the later write of the earlier run.
+    """
+    market = the_yard.market(2, held={"idempotent": True}, loose={"idempotent": True})
+    endpoints = the_yard.stack.endpoints
+    with wires_to(endpoints.database_url, endpoints.redis_url) as wires:
+        through = {
+            "DATABASE_URL": wires.through(endpoints.database_url),
+            "REDIS_URL": wires.through(endpoints.redis_url),
+        }
+        with (
+            the_yard.node("island", env=through) as island,
+            the_yard.node("mainland", slots=2, ready=False) as mainland,
+        ):
+            for process in _when_ready(mainland):
+                process.suspend()  # so that the island gets the jobs
+            tasks = _publish(market)
+            first = the_yard.await_effects(market.log, tasks)
+            guard = psutil.Process(first[1].pid).parent()
+            assert guard
+            send(guard, signal.SIGSTOP)
+            cut_at = _just_after_a_renewal(the_yard, tasks)
+            wires.cut()
+            for process in mainland.family():
+                process.resume()
+            try:
+                the_yard.wait(lambda: not the_yard.living(tasks[0]), "its guard ends the command", 60, 0.1)
+                ended_after = time.monotonic() - cut_at
+                second = the_yard.await_effects(market.log, tasks, 2, timeout=90)
+                taken_after = time.monotonic() - cut_at
+                (market.folder / "go").touch()
+                for task in tasks:
+                    assert the_yard.await_state(task, "succeeded")["node"] == "mainland"
+                settled = [_kept(the_yard, task) for task in tasks]
+                marks = the_yard.sql(_MARKS, [market.shops])
+                wires.heal()
+                the_yard.wait(lambda: market.log.of(tasks[1])[0].stored is not None, "the late command writes")
+                send(guard, signal.SIGCONT)
+                the_yard.wait(lambda: island.log("stale_run_dropped") == 2, "both late results are dropped", 90)
+            finally:
+                send(guard, signal.SIGKILL)
+                wires.heal()
+            _check(market, tasks, first[0], second[0])
+            assert settled == [_kept(the_yard, task) for task in tasks]
+            assert marks == the_yard.sql(_MARKS, [market.shops])
+            after = market.publish(market.shops[0], "held")
+            assert the_yard.await_state(after, "succeeded")["lease_no"] == second[0].lease + 1
+    told(
+        f"cut off from database and broker · SIGTERM ignored, ended by its guard {ended_after:.1f} s after the cut, "
+        f"taken over after {taken_after:.1f} s, late result refused by lease {first[0].lease} < {second[0].lease} · "
+        f"guard stopped too: the command's own late write refused by its table"
+    )
+    assert GUARDED - RENEWED - 3 <= ended_after <= GUARDED + 3
+    assert ended_after < taken_after
+
+
+def _publish(market: Market) -> list[str]:
+    payload = {"until": str(market.folder / "go"), "write": True}
+    held = market.publish(market.shops[0], "held", payload={**payload, "stubborn": True})
+    return [held, market.publish(market.shops[1], "loose", payload=payload)]
+
+
+def _when_ready(node: Any) -> list[psutil.Process]:
+    node.program.await_ready()
+    return list(node.family())
+
+
+def _just_after_a_renewal(yard: Yard, tasks: list[str]) -> float:
+    """So that the guard has all of its time."""
+    before = [yard.job(task)["lease_until"] for task in tasks]
+    yard.wait(lambda: yard.job(tasks[0])["lease_until"] != before[0], "a renewal", 30)
+    return time.monotonic()
+
+
+def _kept(yard: Yard, task: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    return yard.job(task), yard.runs(task)
+
+
+def _check(market: Market, tasks: list[str], first: Effect, second: Effect) -> None:
+    held, loose = (market.log.of(task) for task in tasks)
+    assert (held[0].ended, held[0].stored) == (None, None)
+    assert not held[1].met
+    assert loose[1].met  # else this test shows nothing
+    assert [run.stored for run in loose] == [False, True]
+    for runs in (held, loose):
+        assert len(runs) == 2
+        assert runs[0].key == runs[1].key
+        assert runs[0].lease < runs[1].lease
+
+
+_MARKS = "SELECT * FROM rpa_tasks_demowatermark WHERE shop_id = ANY(%s) ORDER BY shop_id"

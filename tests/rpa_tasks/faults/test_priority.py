@@ -1,0 +1,70 @@
+"""A thousand jobs of low priority wait: an urgent one starts next, and the low ones still get their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.rpa_tasks.faults.effects import at_once
+from tests.rpa_tasks.faults.yard import Market, Yard
+
+pytestmark = pytest.mark.faults
+
+LOW, SHOPS, SLOTS = 1_000, 50, 2
+HIGH, AGEING = 40, 1.5
+
+
+def waiting(market: Market) -> list[str]:
+    shops = len(market.shops)
+    orders = [
+        market.order(
+            market.shops[number % shops], "act", dedupe_key=f"low-{number}", priority=2, payload={"hold": 0.05}
+        )
+        for number in range(LOW)
+    ]
+    return [str(answer["task"]) for answer in market.yard.desk.ask(*orders)]
+
+
+def test_an_urgent_one_starts_next(the_yard: Yard, told: Callable[[str], None]) -> None:
+    market = the_yard.market(SHOPS, act={"idempotent": True})
+    assert len(set(waiting(market))) == LOW
+    with the_yard.node("steady", slots=SLOTS):
+        the_yard.wait(lambda: len(market.log.effects()) >= 10, "low ones run")
+        high = market.publish(market.shops[7], "act", dedupe_key="high", priority=0)
+        the_yard.await_state(high, "succeeded", timeout=30)
+    ((count,),) = (row.values() for row in the_yard.sql(_BETWEEN, [high]))
+    told(f"{LOW - len(market.log.effects()) + 1} low jobs wait · a high one started after {count} of them")
+    assert count <= SLOTS  # who had picked in the moment of its publication
+    assert not at_once(market.log.effects())
+
+
+def test_low_ones_get_their_turn(the_yard: Yard, told: Callable[[str], None]) -> None:
+    """Urgent ones keep the only slot busy for longer than a low one needs to become urgent by waiting."""
+    market = the_yard.market(5, act={"idempotent": True})
+    *busy, quiet = market.shops
+    orders = [market.order(quiet, "act", dedupe_key=f"low-{number}", priority=2) for number in range(2)]
+    orders += [
+        market.order(busy[number % 4], "act", dedupe_key=f"high-{number}", priority=0, payload={"hold": 0.15})
+        for number in range(HIGH)
+    ]
+    with the_yard.node("ageing", slots=1, env={"AFTERTOUCH_RPA_AGEING": f"PT{AGEING}S"}):
+        tasks = [str(answer["task"]) for answer in the_yard.desk.ask(*orders)]
+        the_yard.wait(lambda: not the_yard.unsettled(tasks), "all end")
+    order = [effect.task for effect in market.log.effects()]
+    places = [order.index(task) for task in tasks[:2]]
+    told(
+        f"{HIGH} high jobs keep one slot busy · ageing {AGEING} s: of all runs, two low ones were the "
+        f"{places[0] + 1}th and {places[1] + 1}th"
+    )
+    assert len(order) == len(tasks)
+    assert min(places) >= 3
+    assert max(places) < len(order) - 3
+
+
+_BETWEEN = """
+SELECT count(*)
+FROM rpa_tasks_run AS run JOIN rpa_tasks_job AS job ON job.task_id = run.job_id
+JOIN rpa_tasks_job AS high ON high.task_id = %s JOIN rpa_tasks_run AS its ON its.job_id = high.task_id
+WHERE job.priority = 2 AND run.started_at > high.created_at AND run.started_at < its.started_at
+"""
