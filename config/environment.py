@@ -60,6 +60,13 @@ class Environment(BaseSettings):
     aftertouch_rpa_evidence_kept: timedelta = Field(timedelta(days=14), ge=timedelta(hours=1))
     aftertouch_node: str = Field(default_factory=gethostname, max_length=100)
     rpa_chromium_path: str = ""
+    aftertouch_silence_backlog: int = Field(5_000, ge=1)
+    aftertouch_silence_stale: timedelta = Field(timedelta(minutes=5), ge=timedelta(seconds=10), le=timedelta(hours=1))
+    aftertouch_silence_rate: int = Field(2_000, ge=1, le=100_000)
+    aftertouch_conversation_window: timedelta = Field(
+        timedelta(minutes=10), ge=timedelta(seconds=1), le=timedelta(hours=24)
+    )
+    aftertouch_gateway_redis_url: str = ""
     aftertouch_worker_concurrency: int = Field(2, ge=1, le=256)
     aftertouch_web_workers: int = Field(1, ge=1, le=64)
     aftertouch_prepare_statements: bool = True

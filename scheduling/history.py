@@ -150,7 +150,7 @@ def _load_doubts(history: History, due: Sequence[Due]) -> None:
 
 
 _QUESTIONS = """
-SELECT t.task_id, e.user_id, e.chat_id, e.type, e.event_id, e.occurred_at
+SELECT t.task_id, e.user_id, e.chat_id, e.type, e.event_id, e.occurred_at, t.planned_at
 FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
 WHERE t.task_id = ANY(%(ids)b) AND t.state IN ('scheduled', 'queued', 'running')
 """

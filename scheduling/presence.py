@@ -21,6 +21,7 @@ class Question:
     event_type: str
     event_id: str
     event_at: datetime
+    planned_at: datetime | None = None  #: when its node wanted it to go out
 
 
 class Presence(Protocol):

@@ -32,6 +32,7 @@ INSTALLED_APPS = [
     "ninja",  # its bundled Swagger files, so that the API's page needs no CDN
     "scheduling",
     "rpa_tasks",
+    "sessions",
 ]
 
 MIDDLEWARE = [
@@ -141,6 +142,11 @@ AFTERTOUCH_RPA_BROWSER_AGE = ENV.aftertouch_rpa_browser_age
 AFTERTOUCH_RPA_BROWSER_MEMORY_MB = ENV.aftertouch_rpa_browser_memory_mb
 AFTERTOUCH_RPA_EVIDENCE_KEPT = ENV.aftertouch_rpa_evidence_kept
 RPA_CHROMIUM_PATH = ENV.rpa_chromium_path
+AFTERTOUCH_SILENCE_BACKLOG = ENV.aftertouch_silence_backlog
+AFTERTOUCH_SILENCE_STALE = ENV.aftertouch_silence_stale
+AFTERTOUCH_SILENCE_RATE = ENV.aftertouch_silence_rate
+AFTERTOUCH_CONVERSATION_WINDOW = ENV.aftertouch_conversation_window
+AFTERTOUCH_GATEWAY_REDIS_URL = ENV.aftertouch_gateway_redis_url
 AFTERTOUCH_BASE_URL = ENV.aftertouch_base_url or f"http://{ENV.aftertouch_host}:{ENV.aftertouch_port}"
 AFTERTOUCH_EMAIL_URL = ENV.aftertouch_email_url
 DEFAULT_FROM_EMAIL = ENV.aftertouch_email_from
@@ -161,6 +167,8 @@ CONFIG_SECTIONS = [
     "rpa_tasks.config_file.Platforms",
     "rpa_tasks.config_file.Flows",
     "rpa_tasks.config_file.Shops",
+    "sessions.config_file.SilencePolicies",
+    "sessions.config_file.Campaigns",
 ]
 # Other apps' part of the HTTP API: dotted paths of ninja routers.
 API_ROUTERS = ["rpa_tasks.api.router"]
@@ -177,7 +185,7 @@ FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.failed_panel.panel"}
 # Other apps' part of the sidebar: dotted paths of lists of groups.
 ADMIN_MENUS = ["rpa_tasks.admin.menu.MENU"]
 # Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.
-PRESENCE: list[str] = []
+PRESENCE = ["sessions.presence.Live"]
 
 from config.settings.celery import *  # noqa: E402, F403
 from config.settings.logging import *  # noqa: E402, F403

@@ -37,6 +37,7 @@ PROGRAMS = (
         stop_within=45,
     ),
     Program("beat", "-m celery -A config beat"),
+    Program("watcher", "manage.py watch_sessions"),
     # Its login comes by FLOWER_BASIC_AUTH: a command line can be read by everybody on the machine.
     Program("flower", "-m celery -A config flower --address=127.0.0.1 --port={flower_port}"),
 )

@@ -23,7 +23,7 @@ def with_node(house: str, rest: str) -> str:
     [
         ("version: 2", "version: must be 1"),
         ("node: []", "node: is not known here; known are version, channels, templates, communities, stages, nodes, "
-         "delay_rules, harassment_rules, platforms, flows, shops"),
+         "delay_rules, harassment_rules, platforms, flows, shops, silence_policies, campaigns"),
         ("nodes: {}", "nodes: must be a list"),
         ("nodes:", "nodes: must be a list"),
         ("stages: [x]", "stages[0]: must be a mapping"),
@@ -97,7 +97,7 @@ def with_node(house: str, rest: str) -> str:
          "harassment_rules[0].timezone: “Asia/Peking” is not an IANA time zone, like Asia/Shanghai"),
         ("harassment_rules: [{kind: quiet_hours, from: 22:00, to: 22:00}]",
          "harassment_rules[0].to: must differ from the time at which quiet hours begin"),
-        ("silence_policies: []", "silence_policies: this section needs app “sessions”, which is not installed"),
+        ("silence_policies: [{tag: vip, threshold: 1s}]", "silence_policies[0].threshold: must be between 2s and 12h"),
     ],
 )  # fmt: skip
 def test_a_bad_section_is_refused(refused: Refused, section: str, message: str) -> None:

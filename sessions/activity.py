@@ -1,0 +1,19 @@
+"""What the chats say about when customers were last active, on its way to the core: at most hourly a session."""
+
+from __future__ import annotations
+
+from scheduling.activity import raise_last_active
+from sessions.store import Store
+
+BATCH = 300  #: customers a pass: a watcher does this between two looks at its deadlines
+
+
+def note(store: Store) -> int:
+    """Note some of what frames have brought. What dies between is noted again. Returns how many customers."""
+    by_shard = store.active_users(BATCH)
+    if not by_shard:
+        return 0
+    seen = {user_id: at for users in by_shard.values() for user_id, at in users.items()}
+    raise_last_active(seen)
+    store.forget_active(by_shard)
+    return len(seen)

@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+from django.apps import AppConfig
+from django.utils.translation import gettext_lazy as _
+
+
+class SessionsConfig(AppConfig):
+    name = "sessions"
+    label = "chat_sessions"  # "sessions" is Django's own
+    verbose_name = _("Live chats")
+
+    def ready(self) -> None:
+        from sessions import policies
+
+        policies.push_when_saved()

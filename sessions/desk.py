@@ -1,0 +1,69 @@
+"""The frames of all connections and requests of this process, on their way to the store in small batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from sessions.frames import Frame
+from sessions.gathering import Gathering
+from sessions.inbox import Inbox, Post, Posted
+from sessions.store import Noted, Store
+
+MOMENT = 0.02  #: seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Slip:
+    """A frame; the message that it carries, if it does; and whether its sender wants to know what they may have
+    missed."""
+
+    frame: Frame
+    post: Post | None = None
+    look: bool = False
+
+
+class Filed(NamedTuple):
+    noted: Noted
+    posted: Posted | None
+    last_cursor: str  #: of the inbox, "" where nobody asked
+
+
+class Clerk:
+    """Files slips, in a thread.
+
+    Messages go first: where the store goes away in between, the message is kept and not counted; its sender is told
+    that it may not be there, and the repeat is known by its id or seq, and is counted. The other way round it would be
+    counted and then dropped as a repeat.
+    """
+
+    def __init__(self, store: Store, inbox: Inbox) -> None:
+        self.store = store
+        self.inbox = inbox
+
+    def file(self, slips: Sequence[Slip]) -> list[Filed]:
+        posted = iter(self.inbox.put([slip.post for slip in slips if slip.post]))
+        noted = self.store.note_activity([slip.frame for slip in slips])
+        last = iter(self.inbox.last_cursors([slip.frame.session_id for slip in slips if slip.look]))
+        return [
+            Filed(each, next(posted) if slip.post else None, next(last) if slip.look else "")
+            for slip, each in zip(slips, noted, strict=True)
+        ]
+
+
+Desk = Gathering[Slip, Filed]
+
+_desks: WeakKeyDictionary[asyncio.AbstractEventLoop, Desk] = WeakKeyDictionary()
+
+
+def desk() -> Desk:
+    """The one of the running loop."""
+    from sessions import inbox, store
+
+    loop = asyncio.get_running_loop()
+    if loop not in _desks:
+        _desks[loop] = Gathering(Clerk(store.live(), inbox.live()).file, moment=MOMENT, name="sessions-desk")
+    return _desks[loop]

@@ -1,0 +1,100 @@
+"""Hears of a gateway's keys that expire, and turns each into a silence of the store.
+
+Redis tells nobody who does not listen, and it tells late: a key is found to be expired when somebody touches it or a
+sampling sweep meets it, seconds after its time. What was heard is never lost again.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import structlog
+
+from scheduling.errors import InvalidInput
+from sessions.frames import check_id
+from sessions.gateway import Pattern
+from sessions.pace import Backoff
+from sessions.server import Server, StoreAway
+from sessions.store import Store
+
+log = structlog.get_logger(__name__)
+
+BATCH = 500
+LISTEN = 0.5  #: seconds to wait for the first of a batch
+
+
+class NotToldOfExpiry(Exception):
+    """The server does not tell when keys expire."""
+
+
+class Listener:
+    """One thread. `check` first: a server that is not configured would leave it in silence for ever."""
+
+    def __init__(
+        self, gateway: Server, store: Store, pattern: Pattern, *, tag: str, window: timedelta, stop: threading.Event
+    ) -> None:
+        self.gateway = gateway
+        self.store = store
+        self.pattern = pattern
+        self.tag = tag
+        self.window = window
+        self.stop = stop
+        self.connected = threading.Event()
+        self._heard: list[tuple[str, str]] = []  #: and not yet noted
+        self._backoff = Backoff(0.2, 30.0)
+        self._thread = threading.Thread(target=self.run, name="listen-expired", daemon=True)
+
+    def check(self) -> None:
+        """Raises `NotToldOfExpiry`, or `StoreAway`."""
+        flags = self.gateway.keyspace_events()
+        if flags is None:
+            log.warning("keyspace_events_unknown", hint="CONFIG is not allowed; notify-keyspace-events must have Ex")
+        elif "E" not in flags or not {"x", "A"} & set(flags):
+            raise NotToldOfExpiry(
+                f"The server does not tell when keys expire: notify-keyspace-events is “{flags}” and must have E and x."
+                " Set it in its configuration file, or with CONFIG SET notify-keyspace-events Ex."
+            )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            try:
+                self._listen()
+            except StoreAway as error:
+                self.connected.clear()
+                pause = self._backoff.next()
+                log.warning("gateway_away", error=str(error), again_in=round(pause, 1))
+                self.stop.wait(pause)
+
+    def _listen(self) -> None:
+        with self.gateway.expiries() as following:
+            self.connected.set()
+            self._note()
+            while not self.stop.is_set():
+                self._hear(following(LISTEN))
+                while self._heard and len(self._heard) < BATCH and (key := following(0)):
+                    self._hear(key)
+                self._note()
+                self._backoff.reset()
+
+    def _hear(self, key: str | None) -> None:
+        user_id = self.pattern.user_of(key) if key else None
+        if key and user_id:
+            try:
+                check_id(user_id)
+            except InvalidInput as error:
+                log.warning("key_passed_over", key=key[:200], error=str(error))
+            else:
+                self._heard.append((user_id, key))
+
+    def _note(self) -> None:
+        """Kept until the store has it, so that a store that is away for a while loses nothing."""
+        while self._heard:
+            self.store.note_expired(self._heard[:BATCH], window=self.window, tag=self.tag)
+            del self._heard[:BATCH]

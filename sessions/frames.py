@@ -1,0 +1,92 @@
+"""What happens in a chat, as a gateway tells it. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from scheduling.errors import InvalidInput
+from scheduling.findings import Findings
+
+USER, AGENT = "user", "agent"
+#: A ping says that the page is there; a close ends the session. Everything else of the user is a sign of attention.
+USER_KINDS = frozenset({"message", "typing", "read", "ping", "close"})
+#: `tool`, `transfer` and `queue` pause until the agent's next message or `resume`; so does `typing`, for two minutes.
+AGENT_KINDS = frozenset({"message", "typing", "tool", "transfer", "queue", "resume", "ping", "close"})
+KINDS = {USER: USER_KINDS, AGENT: AGENT_KINDS}
+
+ID_LENGTH = 128  #: of a session's id: an event's id is that and an instant
+USER_LENGTH = CHAT_LENGTH = 200
+TAG_LENGTH = 64
+MAX_SEQ = 2**53 - 1  #: what JSON and Lua count exactly
+
+_UNSTORABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame of one side. `seq` grows over the life of the session, for each side alone: one that is not above the
+    last is a duplicate or came too late, and is dropped. A frame without one always counts. Raises `InvalidInput`."""
+
+    session_id: str
+    user_id: str
+    chat_id: str = ""
+    sender: str = USER
+    kind: str = "message"
+    seq: int | None = None
+    tag: str = ""  #: "": the one that the session has, else "default"
+
+    def __post_init__(self) -> None:
+        if self._fits():
+            return
+        found = Findings()
+        for name, longest, least in _TEXTS:
+            _check_text(found, name, getattr(self, name), longest, least)
+        if self.sender not in KINDS:
+            found.add("from", "must be user or agent")
+        elif self.kind not in KINDS[self.sender]:
+            found.add("kind", f"must be one of {', '.join(sorted(KINDS[self.sender]))}")
+        if self.seq is not None and not (type(self.seq) is int and 0 <= self.seq <= MAX_SEQ):
+            found.add("seq", f"must be a whole number between 0 and {MAX_SEQ}")
+        found.settle()
+
+    def _fits(self) -> bool:
+        """The same in one go, because it is done for every frame of 100,000 chats."""
+        texts = (self.session_id, self.user_id, self.chat_id, self.tag)
+        return (
+            all(type(text) is str for text in texts)
+            and 0 < len(self.session_id) <= ID_LENGTH
+            and 0 < len(self.user_id) <= USER_LENGTH
+            and len(self.chat_id) <= CHAT_LENGTH
+            and len(self.tag) <= TAG_LENGTH
+            and self.kind in KINDS.get(self.sender, ())
+            and (self.seq is None or (type(self.seq) is int and 0 <= self.seq <= MAX_SEQ))
+            and not _UNSTORABLE.search("".join(texts))
+        )
+
+
+_TEXTS = (
+    ("session_id", ID_LENGTH, 1),
+    ("user_id", USER_LENGTH, 1),
+    ("chat_id", CHAT_LENGTH, 0),
+    ("tag", TAG_LENGTH, 0),
+)
+
+
+def _check_text(found: Findings, name: str, text: object, longest: int, least: int) -> None:
+    if not isinstance(text, str):
+        found.add(name, "must be text")
+    elif not least <= len(text) <= longest:
+        found.add(name, f"must have between {least} and {longest} characters")
+    elif _UNSTORABLE.search(text):
+        found.add(name, "must not have control characters or half a character")
+
+
+def check_id(session_id: str) -> None:
+    """Raises `InvalidInput`."""
+    found = Findings()
+    _check_text(found, "session_id", session_id, ID_LENGTH, 1)
+    found.settle()
+
+
+__all__ = ["AGENT", "AGENT_KINDS", "ID_LENGTH", "KINDS", "USER", "USER_KINDS", "Frame", "InvalidInput", "check_id"]

@@ -1,0 +1,136 @@
+"""What is said in a session, on its way to every page that is open on it, in whichever process.
+
+The channel layer promises nothing: what it loses while Redis fails over is found in the inbox, at the next message or
+at the next ping. So a process has one channel with it, not one a connection, and joins a group for each session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from hashlib import sha256
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import structlog
+from channels.layers import get_channel_layer
+
+from sessions.inbox import Post, Posted
+
+log = structlog.get_logger(__name__)
+
+TELL_WITHIN = 2.0  #: seconds
+TELLING_LIMIT = 10_000
+
+MESSAGE, SIGN, CLOSED = "message", "sign", "closed"
+
+
+class Ear(Protocol):
+    """A connection as the hub knows it. It must not block."""
+
+    def hear(self, told: dict[str, Any]) -> None: ...
+
+
+class Hub:
+    """Of one event loop."""
+
+    def __init__(self) -> None:
+        self._layer: Any = get_channel_layer()
+        self._channel = ""
+        self._ears: dict[str, set[Ear]] = {}
+        self._telling: deque[tuple[str, dict[str, Any]]] = deque()
+        self._listener: asyncio.Task[None] | None = None
+        self._teller: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
+
+    async def join(self, session_id: str, ear: Ear) -> None:
+        """From now on it hears what is said. Raises what the layer raises where Redis is away."""
+        async with self._opening:
+            if not self._channel:
+                self._channel = await self._layer.new_channel()
+                self._listener = asyncio.get_running_loop().create_task(self._listen())
+        group = group_of(session_id)
+        self._ears.setdefault(group, set()).add(ear)
+        try:
+            await self._layer.group_add(group, self._channel)
+        except BaseException:
+            await self.leave(session_id, ear)
+            raise
+
+    async def leave(self, session_id: str, ear: Ear) -> None:
+        group = group_of(session_id)
+        ears = self._ears.get(group, set())
+        ears.discard(ear)
+        if ears or group not in self._ears:
+            return
+        del self._ears[group]
+        try:
+            # Nothing is awaited between the line above and the layer's lock: a page that joins now subscribes after.
+            await self._layer.group_discard(group, self._channel)
+        except Exception as error:
+            log.info("group_not_left", error=str(error))
+
+    def tell(self, session_id: str, told: dict[str, Any]) -> None:
+        """Soon, in order. What cannot be told is dropped: the inbox has it."""
+        if len(self._telling) >= TELLING_LIMIT:
+            log.warning("told_too_much", limit=TELLING_LIMIT)
+            return
+        self._telling.append((session_id, told))
+        if self._teller is None:
+            self._teller = asyncio.get_running_loop().create_task(self._tell())
+
+    async def _tell(self) -> None:
+        try:
+            while self._telling:
+                await tell_now(*self._telling.popleft())
+        finally:
+            self._teller = None
+
+    async def _listen(self) -> None:
+        while True:
+            try:
+                told = await self._layer.receive(self._channel)
+                for ear in list(self._ears.get(group_of(told["session"]), ())):
+                    ear.hear(told)
+            except Exception:
+                log.exception("not_understood")
+
+
+async def tell_now(session_id: str, told: dict[str, Any]) -> None:
+    """From any process. Never raises: what is not told is found in the inbox."""
+    layer: Any = get_channel_layer()
+    try:
+        async with asyncio.timeout(TELL_WITHIN):
+            await layer.group_send(group_of(session_id), {"session": session_id, **told})
+    except Exception as error:
+        log.warning("not_told", told=told["what"], error=f"{type(error).__name__}: {error}")
+
+
+def message(post: Post, posted: Posted) -> dict[str, Any]:
+    """A message that is in the inbox."""
+    return {"what": MESSAGE, "cursor": posted.cursor, "before": posted.before, "body": post.body()}
+
+
+def sign(side: str, kind: str) -> dict[str, Any]:
+    """Something that passes: typing, a tool that runs. Only who is there sees it."""
+    return {"what": SIGN, "side": side, "kind": kind}
+
+
+def closed(side: str) -> dict[str, Any]:
+    return {"what": CLOSED, "side": side}
+
+
+def group_of(session_id: str) -> str:
+    """Group names have letters, digits and few signs; sessions are called what their gateways like."""
+    return f"session.{sha256(session_id.encode()).hexdigest()[:32]}"
+
+
+_hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
+
+
+def hub() -> Hub:
+    """The one of the running loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _hubs:
+        _hubs[loop] = Hub()
+    return _hubs[loop]

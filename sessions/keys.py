@@ -1,0 +1,24 @@
+"""What the store's keys are called. A hash tag keeps what one script touches in one slot, so it runs on a cluster."""
+
+from __future__ import annotations
+
+from binascii import crc32
+
+SHARDS = 16
+
+
+def shard_of(text: str) -> int:
+    return crc32(text.encode()) % SHARDS
+
+
+def _names(suffix: str, kind: str = "s") -> tuple[str, ...]:
+    return tuple(f"{{at:{kind}{shard:02}}}:{suffix}" for shard in range(SHARDS))
+
+
+DUE = _names("due")
+INFLIGHT = _names("inflight")
+POLICIES = _names("policies")
+ACTIVE = _names("active")
+SESSION = _names("s:")  #: and the session's id
+PRESENCE = _names("", "u")  #: and the user's id: the session of their last frame
+WATCHERS = "{at:watch}"  #: a hash: what each watcher says of itself

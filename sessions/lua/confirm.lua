@@ -1,0 +1,30 @@
+-- These silences have been handed in: they are no longer in flight, and the next nudge of the ladder is armed.
+-- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
+-- KEYS[2]  {shard}:inflight  sorted set: session id by end of lease, ms
+-- KEYS[3]  {shard}:policies  hash: version, body
+-- KEYS[4…] {shard}:s:<id>    hash, one key a silence (fields: see note_activity)
+-- ARGV[1]  clock offset, µs (prelude)
+-- ARGV[2]  how long a session outlives its last frame or deadline, ms
+-- ARGV[3…] two a silence: session id, arming
+-- Returns how many were still in flight under that arming. To confirm twice counts once.
+local policies = read_policies(KEYS[3])
+if not policies then return NO_POLICIES end
+
+local confirmed = 0
+for number = 0, #KEYS - 4 do
+  local key, id, armed_at = KEYS[4 + number], ARGV[3 + number * 2], ARGV[4 + number * 2]
+  local held = redis.call('HMGET', key, 'a', 'n', 't', 'k')
+  if held[1] == armed_at and redis.call('ZREM', KEYS[2], id) == 1 then
+    confirmed = confirmed + 1
+    local nudges, tag = (held[2] or 0) + 1, held[3] or 'default'
+    if nudges < policy_of(policies, tag)[4] and not held[4] then
+      local deadline = now + patience(policies, tag, nudges)
+      redis.call('HSET', key, 'n', nudges, 's', armed_at, 'a', whole(next_arming(armed_at)), 'd', whole(deadline), 'g', '0')
+      redis.call('ZADD', KEYS[1], deadline, id)
+      redis.call('PEXPIRE', key, whole(ARGV[2] + deadline - now))
+    else
+      redis.call('HSET', key, 'n', nudges, 's', armed_at, 'd', '0')
+    end
+  end
+end
+return confirmed

@@ -1,0 +1,38 @@
+-- In front of every script of the store. Only the server's clock decides.
+-- ARGV[1]  what is added to the server's clock, in µs: 0, but in tests
+local time = redis.call('TIME')
+local now_us = time[1] * 1000000 + time[2] + ARGV[1]
+local now = math.floor(now_us / 1000) -- ms
+math.randomseed(time[1] % 1000 * 1000000 + time[2])
+
+-- Without the policies nothing may be armed: the store pushes them and calls again.
+local NO_POLICIES = {err = 'NOPOLICIES the policies are not there'}
+
+local function whole(number)
+  return string.format('%.0f', number)
+end
+
+-- {tags = {tag = {threshold ms, jitter ms, grace ms, most nudges, growth}}, campaigns = {{from ms, to ms, threshold ms}}}
+local function read_policies(key)
+  local body = redis.call('HGET', key, 'body')
+  return body and cjson.decode(body)
+end
+
+local function policy_of(policies, tag)
+  return policies.tags[tag] or policies.tags.default
+end
+
+-- How many ms of silence are allowed after so many nudges. Of the campaigns that run, the latest to begin holds.
+local function patience(policies, tag, nudges)
+  local policy = policy_of(policies, tag)
+  local threshold = policy[1]
+  for _, campaign in ipairs(policies.campaigns) do
+    if campaign[1] <= now and now < campaign[2] then threshold = campaign[3] end
+  end
+  return math.floor(threshold * policy[5] ^ nudges + math.random() * policy[2])
+end
+
+-- Each arming has its own instant, which names its silence: it grows even if the server's clock goes back.
+local function next_arming(armed_at)
+  return math.max((tonumber(armed_at) or 0) + 1, now_us)
+end

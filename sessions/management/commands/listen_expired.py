@@ -1,0 +1,47 @@
+"""`manage.py listen_expired --pattern 'session:*'`"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from datetime import timedelta
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from scheduling.durations import parse_duration
+from sessions.expired import Listener, NotToldOfExpiry
+from sessions.gateway import Pattern, server
+from sessions.store import live
+from sessions.watcher import Watcher
+
+
+class Command(BaseCommand):
+    help = (
+        "For gateways that keep a key with a time to live for each user: when it expires the user is silent. "
+        "Redis tells of it late, and not at all while nobody listens; send frames instead where you can."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--pattern", type=Pattern, required=True, help="like session:*, with * for the user")
+        parser.add_argument("--tag", default="", help="of these sessions (default)")
+        parser.add_argument(
+            "--window", type=parse_duration, default=timedelta(seconds=30),
+            help="a second expiry of the same user within this time is the same silence (30s)",
+        )  # fmt: skip
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        listener = Listener(
+            server(), live(), options["pattern"], tag=options["tag"], window=options["window"], stop=stop
+        )
+        try:
+            listener.check()
+        except NotToldOfExpiry as error:
+            raise CommandError(str(error)) from error
+        listener.start()
+        # What it hears of is handed in like any other silence, by this process too where no watcher runs.
+        Watcher(live(), stop).run()
+        listener.join()

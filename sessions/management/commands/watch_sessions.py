@@ -1,0 +1,22 @@
+"""`manage.py watch_sessions`"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from sessions.store import live
+from sessions.watcher import Watcher
+
+
+class Command(BaseCommand):
+    help = "Hand in sessions as they fall silent. Any number of these may run; SIGTERM gives back what is claimed."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        Watcher(live(), stop).run()

@@ -1,0 +1,54 @@
+"""Silence policies on their way from the tables to the store, where the scripts read them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+from django.db import Error, transaction
+from django.db.models.signals import post_delete, post_save
+
+from sessions.models import Campaign, SilencePolicy
+from sessions.policy_set import PolicySet
+from sessions.server import StoreAway
+from sessions.store import live
+
+log = structlog.get_logger(__name__)
+
+_last_read = PolicySet({})
+
+
+def current() -> PolicySet:
+    """What the tables say, or, while the database is away, what they said when this process last read them."""
+    global _last_read
+    try:
+        _last_read = read()
+    except Error as error:
+        log.warning("policies_not_read", error=str(error))
+    return _last_read
+
+
+def read() -> PolicySet:
+    """What the tables say. Campaigns that are over still count: by the store's clock they may not be."""
+    return PolicySet(
+        tags={row.tag: row.spec() for row in SilencePolicy.objects.filter(retired_at=None)},
+        campaigns=tuple(row.spec() for row in Campaign.objects.filter(retired_at=None, enabled=True)),
+    )
+
+
+def push() -> None:
+    """Give the store what the tables say. Where it does not answer the watcher does so later."""
+    try:
+        live().push(read())
+    except StoreAway as error:
+        log.warning("policies_not_pushed", error=str(error))
+
+
+def push_when_saved() -> None:
+    for model in (SilencePolicy, Campaign):
+        post_save.connect(_pushed_after_commit, sender=model, dispatch_uid=f"push {model.__name__}")
+        post_delete.connect(_pushed_after_commit, sender=model, dispatch_uid=f"push {model.__name__} away")
+
+
+def _pushed_after_commit(**_: Any) -> None:
+    transaction.on_commit(push, robust=True)

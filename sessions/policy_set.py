@@ -1,0 +1,68 @@
+"""The silence policies as the store's scripts read them. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property
+
+DEFAULT_TAG = "default"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How long the sessions of a tag may be silent, and how often they are nudged."""
+
+    threshold: timedelta = timedelta(seconds=60)
+    jitter: timedelta = timedelta(0)
+    grace: timedelta = timedelta(0)
+    max_nudges: int = 1
+    growth: float = 2.0
+
+
+@dataclass(frozen=True)
+class Override:
+    """A campaign: one threshold for all tags while it runs."""
+
+    starts_at: datetime
+    ends_at: datetime
+    threshold: timedelta
+
+
+SHIPPED_DEFAULT = Policy(jitter=timedelta(seconds=5))
+
+
+@dataclass(frozen=True)
+class PolicySet:
+    """All of them at one time. The version is made from what they say, so it tells a flushed or an older set apart
+    from this one without a counter that could come back."""
+
+    tags: Mapping[str, Policy]
+    campaigns: Sequence[Override] = field(default_factory=tuple)
+
+    @cached_property
+    def body(self) -> str:
+        tags = {DEFAULT_TAG: SHIPPED_DEFAULT, **self.tags}
+        campaigns = sorted((_ms(each.starts_at), _ms(each.ends_at), _span(each.threshold)) for each in self.campaigns)
+        words = {tag: _words(policy) for tag, policy in sorted(tags.items())}
+        return json.dumps({"tags": words, "campaigns": campaigns}, ensure_ascii=False, separators=(",", ":"))
+
+    @cached_property
+    def version(self) -> str:
+        return hashlib.sha256(self.body.encode()).hexdigest()[:16]
+
+
+def _words(policy: Policy) -> list[float]:
+    spans = (policy.threshold, policy.jitter, policy.grace)
+    return [*map(_span, spans), policy.max_nudges, policy.growth]
+
+
+def _span(span: timedelta) -> int:
+    return span // timedelta(milliseconds=1)
+
+
+def _ms(at: datetime) -> int:
+    return int(at.timestamp() * 1000)

@@ -1,0 +1,123 @@
+"""The only file that talks to Redis about live sessions: scripts and commands in pipelines, and the expiry of other
+people's keys. Raises `StoreAway` for whatever kept the server from answering."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any
+
+import redis
+from redis.client import Pipeline
+from redis.exceptions import ClusterDownError, NoScriptError, ResponseError
+
+from scheduling import redis_server
+from sessions.scripts import Script
+
+NO_POLICIES = "NOPOLICIES"
+
+Call = tuple[Script, Sequence[str], Sequence[Any]]  #: a script with its keys and its arguments
+
+
+class StoreAway(Exception):
+    """The live sessions cannot be reached."""
+
+
+class NoPolicies(Exception):
+    """The server has lost its policies: these calls of the batch did nothing."""
+
+    def __init__(self, undone: list[int], answers: list[Any]) -> None:
+        super().__init__("the server has no silence policies")
+        self.undone = undone
+        self.answers = answers
+
+
+class Server:
+    def __init__(self, url: str) -> None:
+        self.client = redis_server.connect(url)
+
+    def run(self, calls: Sequence[Call], clock_offset: int = 0) -> list[Any]:
+        """All in one pipeline. A script that the server does not know has done nothing, and is sent again in full.
+        Raises `NoPolicies` where some found none."""
+        answers = self._send([("EVALSHA", call[0].digest, call) for call in calls], clock_offset)
+        unknown = [number for number, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
+        if unknown:
+            anew = self._send([("EVAL", calls[number][0].text, calls[number]) for number in unknown], clock_offset)
+            for number, answer in zip(unknown, anew, strict=True):
+                answers[number] = answer
+        undone = [number for number, answer in enumerate(answers) if _lacks_policies(answer)]
+        _raise_first([answer for number, answer in enumerate(answers) if number not in undone])
+        if undone:
+            raise NoPolicies(undone, answers)
+        return answers
+
+    def _send(self, calls: Sequence[tuple[str, str, Call]], clock_offset: int) -> list[Any]:
+        def fill(pipe: Pipeline) -> None:
+            for verb, script, (_, names, words) in calls:
+                pipe.execute_command(verb, script, len(names), *names, clock_offset, *words)  # type: ignore[no-untyped-call]
+
+        return self._execute(fill)
+
+    def ask(self, fill: Callable[[Pipeline], object]) -> list[Any]:
+        """The answers to the commands that `fill` writes into a pipeline."""
+        answers = self._execute(fill)
+        _raise_first(answers)
+        return answers
+
+    def _execute(self, fill: Callable[[Pipeline], object]) -> list[Any]:
+        with away(), self.client.pipeline(transaction=False) as pipe:
+            fill(pipe)
+            return pipe.execute(raise_on_error=False)
+
+    # --- a gateway's keys -----------------------------------------------------------------------------------------
+
+    def keyspace_events(self) -> str | None:
+        """Which events the server tells, None where it does not say."""
+        try:
+            with away():
+                found = self.client.config_get("notify-keyspace-events")
+        except ResponseError:
+            return None
+        return str(next((_text(value) for value in found.values()), ""))
+
+    @contextmanager
+    def expiries(self) -> Iterator[Callable[[float], str | None]]:
+        """Hear of keys that expire: a function that waits so many seconds for the next one's name."""
+        database = self.client.connection_pool.connection_kwargs.get("db") or 0
+        with away(), closing(self._ear()) as ear:
+            ear.subscribe(f"__keyevent@{database}__:expired")
+
+            def following(timeout: float) -> str | None:
+                with away():
+                    message = ear.get_message(timeout=timeout)
+                return _text(message["data"]) if message else None
+
+            yield following
+
+    def _ear(self) -> Any:
+        return self.client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def away() -> Iterator[None]:
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+        raise StoreAway(str(error)) from error
+
+
+def _raise_first(answers: Sequence[Any]) -> None:
+    """A server that loads, or was a primary until just now, is away; anything else is a fault of ours."""
+    for answer in answers:
+        if isinstance(answer, (redis.ConnectionError, redis.ReadOnlyError, ClusterDownError)):
+            raise StoreAway(str(answer)) from answer
+        if isinstance(answer, Exception):
+            raise answer
+
+
+def _lacks_policies(answer: Any) -> bool:
+    return isinstance(answer, ResponseError) and NO_POLICIES in str(answer)
+
+
+def _text(raw: Any) -> str:
+    return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)

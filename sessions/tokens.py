@@ -1,0 +1,60 @@
+"""What lets a page into one session: signed, short-lived, for one user and one side."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.core import signing
+
+from sessions.frames import Frame
+
+SALT = "sessions.token"
+LONGEST = timedelta(hours=1)
+LONGEST_TOKEN = 8_192  #: characters; more is not looked at
+
+
+class BadToken(Exception):
+    """The token does not let in: `missing`, `bad`, `expired`, or it is for another session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Who may speak in which session, as which side."""
+
+    session_id: str
+    user_id: str
+    chat_id: str
+    tag: str
+    role: str
+
+    def frame(self, kind: str, seq: int | None = None) -> Frame:
+        return Frame(self.session_id, self.user_id, self.chat_id, self.role, kind, seq, self.tag)
+
+
+def issue(admission: Admission, lifetime: timedelta) -> tuple[str, datetime]:
+    """A token and when it ends. Only connecting needs it: who is in stays in. Raises `InvalidInput`."""
+    admission.frame("ping")
+    ends_at = int(time.time()) + int(lifetime.total_seconds())
+    each = admission
+    claims = [each.session_id, each.user_id, each.chat_id, each.tag, each.role, ends_at]
+    return signing.dumps(claims, salt=SALT), datetime.fromtimestamp(ends_at, UTC)
+
+
+def read(token: str, session_id: str) -> Admission:
+    """Raises `BadToken`."""
+    if not token:
+        raise BadToken("missing")
+    try:
+        if len(token) > LONGEST_TOKEN:
+            raise signing.BadSignature
+        *claims, ends_at = signing.loads(token, salt=SALT)
+        admission = Admission(*claims)
+    except (signing.BadSignature, TypeError, ValueError) as error:
+        raise BadToken("bad") from error
+    if admission.session_id != session_id:
+        raise BadToken("other_session")
+    if ends_at <= time.time():
+        raise BadToken("expired")
+    return admission

@@ -1,0 +1,74 @@
+"""A store on the real server with a clock that tests may push, and people in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from sessions.frames import Frame
+from sessions.policy_set import Policy, PolicySet
+from sessions.server import Server
+from sessions.store import Claim, Store, instant
+
+LEASE = timedelta(seconds=30)
+
+
+class Chats:
+    """A small house of chats. `pass_time` moves the clock of the store's scripts."""
+
+    def __init__(self, server: Server) -> None:
+        self.plan = PolicySet({})
+        self.store = Store(server, lambda: self.plan)
+        self.policies(default=Policy(timedelta(seconds=60)))
+
+    def policies(self, *, campaigns: Sequence[Any] = (), **tags: Policy) -> None:
+        self.plan = PolicySet({"default": Policy(timedelta(seconds=60)), **tags}, tuple(campaigns))
+        self.store.push(self.plan)
+
+    def pass_time(self, seconds: float) -> None:
+        self.store.clock_offset += round(seconds * 1_000_000)
+
+    @property
+    def now(self) -> datetime:
+        seconds, micros = self.store.server.client.time()
+        return instant(seconds * 1000 + (micros + self.store.clock_offset) // 1000)
+
+    def user(self, session: str = "s1", kind: str = "message", **more: Any) -> Any:
+        more.setdefault("user_id", "ann")
+        return self.store.note_activity([Frame(session, sender="user", kind=kind, **more)])[0]
+
+    def agent(self, session: str = "s1", kind: str = "message", **more: Any) -> Any:
+        more.setdefault("user_id", "ann")
+        return self.store.note_activity([Frame(session, sender="agent", kind=kind, **more)])[0]
+
+    def claim(self, limit: int = 100, lease: timedelta = LEASE) -> list[Claim]:
+        return self.store.claim_silent(limit, lease).silences
+
+    def silent(self, session: str = "s1") -> bool:
+        """Whether the watcher would find it now, without taking it."""
+        found = self.claim()
+        self.store.release(found)
+        return session in {each.session_id for each in found}
+
+    def stands(self, claim: Claim) -> bool:
+        return bool(self.store.still_silent([(claim.session_id, claim.armed_at)])[1][0])
+
+    def seconds_left(self, noted: Any) -> float:
+        return noted.deadline_ms / 1000 - self.now.timestamp() if noted.deadline_ms else 0.0
+
+
+@pytest.fixture
+def server(valkey: Any) -> Iterator[Server]:
+    from django.conf import settings
+
+    made = Server(settings.REDIS_URL)
+    yield made
+    made.client.close()
+
+
+@pytest.fixture
+def chats(server: Server) -> Chats:
+    return Chats(server)
