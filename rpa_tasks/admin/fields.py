@@ -20,7 +20,7 @@ class CommandField(TextLikeField):
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault(
-            "widget", UnfoldAdminTextareaWidget(attrs={"rows": 9, "class": "at-mono", "spellcheck": "false"})
+            "widget", UnfoldAdminTextareaWidget(attrs={"rows": 11, "class": "at-mono", "spellcheck": "false"})
         )
         super().__init__(strip=False, **kwargs)
 

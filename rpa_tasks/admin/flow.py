@@ -18,7 +18,7 @@ from rpa_tasks.admin.fields import CommandField, ExitCodesField, JsonField
 from rpa_tasks.admin.job_page import as_text
 from rpa_tasks.models import Flow
 from rpa_tasks.validation import check_flow
-from rpa_tasks.verdicts import DEFAULT_DELAYS, DEFAULT_EXIT_CODES
+from rpa_tasks.verdicts import DEFAULT_EXIT_CODES
 from scheduling.admin.base import CheckedForm, WithHistory, plainly
 from scheduling.admin.fields import DurationField, DurationsField, NamesField
 from scheduling.admin.retirement import Retirable, RetiredFilter
@@ -53,7 +53,7 @@ class FlowForm(CheckedForm):
     )
     retry_delays = DurationsField(
         label=_("retries after"), required=False,
-        help_text=_("When a transient failure is tried again. Empty: 30s, 1m, 2m."),
+        help_text=_("When a transient failure is tried again, like 30s, 1m, 2m. Empty: never."),
     )  # fmt: skip
     payload_schema = JsonField(
         label=_("schema of the payload"), help_text=_("A JSON schema that every payload must fit. Empty: anything.")
@@ -112,9 +112,7 @@ class FlowAdmin(WithHistory, Retirable):
     exit_codes_text = plainly(
         "exit_codes", _("exit codes"), lambda value: ExitCodesField().write(value or dict(DEFAULT_EXIT_CODES))
     )
-    retry_delays_text = plainly(
-        "retry_delays", _("retries after"), lambda value: DurationsField().write(value or DEFAULT_DELAYS)
-    )
+    retry_delays_text = plainly("retry_delays", _("retries after"), lambda value: DurationsField().write(value) or "–")
     schema_text = plainly("payload_schema", _("schema of the payload"), lambda value: as_text(value) if value else "–")
     environment_text = plainly("environment", _("environment variables"), lambda value: ", ".join(value) or "–")
 

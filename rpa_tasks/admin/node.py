@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib import admin
@@ -20,6 +20,7 @@ from rpa_tasks.models import ExecutionNode, Job
 from scheduling.admin.base import ReadOnlyAdmin
 from scheduling.admin.wording import reason, spoken
 
+UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1))
 TONES = {"busy": "info", "idle": "success", "quarantined": "danger"}
 STATES = {
     "busy": _("in use"), "idle": _("kept warm"), "quarantined": _("quarantined"), "empty": _("empty"),
@@ -99,7 +100,11 @@ def _instant(text: Any) -> datetime | None:
 
 
 def ago(at: datetime | None) -> str:
+    """In the largest unit that fits."""
     if at is None:
         return "–"
-    seconds = (now() - at).total_seconds()
-    return gettext("%(span)s ago") % {"span": spoken(now() - at)} if seconds >= 1 else gettext("now")
+    span = now() - at
+    if span < timedelta(seconds=1):
+        return gettext("now")
+    unit = next(each for each in UNITS if span >= each)
+    return gettext("%(span)s ago") % {"span": spoken(span // unit * unit)}

@@ -13,6 +13,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.decorators import action, display
 
+from rpa_tasks.admin.live import tag
 from scheduling.admin.base import OpsAdmin
 
 
@@ -44,11 +45,11 @@ class Pausing(OpsAdmin):
         shown = super().get_actions_detail(request, object_id)
         return [each for each in shown if not any(each.action_name.endswith(f"_{name}") for name in hidden)]
 
-    @display(description=gettext_lazy("state"), label={"on": "success", "paused": "warning", "retired": "default"})  # type: ignore[untyped-decorator]
-    def shown_state(self, row: Any) -> tuple[str, str]:
+    @display(description=gettext_lazy("state"))  # type: ignore[untyped-decorator]
+    def shown_state(self, row: Any) -> str:
         if row.retired_at:
-            return "retired", _("Retired")
-        return ("paused", _("Paused")) if row.paused else ("on", _("In use"))
+            return tag(_("Retired"), "default")
+        return tag(_("Paused"), "warning") if row.paused else tag(_("In use"), "success")
 
     @action(description=gettext_lazy("Pause"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
     def pause_row(self, request: HttpRequest, object_id: str) -> HttpResponse:

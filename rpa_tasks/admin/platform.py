@@ -32,7 +32,7 @@ class PlatformForm(CheckedForm):
         exclude = ("version", "retired_at", "paused")
         help_texts: ClassVar[Any] = {
             "key": _("Like pdd, temu or tiktok; part of the flows' names."),
-            "dedicated_queue": _("Its work leaves the shared queues for p.<key>.high, .normal and .low: a node must "
+            "dedicated_queue": _("Its work leaves the shared queues for p.KEY.high, .normal and .low: a node must "
                                  "consume those."),
             "backlog_limit": _("More are refused while so many wait."),
             "breaker_threshold": _("After so many platform errors in a row all its shops rest for a while."),

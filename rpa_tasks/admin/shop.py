@@ -110,7 +110,8 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
 
     @display(description=_("shop"), ordering="shop_id")  # type: ignore[untyped-decorator]
     def name_and_id(self, row: Shop) -> str:
-        return format_html('{}<br><span class="at-quiet">{}</span>', row.name or row.shop_id, row.shop_id)
+        more = format_html('<br><span class="at-quiet">{}</span>', row.shop_id) if row.name else ""
+        return format_html("{}{}", row.name or row.shop_id, more)
 
     @display(description=_("state"))  # type: ignore[untyped-decorator]
     def state_tag(self, row: Any) -> str:
@@ -143,7 +144,8 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
         links = [(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={row.pk}", gettext("Run now"))]
         if row.login_state == LoginState.NEEDED:
             links.insert(0, (self.url("confirm_login", row.pk), gettext("Logged in")))
-        return format_html_join(" ", '<a class="at-button at-slim" href="{}">{}</a>', links)
+        shown = format_html_join(" ", '<a class="at-button at-slim" href="{}">{}</a>', links)
+        return format_html('<span class="at-nowrap">{}</span>', shown)
 
     def get_list_display(self, request: HttpRequest) -> Any:
         shown = super().get_list_display(request)

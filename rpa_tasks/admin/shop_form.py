@@ -19,8 +19,10 @@ class ShopForm(CheckedForm):
         exclude = ("version", "retired_at", "paused", "login_state", "login_lost_at")
         help_texts: ClassVar[Any] = {
             "shop_id": _("The platform's own id of the shop; it can't be changed later."),
-            "profile_id": _("Empty: <platform>-<shop id>. Its browser keeps its login there; never shared."),
-            "dedicated_queue": _("Its work leaves the shared queues for s.<platform>.<shop>: a node must consume it."),
+            "profile_id": _(
+                "Empty: the platform's key, “-” and the shop id. Its browser keeps its login there; never shared."
+            ),
+            "dedicated_queue": _("Its work leaves the shared queues for s.PLATFORM.SHOP: a node must consume it."),
             "backlog_limit": _("More are refused while so many wait."),
         }
 

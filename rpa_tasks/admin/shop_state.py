@@ -25,7 +25,7 @@ from scheduling.models import WAITING
 #: What the board can be narrowed to.
 STATES = {
     "login": gettext_lazy("Login needed"),
-    "resting": gettext_lazy("Platform turns robots away"),
+    "resting": gettext_lazy("Resting"),
     "paused": gettext_lazy("Paused"),
     "full": gettext_lazy("Backlog full"),
     "running": gettext_lazy("Running"),

@@ -10,28 +10,36 @@ from django.db.models import Count, Max, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
+from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter, RangeDateTimeFilter
+from unfold.contrib.filters.admin import ChoicesDropdownFilter, RangeDateTimeFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import ReadOnlyAdmin, as_uuid
 from scheduling.admin.failed_actions import VERBS, act_page, bulk
+from scheduling.admin.failed_filters import CauseFilter, ChannelFilter, ClassFilter, OpenFilter, class_of
 from scheduling.admin.replay import page_of, replay_page, task_of
 from scheduling.admin.timeline import clock
 from scheduling.admin.wording import reason
-from scheduling.models import ChannelConfig, FailedTask
+from scheduling.models import FailedTask
 
 TONES = {
     "open": "danger", "retried": "info", "resolved_delivered": "success", "resolved_not_delivered": "warning",
     "ignored": "default", "archived": "default",
 }  # fmt: skip
-CLASSES = {
-    "failed": _("Certainly not delivered"), "unknown": _("May have been delivered"), "unreadable": _("Unreadable"),
-}  # fmt: skip
+
+
+def _attempt(told: dict[str, Any]) -> dict[str, Any]:
+    """As it was stored, with its codes in words."""
+    return {
+        **told,
+        "at": clock(parse_datetime(str(told.get("started_at", "")))),
+        "words": reason(str(told.get("reason", ""))),
+    }
 
 
 def linked(origin: str, task_id: Any) -> dict[str, Any] | None:
@@ -44,62 +52,6 @@ def panel_of(request: HttpRequest, row: FailedTask) -> str:
     """What the app that the work came from has to show about it, as HTML."""
     path = settings.FAILED_TASK_PANELS.get(row.origin)
     return str(import_string(path)(request, row)) if path else ""
-
-
-class OpenFilter(admin.SimpleListFilter):
-    """Open ones first: they are what waits for a person."""
-
-    title = _("state")
-    parameter_name = "state"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [*FailedTask.State.choices, ("all", _("All"))]
-
-    def choices(self, changelist: Any) -> Any:
-        _all, *others = super().choices(changelist)
-        if self.value() is None:
-            others[0] = {**others[0], "selected": True}
-        return others
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
-        wanted = self.value() or FailedTask.State.OPEN
-        return queryset if wanted == "all" else queryset.filter(state=wanted)
-
-
-class ClassFilter(admin.SimpleListFilter):
-    title = _("class")
-    parameter_name = "failure"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return list(CLASSES.items())
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
-        return queryset.filter(failure=self.value()) if self.value() else queryset
-
-
-class ChannelFilter(DropdownFilter):  # type: ignore[misc]
-    title = _("channel")
-    parameter_name = "channel"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        return [(key, key) for key in ChannelConfig.objects.values_list("key", flat=True)]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
-        return queryset.filter(channel=self.value()) if self.value() else queryset
-
-
-class CauseFilter(DropdownFilter):  # type: ignore[misc]
-    """The reasons that open ones have now."""
-
-    title = _("reason")
-    parameter_name = "reason"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        found = FailedTask.objects.filter(state="open").values_list("reason", flat=True).distinct().order_by("reason")
-        return [(code, reason(code)) for code in found[:50]]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
-        return queryset.filter(reason=self.value()) if self.value() else queryset
 
 
 @admin.register(FailedTask)
@@ -157,7 +109,7 @@ class FailedTaskAdmin(ReadOnlyAdmin):
 
     @display(description=_("class"))  # type: ignore[untyped-decorator]
     def class_label(self, row: FailedTask) -> str:
-        return str(CLASSES.get(row.failure, row.failure))
+        return class_of(row.origin, row.failure)
 
     @display(description=_("reason"), ordering="reason")  # type: ignore[untyped-decorator]
     def why(self, row: FailedTask) -> str:
@@ -200,7 +152,7 @@ class FailedTaskAdmin(ReadOnlyAdmin):
             {
                 **group,
                 "words": reason(group["reason"]),
-                "class": CLASSES.get(group["failure"], group["failure"]),
+                "class": class_of(group["origin"], group["failure"]),
                 "link": f"{self.url('changelist')}?{urlencode({'state': state, 'fingerprint': group['fingerprint']})}",
                 "retry": may_act and group["origin"] != FailedTask.Origin.MESSAGE,
             }
@@ -233,9 +185,9 @@ class FailedTaskAdmin(ReadOnlyAdmin):
             row=row,
             tone=TONES[row.state],
             words=reason(row.reason),
-            class_label=CLASSES.get(row.failure, row.failure),
+            class_label=class_of(row.origin, row.failure),
             verbs=verbs,
-            attempts=[{**each, "words": reason(str(each.get("reason", "")))} for each in row.attempts],
+            attempts=[_attempt(each) for each in row.attempts],
             payload=json.dumps(row.payload, ensure_ascii=False, indent=2),
             task=linked(row.origin, row.task_id),
             again=linked(row.origin, row.retried_as),

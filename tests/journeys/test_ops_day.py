@@ -3,68 +3,15 @@ one. With `AFTERTOUCH_SCREENSHOTS=1` it leaves pictures in docs/screenshots."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.conf import settings
-from django.contrib.auth.models import User
+
+from tests.journeys.conftest import picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
-
-PICTURES: Path = settings.BASE_DIR / "docs" / "screenshots"
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def static_root() -> None:
-    """WhiteNoise warns where nobody has collected files yet; here the finders serve them."""
-    Path(settings.STATIC_ROOT).mkdir(parents=True, exist_ok=True)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    path = os.environ.get("RPA_CHROMIUM_PATH") or next(filter(None, map(shutil.which, NAMES)), None)
-    if not path:
-        pytest.skip("there is no Chromium: set RPA_CHROMIUM_PATH or install the package chromium")
-    # Playwright keeps an event loop in this thread, which Django would take for an async context.
-    before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
-    os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        yield browser
-        browser.close()
-    if before is None:
-        del os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"]
-
-
-@pytest.fixture
-def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
-    """A page of an operator who is logged in, in a language and a light."""
-    User.objects.create_superuser("ops", password="a day in operations")
-    contexts = []
-
-    def ops(language: str = "zh-hans", scheme: str = "light", width: int = 1400) -> Any:
-        context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-        context.add_cookies([{"name": "django_language", "value": language, "url": live_server.url}])
-        contexts.append(context)
-        page = context.new_page()
-        page.goto(f"{live_server.url}/admin/")
-        page.fill("[name=username]", "ops")
-        page.fill("[name=password]", "a day in operations")
-        page.click("#login-form button[type=submit]")
-        page.wait_for_selector("#nav-sidebar-apps", state="attached")
-        return page
-
-    yield ops
-    for context in contexts:
-        context.close()
 
 
 @pytest.fixture
@@ -90,12 +37,6 @@ def house(matrix: Any) -> Any:
     matrix.stage = Stage.objects.create(key="aftersale", name="售后", position=2)
     matrix.node("aftersale-survey", trigger="service.completed", delay=timedelta(days=7), rollout_percent=30)
     return matrix
-
-
-def picture(page: Any, name: str) -> None:
-    if os.environ.get("AFTERTOUCH_SCREENSHOTS") == "1":
-        PICTURES.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=PICTURES / f"{name}.png")
 
 
 @pytest.mark.usefixtures("house")

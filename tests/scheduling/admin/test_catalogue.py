@@ -12,7 +12,8 @@ import pytest
 from django.conf import settings
 from django.utils.translation.template import templatize
 
-CATALOGUES = ("scheduling/locale", "config/locale")
+CATALOGUES = ("scheduling/locale", "rpa_tasks/locale", "config/locale")
+APPS = ("scheduling", "rpa_tasks")
 CALLS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "ngettext_lazy"}
 ROOT: Path = settings.BASE_DIR
 
@@ -33,7 +34,7 @@ def known() -> set[str]:
 
 
 def spoken_by_python() -> Iterator[tuple[str, str]]:
-    for path in sorted((ROOT / "scheduling").rglob("*.py")):
+    for path in sorted(path for app in APPS for path in (ROOT / app).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS and node.args:
                 word = node.args[0]
