@@ -1,0 +1,51 @@
+"""The flag that tells the processes of a worker that it is on its way out."""
+
+from __future__ import annotations
+
+import multiprocessing
+
+from rpa_tasks.stopping import Flag
+
+FORK = multiprocessing.get_context("fork")
+PATIENCE = 20
+
+
+def test_children_see_it() -> None:
+    flag, seen = Flag(), FORK.Event()
+
+    def look() -> None:
+        while not flag.is_set():
+            pass
+        seen.set()
+
+    child = FORK.Process(target=look)
+    child.start()
+    flag.set()
+    assert seen.wait(PATIENCE)
+    child.join(PATIENCE)
+    flag.clear()
+    assert not flag.is_set()
+
+
+def test_a_child_killed_while_it_looks_blocks_nobody() -> None:
+    flag = Flag()
+    reader, writer = FORK.Pipe(duplex=False)
+
+    def look() -> None:
+        writer.send_bytes(b"there")
+        while not flag.is_set():
+            pass
+
+    for _ in range(20):
+        victim = FORK.Process(target=look)
+        victim.start()
+        assert reader.poll(PATIENCE)
+        reader.recv_bytes()
+        victim.kill()
+        victim.join()
+        other = FORK.Process(target=flag.is_set)
+        other.start()
+        other.join(PATIENCE)
+        assert other.exitcode == 0
+    reader.close()
+    writer.close()
