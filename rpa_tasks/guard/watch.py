@@ -74,6 +74,10 @@ class Watch:
         return self.report()
 
     def start(self) -> None:
+        """A runner that was stopped between its claim and its order sends one whose lease is over: another node may
+        run the shop by now."""
+        if clock() >= self.lease_until:
+            raise child.NotStarted("lease_lost", "The lease was over before the command began.")
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         try:
