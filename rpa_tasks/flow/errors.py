@@ -31,7 +31,7 @@ class SessionExpired(FlowError):
 
 
 class PlatformError(FlowError):
-    """The platform turns robots away: all its shops pause."""
+    """The platform turns robots away: tried later, and after a few of these in a row all its shops rest."""
 
     exit_code = 75
 

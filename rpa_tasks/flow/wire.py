@@ -28,7 +28,7 @@ class Wire:
 
     def progress(self, fraction: float, message: str) -> None:
         inside = min(1.0, float(fraction)) if fraction > 0 else 0.0  # NaN is not greater than 0
-        self._say({"progress": inside, "message": str(message)[:MESSAGE_LIMIT]})
+        self._say({"progress": round(inside, 3), "message": str(message)[:MESSAGE_LIMIT]})
 
     def result(self, value: dict[str, Any]) -> None:
         """BusinessError: it cannot be kept, and never will."""
