@@ -6,7 +6,7 @@ import os
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
 
-from channels.routing import ProtocolTypeRouter
+from channels.routing import ProtocolTypeRouter, URLRouter
 from django.core.asgi import get_asgi_application
 from django.core.signals import request_finished
 from django.db import connections
@@ -16,6 +16,7 @@ import config.celery  # noqa: F401  (before anything publishes)
 browser = get_asgi_application()  # before anything that needs the models
 
 from scheduling.api.handler import ApiHandler  # noqa: E402
+from sessions.routing import websocket_urlpatterns  # noqa: E402
 
 api = ApiHandler()
 
@@ -32,4 +33,4 @@ async def http(scope, receive, send):  # type: ignore[no-untyped-def]
     await handler(scope, receive, send)
 
 
-application = ProtocolTypeRouter({"http": http})
+application = ProtocolTypeRouter({"http": http, "websocket": URLRouter(websocket_urlpatterns)})

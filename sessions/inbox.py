@@ -79,9 +79,9 @@ class Inbox:
         answers = self.server.run([_put(post) for post in posts])
         return [Posted(*(word.decode() for word in answer)) for answer in answers]
 
-    def since(self, session_id: str, cursor: str) -> list[Entry]:
+    def since(self, session_id: str, cursor: str, most: int = MOST) -> list[Entry]:
         """What came after the cursor, oldest first, as far as it is still there."""
-        (found,) = self.server.ask(lambda pipe: [pipe.xrange(_stream(session_id), f"({cursor}", "+")])
+        (found,) = self.server.ask(lambda pipe: [pipe.xrange(_stream(session_id), f"({cursor}", "+", count=most)])
         return [Entry(number.decode(), fields[b"m"].decode()) for number, fields in found]
 
     def last_cursors(self, session_ids: Sequence[str]) -> list[str]:

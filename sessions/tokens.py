@@ -12,7 +12,7 @@ from sessions.frames import Frame
 
 SALT = "sessions.token"
 LONGEST = timedelta(hours=1)
-LONGEST_TOKEN = 8_192  #: characters; more is not looked at
+LONGEST_TOKEN = 6_000  #: characters; more is not looked at
 
 
 class BadToken(Exception):

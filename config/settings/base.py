@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 from django.utils.translation import gettext_lazy as _
 
 from config.environment import ROOT, environment
+from config.settings.layers import layer_host
 
 ENV = environment()
 BASE_DIR = ROOT
@@ -93,7 +94,7 @@ AFTERTOUCH_SENTINEL_MASTER = ENV.aftertouch_sentinel_master
 CHANNEL_LAYERS = {
     "default": {
         "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
-        "CONFIG": {"hosts": [REDIS_URL], "prefix": "at:ws"},
+        "CONFIG": {"hosts": [layer_host(REDIS_URL, AFTERTOUCH_SENTINEL_MASTER)], "prefix": "at:ws"},
     }
 }
 
@@ -160,6 +161,7 @@ CHANNELS = {
     "feishu": "scheduling.channels.feishu.Feishu",
     "email": "scheduling.channels.email.Email",
     "log": "scheduling.channels.log.Log",
+    "inapp": "sessions.inapp.InApp",
     "rpa": "rpa_tasks.channel.Rpa",
 }
 # Other apps' sections of the configuration file, in the order they are stored: dotted paths of `Section` classes.
@@ -171,7 +173,7 @@ CONFIG_SECTIONS = [
     "sessions.config_file.Campaigns",
 ]
 # Other apps' part of the HTTP API: dotted paths of ninja routers.
-API_ROUTERS = ["rpa_tasks.api.router"]
+API_ROUTERS = ["rpa_tasks.api.router", "sessions.api.router"]
 # By the name of a periodic task, what judges the arguments that ops give it: a function of args and kwargs.
 PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.schedules.check_arguments"}
 # By the origin of a failed task, what publishes it again.

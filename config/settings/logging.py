@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 from contextlib import suppress
 from typing import Any
@@ -42,6 +44,17 @@ def _logger(name: str = "") -> Any:
     return _Straight(name) if name == "scheduling.channels.log" else _through_logging(name)
 
 
+class WithoutTokens(logging.Filter):
+    """uvicorn logs the whole address of each WebSocket, and a page can put its token nowhere else."""
+
+    TOKEN = re.compile(r"(?<=[?&]token=)[^&\s\"]+")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(self.TOKEN.sub("…", each) if isinstance(each, str) else each for each in record.args)
+        return True
+
+
 structlog.configure(
     # What the level leaves out costs nothing, not even its arguments.
     wrapper_class=structlog.make_filtering_bound_logger(environment().django_log_level.lower()),
@@ -66,5 +79,10 @@ LOGGING = {
     },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "structured"}},
     "root": {"handlers": ["stderr"], "level": environment().django_log_level},
-    "loggers": {"aiohttp.access": {"level": "WARNING"}, "django.request": {"level": "ERROR"}},
+    "filters": {"without_tokens": {"()": WithoutTokens}},
+    "loggers": {
+        "uvicorn.error": {"filters": ["without_tokens"]},
+        "aiohttp.access": {"level": "WARNING"},
+        "django.request": {"level": "ERROR"},
+    },
 }

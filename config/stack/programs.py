@@ -22,7 +22,9 @@ PROGRAMS = (
     Program(
         "web",
         "-m uvicorn config.asgi:application --host {host} --port {port} --workers {web_workers}"
-        " --ws websockets-sansio --ws-ping-interval 60 --timeout-graceful-shutdown 5",
+        # No deflate: it costs a connection more memory than all the rest, and chat frames are short.
+        " --ws websockets-sansio --ws-ping-interval 60 --ws-max-size 65536 --ws-per-message-deflate false"
+        " --timeout-graceful-shutdown 5",
     ),
     Program(
         "core",

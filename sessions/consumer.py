@@ -1,0 +1,248 @@
+"""`/ws/v1/sessions/{session_id}?token=…&cursor=…`: a page, or a gateway, in one session.
+
+A connection costs one task and no subscription of its own. It never waits for the store: what comes in is handed to
+the process's desk, what goes out to its outlet. So a slow database or a slow reader is nobody else's concern.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qs
+
+import structlog
+from channels.consumer import AsyncConsumer
+
+from scheduling.api.cloudevents import parse_event
+from scheduling.api.group_commit import DatabaseUnavailable, Overloaded, submit
+from scheduling.errors import InvalidInput
+from scheduling.ids import new_id
+from sessions import gathering, hub, inbox, tokens, wire
+from sessions.connection import EVENT_COST, Allowance, Outlet
+from sessions.desk import Filed, Slip, desk
+from sessions.frames import USER, Frame
+from sessions.inbox import Post
+from sessions.server import StoreAway
+from sessions.store import DROPPED
+from sessions.wire import EVENT, Close, Incoming, Refused
+
+log = structlog.get_logger(__name__)
+
+EVENT_WITHIN = 10.0  #: seconds
+EVENTS_AT_ONCE = 8
+CATCH_UP = 20  #: messages at a time
+AWAY = "the live sessions cannot be reached; send it again"
+PONG = '{"type":"pong"}'
+
+
+class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyped
+    admission: tokens.Admission
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Instead of the layer's channel and two tasks for each connection: see `hub`."""
+        self.scope = scope
+        self.outlet = Outlet(send)
+        self.allowance = Allowance()
+        self.cursor: tuple[int, int] | None = None  #: of what the other side has; None until it is in
+        self.heard = inbox.START  #: said while it came in
+        self.catching_up: asyncio.Task[None] | None = None
+        self.events: set[asyncio.Task[None]] = set()
+        self.joined = False
+        try:
+            while (message := await receive())["type"] != "websocket.disconnect":
+                if message["type"] == "websocket.connect":
+                    await self.websocket_connect(send)
+                elif not self.outlet.ended:
+                    self.websocket_receive(message)
+        finally:
+            await self.websocket_disconnect()
+
+    # --- it comes and goes ----------------------------------------------------------------------------------------
+
+    async def websocket_connect(self, send: Any) -> None:
+        """Accepted in any case, as a browser shows no reason for a handshake that was refused."""
+        await send({"type": "websocket.accept"})
+        query = {name: values[-1] for name, values in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
+        # Nobody needs the headers again, and they are a good part of what a quiet connection costs.
+        self.scope = {"path": self.scope["path"], "url_route": self.scope["url_route"]}
+        try:
+            self.admission = tokens.read(query.get("token", ""), self.scope["url_route"]["kwargs"]["session_id"])
+            await self._enter(query.get("cursor", ""))
+        except tokens.BadToken as error:
+            self.outlet.end(Close.BAD_TOKEN, f"token: {error}")
+        except ValueError:
+            self.outlet.end(Close.BAD_FRAME, "cursor: is not one that was given out")
+        except Exception as error:
+            log.warning("not_entered", error=f"{type(error).__name__}: {error}")
+            self.outlet.end(Close.AWAY, AWAY)
+
+    async def _enter(self, cursor: str) -> None:
+        """First listen, then look: what is said in between comes twice and is known by its cursor."""
+        wanted = inbox.position(cursor) if cursor else None
+        session_id = self.admission.session_id
+        self.joined = True
+        async with asyncio.timeout(hub.TELL_WITHIN):
+            await hub.hub().join(session_id, self)
+            (last,) = await asyncio.to_thread(inbox.live().last_cursors, [session_id])
+        self.cursor = wanted if wanted is not None else inbox.position(last)
+        self._push({"type": "welcome", "session_id": session_id, "role": self.admission.role, "cursor": last})
+        self._look_after(max(last, self.heard, key=inbox.position))
+
+    async def websocket_disconnect(self) -> None:
+        self.outlet.drop()
+        if self.catching_up:
+            self.catching_up.cancel()
+        if self.joined:
+            await hub.hub().leave(self.admission.session_id, self)
+
+    # --- frames come in -------------------------------------------------------------------------------------------
+
+    def websocket_receive(self, message: Any) -> None:
+        try:
+            if not self.allowance.take():
+                raise Refused(Close.TOO_FAST, "more frames than a connection may send")
+            self._take(wire.read(message.get("text"), self.admission.role))
+        except Refused as error:
+            self.outlet.end(error.code, error.reason)
+        except InvalidInput as error:
+            self._fail("invalid", error)
+
+    def _take(self, frame: Incoming) -> None:
+        if frame.kind == "ping":
+            self.outlet.put(PONG)
+        elif frame.kind == EVENT:
+            self._take_event(frame)
+        slip = Slip(self._activity(frame), self._post(frame), look=frame.kind == "ping")
+        try:
+            desk().submit(slip, lambda filed: self._filed(frame, slip, filed))
+        except gathering.Overloaded:
+            self._refuse(frame, "overloaded", "too much waits; send it again in a moment")
+
+    def _activity(self, frame: Incoming) -> Frame:
+        """What the store makes of it. An event is a sign of its user's attention; of an agent it says nothing."""
+        kind = frame.kind
+        if kind == EVENT:
+            kind = "read" if self.admission.role == USER else "ping"
+        return self.admission.frame(kind, None if frame.kind == EVENT else frame.seq)
+
+    def _post(self, frame: Incoming) -> Post | None:
+        if frame.kind != "message":
+            return None
+        me = self.admission
+        named = f"{me.role}:{frame.id}" if frame.id else ""
+        numbered = f"{me.role}#{frame.seq}" if frame.seq is not None else ""
+        name = frame.id or str(new_id())
+        return Post(me.session_id, name, me.role, frame.text, key=named or numbered, seq=frame.seq)
+
+    def _filed(self, frame: Incoming, slip: Slip, filed: Filed | Exception) -> None:
+        """The store has it, or says why not."""
+        if isinstance(filed, Exception):
+            if not isinstance(filed, StoreAway):
+                log.error("frame_not_filed", kind=frame.kind, exc_info=filed)
+            self._refuse(frame, "unavailable", AWAY)
+            return
+        if filed.last_cursor:
+            self._look_after(filed.last_cursor)
+        if slip.post and filed.posted:
+            if filed.posted.outcome == "stored":
+                hub.hub().tell(self.admission.session_id, hub.message(slip.post, filed.posted))
+            if frame.id and filed.posted.outcome != "replayed":
+                self._push({"type": "ack", "id": frame.id, "duplicate": filed.posted.outcome == "duplicate"})
+        elif frame.kind not in ("ping", EVENT) and filed.noted.outcome != DROPPED:
+            role = self.admission.role
+            told = hub.closed(role) if frame.kind == "close" else hub.sign(role, frame.kind)
+            hub.hub().tell(self.admission.session_id, told)
+
+    # --- events go to the front door ------------------------------------------------------------------------------
+
+    def _take_event(self, frame: Incoming) -> None:
+        if not self.allowance.take(EVENT_COST - 1) or len(self.events) >= EVENTS_AT_ONCE:
+            self._refuse(frame, "overloaded", "too many events at once; send it again in a moment")
+            return
+        task = asyncio.get_running_loop().create_task(self._record(frame))
+        self.events.add(task)
+        task.add_done_callback(self.events.discard)
+
+    async def _record(self, frame: Incoming) -> None:
+        """A token speaks for one customer: nobody can tell of another one's order."""
+        raw = {"subject": self.admission.user_id, **frame.event}
+        try:
+            if raw["subject"] != self.admission.user_id:
+                raise InvalidInput.of("event.subject", "must be the user of this session")
+            if raw.get("type") == "session.silent":
+                raise InvalidInput.of("event.type", "is found out here")
+            event = parse_event(raw, datetime.now(UTC), prefix=EVENT)
+            async with asyncio.timeout(EVENT_WITHIN):
+                (receipt,) = await submit([event])
+        except InvalidInput as error:
+            self._fail("invalid", error, id=frame.id)
+        except (DatabaseUnavailable, Overloaded, TimeoutError):
+            self._refuse(frame, "unavailable", "the event may not be stored; send it again")
+        except Exception:
+            log.exception("event_not_recorded")
+            self._refuse(frame, "internal", "something went wrong here; it has been logged")
+        else:
+            touches = [str(task_id) for task_id in receipt.task_ids]
+            told = {"source": event.source, "event_id": event.event_id, "touches": touches}
+            self._push({"type": "ack", "id": frame.id, "duplicate": receipt.duplicate, **told})
+
+    # --- frames go out --------------------------------------------------------------------------------------------
+
+    def hear(self, told: dict[str, Any]) -> None:
+        """The hub tells what was said in this session."""
+        if told["what"] == hub.MESSAGE:
+            if self.cursor is None:
+                self.heard = told["cursor"]
+            elif inbox.position(told["before"]) == self.cursor and not self.catching_up:
+                self._push_entry(inbox.Entry(told["cursor"], told["body"]))
+            else:
+                self._look_after(told["cursor"])
+        elif told["what"] == hub.CLOSED:
+            self._push({"type": "closed", "by": told["side"]})
+            if told["side"] in (self.admission.role, "api"):
+                self.outlet.end(Close.DONE, "the session was closed")
+        elif told["side"] != self.admission.role:
+            self._push({"type": told["kind"], "from": told["side"]})
+
+    def _look_after(self, last: str) -> None:
+        """Read what is between our cursor and this one, if anything is."""
+        behind = self.cursor is not None and inbox.position(last) > self.cursor
+        if behind and not self.catching_up and not self.outlet.ended:
+            self.catching_up = asyncio.get_running_loop().create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """A few at a time, as fast as they are read, and again until nothing more came meanwhile."""
+        assert self.cursor is not None
+        try:
+            while not self.outlet.ended:
+                after = "{}-{}".format(*self.cursor)
+                missed = await asyncio.to_thread(inbox.live().since, self.admission.session_id, after, CATCH_UP)
+                for entry in missed:
+                    self._push_entry(entry)
+                if not missed:
+                    return
+                await self.outlet.emptied()
+        except StoreAway as error:
+            log.info("not_caught_up", error=str(error))  # the next ping looks again
+        finally:
+            self.catching_up = None
+
+    def _push_entry(self, entry: inbox.Entry) -> None:
+        position = inbox.position(entry.cursor)
+        if self.cursor is None or position > self.cursor:
+            self.cursor = position
+            self.outlet.put(entry.frame())
+
+    def _push(self, frame: dict[str, Any]) -> None:
+        self.outlet.put(json.dumps(frame, ensure_ascii=False))
+
+    def _refuse(self, frame: Incoming, reason: str, detail: str) -> None:
+        """A ping needs no answer but its pong: the next one makes up for it."""
+        if frame.kind != "ping":
+            self._push({"type": "error", "id": frame.id, "reason": reason, "detail": detail, "errors": []})
+
+    def _fail(self, reason: str, error: InvalidInput, id: str = "") -> None:
+        errors = [{"field": each.field, "message": each.message} for each in error.errors]
+        self._push({"type": "error", "id": id, "reason": reason, "detail": "The frame does not fit.", "errors": errors})

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from scheduling import services
+from scheduling.models import Configuration, Scope
+from sessions.models import SilencePolicy
+from tests.scheduling.api.serving import Client
+from tests.sessions.front.serving import Page, web
+
+
+@pytest.fixture
+def house(transactional_db: None, valkey: Any) -> None:
+    """Emptying the tables also removed the rows that migrations made."""
+    Configuration.objects.get_or_create(pk=1)
+    SilencePolicy.objects.get_or_create(tag="default")
+
+
+@pytest.fixture(scope="session")
+def address(django_db_setup: None, django_db_blocker: Any) -> Iterator[str]:
+    with django_db_blocker.unblock(), web() as address:
+        yield address
+
+
+@pytest.fixture
+def enter(address: str, house: None) -> Iterator[Callable[..., Page]]:
+    """Open one side of a session and wait until it is in."""
+    opened: list[Page] = []
+
+    def enter(session: str = "s1", role: str = "user", *, welcome: bool = True, **more: Any) -> Page:
+        opened.append(Page(address, session, role, **more))
+        if welcome:
+            assert opened[-1].hear()["type"] == "welcome"
+        return opened[-1]
+
+    yield enter
+    for each in opened:
+        each.socket.close()
+
+
+@pytest.fixture
+def api(address: str, house: None) -> Client:
+    return Client(f"http://{address}", services.create_api_key("gateway", Scope.values))

@@ -1,0 +1,281 @@
+"""What comes in over a WebSocket, what goes out, and what ends one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduling.models import Event
+from sessions import store
+from sessions.inbox import live as inbox
+from tests.scheduling.api.serving import eventually, told
+from tests.sessions.front.serving import Page, token
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+Open = Callable[..., Page]
+
+
+def test_user_and_agent_see_what_the_other_writes(enter: Open) -> None:
+    ann, bob = enter(), enter(role="agent")
+    ann.say("message", text="你好", id="m1")
+    seen = bob.hear_until("message")
+    assert (seen["from"], seen["text"], seen["id"]) == ("user", "你好", "m1")
+    assert ann.hear_until("message")["cursor"] == seen["cursor"]
+    assert ann.hear_until("ack") == {"type": "ack", "id": "m1", "duplicate": False}
+    bob.say("message", text="hello")
+    answer = ann.hear_until("message", **{"from": "agent"})
+    assert answer["text"] == "hello"
+    assert answer["at"].endswith("+00:00")
+
+
+def test_typing_is_seen_by_the_other_side_only_and_never_kept(enter: Open) -> None:
+    ann, second, bob = enter(), enter(), enter(role="agent")
+    ann.say("typing")
+    assert bob.hear_until("typing") == {"type": "typing", "from": "user"}
+    assert second.heard_so_far() == []
+    assert inbox().since("s1", "0-0") == []
+
+
+def test_every_frame_of_the_user_renews(enter: Open) -> None:
+    ann = enter()
+    for kind in ("ping", "typing", "read", "message"):
+        before = deadline()
+        ann.say(kind, text="x")
+        eventually(lambda before=before: deadline() > before)
+
+
+def test_an_agent_who_types_pauses_and_a_message_arms_again(enter: Open) -> None:
+    ann, bob = enter(), enter(role="agent")
+    ann.say("message", text="hi")
+    eventually(lambda: deadline())
+    bob.say("transfer")
+    eventually(lambda: not deadline())
+    bob.say("message", text="here")
+    eventually(lambda: deadline())
+
+
+def test_another_session_hears_nothing(enter: Open) -> None:
+    ann, eve = enter(), enter("s2", user="eve")
+    ann.say("message", text="secret", id="m1")
+    ann.hear_until("ack")
+    assert eve.heard_so_far() == []
+
+
+def test_pings_are_answered(enter: Open) -> None:
+    ann = enter()
+    for _ in range(5):
+        ann.say("ping")
+    assert [ann.hear()["type"] for _ in range(5)] == ["pong"] * 5
+
+
+def test_a_replayed_seq_is_ignored(enter: Open) -> None:
+    ann, bob = enter(), enter(role="agent")
+    for seq, text in ((5, "first"), (5, "again"), (3, "earlier"), (6, "next")):
+        ann.say("message", seq=seq, text=text)
+    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["first", "next"]
+
+
+def test_a_message_that_is_sent_again_after_a_reconnect_is_there_once(enter: Open) -> None:
+    bob = enter(role="agent")
+    ann = enter()
+    ann.say("message", text="hi", id="m1")
+    ann.hear_until("ack")
+    ann.socket.close()
+    ann = enter()
+    ann.say("message", text="hi", id="m1")
+    assert ann.hear_until("ack")["duplicate"] is True
+    ann.say("message", text="end", id="m2")
+    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["hi", "end"]
+
+
+def test_who_comes_back_with_a_cursor_gets_what_was_missed_in_order(enter: Open) -> None:
+    ann, bob = enter(), enter(role="agent")
+    bob.say("message", text="seen")
+    cursor = ann.hear_until("message")["cursor"]
+    ann.socket.close()
+    for number in range(30):
+        bob.say("message", text=f"missed {number}", id=f"m{number}")
+        bob.hear_until("ack")
+    again = enter(cursor=cursor)
+    assert [again.hear_until("message")["text"] for _ in range(30)] == [f"missed {n}" for n in range(30)]
+    assert again.heard_so_far() == []
+    assert enter().heard_so_far() == []
+    assert enter(cursor="0").hear_until("message")["text"] == "seen"
+
+
+def test_what_the_layer_lost_comes_with_the_next_ping(enter: Open) -> None:
+    from sessions.inbox import Post
+
+    ann = enter()
+    ann.say("message", text="hi", id="m1")
+    ann.hear_until("ack")
+    inbox().put([Post("s1", "lost", "system", "nobody told of it")])
+    ann.say("ping")
+    assert ann.hear_until("message", id="lost")["text"] == "nobody told of it"
+
+
+def test_an_event_goes_through_the_front_door(enter: Open) -> None:
+    ann = enter()
+    event = told("e1", subject=...)
+    ann.say("event", event=event, id="x")
+    ack = ann.hear_until("ack")
+    assert ack == {
+        "type": "ack", "id": "x", "duplicate": False, "source": "/shop", "event_id": "e1", "touches": [],
+    }  # fmt: skip
+    assert Event.objects.get().user_id == "ann"
+    ann.say("event", event=event, id="y")
+    assert ann.hear_until("ack", id="y")["duplicate"] is True
+    assert Event.objects.count() == 1
+
+
+@pytest.mark.parametrize(
+    ("event", "field"),
+    [
+        (told(subject="eve"), "event.subject"),
+        (told(type="session.silent"), "event.type"),
+        (told(id=...), "event.id"),
+        (told(time="2999-01-01T00:00:00Z"), "event.time"),
+        ("no object", "event"),
+    ],
+)
+def test_an_event_that_does_not_fit_is_named_and_nothing_else_happens(enter: Open, event: Any, field: str) -> None:
+    ann = enter()
+    ann.say("event", event=event)
+    error = ann.hear_until("error")
+    assert (error["reason"], error["errors"][0]["field"]) == ("invalid", field)
+    assert not Event.objects.exists()
+    ann.say("ping")
+    ann.hear_until("pong")
+
+
+@pytest.mark.parametrize(
+    ("frame", "field"),
+    [
+        ({"text": "x", "seq": -1}, "seq"),
+        ({"text": "x", "seq": 2**53}, "seq"),
+        ({"text": "x", "seq": "1"}, "seq"),
+        ({"text": "x", "seq": True}, "seq"),
+        ({"text": "  "}, "text"),
+        ({"text": 7}, "text"),
+        ({}, "text"),
+        ({"text": "\ud800"}, "text"),
+        ({"text": "x", "id": "x" * 65}, "id"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(enter: Open, frame: dict[str, Any], field: str) -> None:
+    ann = enter()
+    ann.say("message", **frame)
+    error = ann.hear_until("error")
+    assert [each["field"] for each in error["errors"]] == [field]
+    assert ann.heard_so_far() == []
+
+
+@pytest.mark.parametrize("at", [-1, 10**18, "yesterday", None])
+def test_a_time_that_a_client_names_counts_for_nothing(enter: Open, at: Any) -> None:
+    ann = enter()
+    ann.say("message", text="x", at=at, time=at, timestamp=at)
+    assert abs(store.instant(deadline()).timestamp() - server_time() - 60) < 10
+    assert ann.hear_until("message")["at"] != at
+
+
+@pytest.mark.parametrize(
+    ("sent", "code", "reason"),
+    [
+        ('{"type": "message", "text": "' + "x" * 16_384 + '"}', 1009, "longer"),
+        ('{"type": "message", "text": "' + "静" * 5_500 + '"}', 1009, "longer"),
+        ("x" * 70_000, 1009, ""),
+        (b"\x00\x01", 4400, "binary"),
+        ("not json", 4400, "not JSON"),
+        ("[1]", 4400, "not an object"),
+        ("[" * 5_000, 4400, "not JSON"),
+        ('{"text": "x"}', 4400, "unknown type"),
+        ('{"type": "shout"}', 4400, "unknown type"),
+        ('{"type": "transfer"}', 4400, "unknown type"),
+        ('{"type": ["ping"]}', 4400, "unknown type"),
+    ],
+)
+def test_what_cannot_be_a_frame_ends_its_connection_and_no_other(
+    enter: Open, sent: str | bytes, code: int, reason: str
+) -> None:
+    bob, odd = enter(role="agent"), enter()
+    odd.socket.send(sent)
+    found = odd.close_code()
+    assert found[0] == code
+    assert reason in found[1]
+    bob.say("ping")
+    bob.hear_until("pong")
+
+
+@pytest.mark.parametrize(
+    ("secret", "reason"),
+    [
+        (lambda: token()[:-1] + "x", "bad"),
+        (lambda: "rubbish", "bad"),
+        (lambda: "x" * 6_000, "bad"),
+        (lambda: token(seconds=-1), "expired"),
+        (lambda: token("another"), "other_session"),
+    ],
+)
+def test_a_token_that_does_not_let_in(enter: Open, secret: Callable[[], str], reason: str) -> None:
+    assert enter(token=secret(), welcome=False).close_code() == (4401, f"token: {reason}")
+
+
+def test_without_a_token(address: str, house: None) -> None:
+    with Page(address, token="") as odd:
+        assert odd.close_code() == (4401, "token: missing")
+
+
+def test_a_cursor_that_nobody_gave_out(enter: Open) -> None:
+    assert enter(cursor="abc", welcome=False).close_code()[0] == 4400
+
+
+def test_another_address_is_refused(address: str, house: None) -> None:
+    from websockets.exceptions import InvalidStatus
+    from websockets.sync.client import connect
+
+    with pytest.raises(InvalidStatus, match="403"), connect(f"ws://{address}/ws/v1/nothing"):
+        pass
+
+
+@pytest.mark.parametrize("session", ["a/b c", "静默", "{at:s00}:due", "x?y#z&token=1", "a%2Fb", "."])
+def test_a_session_may_be_called_anything(enter: Open, session: str) -> None:
+    ann, bob = enter(session), enter(session, "agent")
+    ann.say("message", text="hi")
+    assert bob.hear_until("message")["text"] == "hi"
+
+
+def test_ten_times_the_rate_ends_the_connection_and_no_other(enter: Open) -> None:
+    bob, fast = enter(role="agent"), enter()
+    for _ in range(200):
+        fast.say("ping")
+    assert fast.close_code()[0] == 4429
+    bob.say("ping")
+    bob.hear_until("pong")
+
+
+def test_a_close_frame_ends_the_session_for_its_side_and_tells_the_other(enter: Open) -> None:
+    ann, second, bob = enter(), enter(), enter(role="agent")
+    ann.say("message", text="bye", id="m1")
+    ann.hear_until("ack")
+    ann.say("close")
+    assert bob.hear_until("closed") == {"type": "closed", "by": "user"}
+    assert ann.close_code()[0] == 1000
+    assert second.close_code()[0] == 1000
+    assert deadline() == 0
+    bob.say("ping")
+    bob.hear_until("pong")
+
+
+def deadline(session: str = "s1") -> int:
+    """Of the session's silence, ms; 0 while it is not armed."""
+    from sessions import keys
+
+    (found,) = store.live().server.ask(lambda pipe: [pipe.zscore(keys.DUE[keys.shard_of(session)], session)])
+    return int(found or 0)
+
+
+def server_time() -> float:
+    return float(store.live().server.client.time()[0])
