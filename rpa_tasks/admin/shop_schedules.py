@@ -84,6 +84,7 @@ class ScheduleForm(forms.Form):
             for each in error.errors:
                 place = each.field.partition(".")[0]
                 self.add_error(place if place in self.fields else None, complaint(each.message))
+            return given
         given["name"] = given["name"] or self._usual_name()
         if PeriodicTask.objects.filter(name=given["name"]).exclude(pk=self.row.pk if self.row else None).exists():
             self.add_error("name", _("There is a schedule of this name already."))
@@ -100,8 +101,12 @@ class ScheduleForm(forms.Form):
 
     def _usual_name(self) -> str:
         given = self.cleaned_data
-        shops = f"{len(given['shops'])} shops" if given["shops"] else "all shops"
-        return f"{given['flow'].name}: {shops}, every {given['every']} min"
+        words = (
+            _("%(flow)s: %(count)s shops, every %(minutes)s min")
+            if given["shops"]
+            else (_("%(flow)s: all shops, every %(minutes)s min"))
+        )
+        return words % {"flow": given["flow"].name, "count": len(given["shops"]), "minutes": given["every"]}
 
     def store(self) -> PeriodicTask:
         given = self.cleaned_data

@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy
 
 from rpa_tasks.admin import live
 from rpa_tasks.admin.waiting import opened_until
-from rpa_tasks.models import Job, LoginState, Shop
+from rpa_tasks.models import Job, JobState, LoginState, Shop
 from scheduling.admin.timeline import clock
 from scheduling.admin.wording import spoken
 from scheduling.models import WAITING
@@ -28,7 +28,7 @@ STATES = {
     "resting": gettext_lazy("Resting"),
     "paused": gettext_lazy("Paused"),
     "full": gettext_lazy("Backlog full"),
-    "running": gettext_lazy("Running"),
+    "running": JobState.RUNNING.label,
     "waiting": gettext_lazy("Waiting"),
 }
 
@@ -70,7 +70,7 @@ def state_of(shop: Any) -> tuple[str, str]:
     if shop.waiting >= shop.backlog_limit:
         return "danger", _("Backlog full")
     if shop.run:
-        return "info", _("Running")
+        return "info", str(JobState.RUNNING.label)
     if opened_until(shop.platform):
         return "danger", _("Resting")
     return ("default", _("Waiting")) if shop.waiting else ("success", _("Idle"))

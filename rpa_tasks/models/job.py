@@ -4,6 +4,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import pgettext_lazy
 
 from rpa_tasks.models.platform import Flow, Shop
 from scheduling.models import WAITING, LedgerRow
@@ -12,7 +13,7 @@ from scheduling.models import WAITING, LedgerRow
 class JobState(models.TextChoices):
     SCHEDULED = "scheduled", _("Scheduled")  #: waits in the table for its time or its lane
     QUEUED = "queued", _("Handed over")  #: a token about it is on its way to a node
-    RUNNING = "running", _("Running")  #: a node has it until `lease_until`
+    RUNNING = "running", pgettext_lazy("RPA job", "Running")  #: a node has it until `lease_until`
     SUCCEEDED = "succeeded", _("Succeeded")
     CANCELLED = "cancelled", _("Cancelled")
     FAILED = "failed", _("Failed")  #: a failed task waits for a person

@@ -15,6 +15,7 @@ from django.utils.translation.template import templatize
 CATALOGUES = ("scheduling/locale", "rpa_tasks/locale", "config/locale")
 APPS = ("scheduling", "rpa_tasks")
 CALLS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "ngettext_lazy"}
+CALLS_WITH_CONTEXT = {"pgettext", "pgettext_lazy"}
 ROOT: Path = settings.BASE_DIR
 
 
@@ -36,10 +37,11 @@ def known() -> set[str]:
 def spoken_by_python() -> Iterator[tuple[str, str]]:
     for path in sorted(path for app in APPS for path in (ROOT / app).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CALLS and node.args:
-                word = node.args[0]
-                if isinstance(word, ast.Constant) and isinstance(word.value, str):
-                    yield str(path.relative_to(ROOT)), word.value
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+                words = node.args[: 1 if node.func.id in CALLS else 2 if node.func.id in CALLS_WITH_CONTEXT else 0]
+                said = [word.value for word in words if isinstance(word, ast.Constant) and isinstance(word.value, str)]
+                if said:
+                    yield str(path.relative_to(ROOT)), "\x04".join(said)
 
 
 def spoken_by_templates() -> Iterator[tuple[str, str]]:

@@ -1,0 +1,194 @@
+"""What a person reads about jobs, and does about them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from django.test import Client
+from django.utils.timezone import now
+
+from rpa_tasks.models import Evidence, Flow, Job, LoginState, Platform, Shop
+from scheduling.models import FailedTask, Pause
+from tests.rpa_tasks.admin.conftest import Market, said, text, url
+
+pytestmark = pytest.mark.django_db
+
+
+def test_the_list_shows_progress_and_asks_again_only_for_what_has_not_ended(viewer: Client, market: Market) -> None:
+    running, failed = market.running("s1"), market.failed("s2")
+    page = text(viewer.get(url("job_changelist")))
+    assert 'value="40"' in page
+    assert "page 4" in page
+    assert f'id="{running.pk}-progress" data-live="{url("job_live")}" data-row="{running.pk}" data-live-again' in page
+    assert f'data-row="{failed.pk}" data-live-again' not in page
+    Job.objects.filter(pk=running.pk).update(progress=0.9)
+    fresh = text(viewer.get(f"{url('job_live')}?ids={running.pk},{failed.pk}"))
+    assert 'value="90"' in fresh
+    assert "Ended with exit code 65" in fresh
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [("q=s2", 1), ("q=k1", 1), ("q=s", 0), ("task_type=sync_order", 2), ("task_type=other", 0), ("reason=exit_65", 1),
+     ("state__exact=failed", 1), ("priority__exact=0", 1), ("platform=x", 2)],
+)  # fmt: skip
+def test_jobs_are_found_by_id_shop_key_and_filters(viewer: Client, market: Market, query: str, found: int) -> None:
+    market.waiting("s1", dedupe_key="k1", priority=0)
+    market.failed("s2")
+    assert len(viewer.get(f"{url('job_changelist')}?{query}").context["cl"].result_list) == found
+
+
+def test_the_platform_filter_leaves_other_platforms_out(viewer: Client, market: Market) -> None:
+    other = Platform.objects.create(key="temu")
+    Flow.objects.create(platform=other, task_type="sync_order", command=["true", "{param}"])
+    Shop.objects.create(platform=other, shop_id="t1")
+    market.publish("t1", platform="temu")
+    mine = market.waiting("s1")
+    listed = viewer.get(f"{url('job_changelist')}?platform={market.pdd.pk}").context["cl"].result_list
+    assert [job.pk for job in listed] == [mine.pk]
+
+
+def test_the_page_tells_each_run_with_what_it_left(viewer: Client, market: Market) -> None:
+    job = market.failed("s1", source="api: shop", payload={"day": "today"})
+    Job.objects.filter(pk=job.pk).update(requests=3)
+    page = text(viewer.get(url("job_change", job.pk)))
+    failed = FailedTask.objects.get(task_id=job.pk)
+    for words in ("api: shop", "merged into it", "Run 1: Failed for good", "42.0 s", "12 ms", "no such page",
+                  "&quot;day&quot;", f"/admin/scheduling/failedtask/{failed.pk}/change/"):  # fmt: skip
+        assert words in page, words
+    for piece in Evidence.objects.all():
+        assert url("job_evidence", job.pk, piece.pk) in page
+
+
+def test_an_open_page_is_given_only_the_part_that_changes(viewer: Client, market: Market) -> None:
+    job = market.running()
+    part = text(viewer.get(url("job_change", job.pk), headers={"x-live": "1"}))
+    assert "<html" not in part
+    assert 'id="job-body"' in part
+    assert "data-live-again" in part
+    Job.objects.filter(pk=job.pk).update(state="succeeded", lease_until=None)
+    assert "data-live-again" not in text(viewer.get(url("job_change", job.pk), headers={"x-live": "1"}))
+
+
+def test_the_page_says_why_it_waits(viewer: Client, market: Market) -> None:
+    job = market.waiting("s1")
+
+    def why() -> str:
+        return str(viewer.get(url("job_change", job.pk)).context["why"][0])
+
+    assert why() == "Waits for a free node"
+    Job.objects.filter(pk=job.pk).update(due_at=now() + timedelta(days=5, hours=3, minutes=1))
+    assert why() == "begins in 5 days 3 hours"
+    market.pdd.breaker.open_until = now() + timedelta(minutes=1)
+    market.pdd.breaker.save()
+    assert "turns robots away" in why()
+    Shop.objects.filter(pk=market.s1.pk).update(login_state=LoginState.NEEDED)
+    assert why() == "Shop needs a login"
+    Shop.objects.filter(pk=market.s1.pk).update(paused=True)
+    assert why() == "The shop is paused"
+    Pause.objects.create(scope="all")
+    assert why() == "Paused"
+
+
+def test_it_waits_behind_the_shops_running_job(viewer: Client, market: Market) -> None:
+    running, waiting = market.running("s1"), market.waiting("s1")
+    assert viewer.get(url("job_change", waiting.pk)).context["why"] == (
+        "Another job of the shop is running",
+        url("job_change", running.pk),
+    )
+
+
+def test_evidence_can_do_nothing_here(viewer: Client, market: Market) -> None:
+    """The HTML is a strange site's: it must never run with our cookies."""
+    job = market.failed()
+    for piece in Evidence.objects.all():
+        for address in (url("job_evidence", job.pk, piece.pk), f"{url('job_evidence', job.pk, piece.pk)}?save"):
+            answer = viewer.get(address)
+            assert answer["X-Content-Type-Options"] == "nosniff"
+            assert "sandbox" in answer["Content-Security-Policy"]
+            assert "default-src 'none'" in answer["Content-Security-Policy"]
+            assert not answer["Content-Type"].startswith(("text/html", "image/svg"))
+            assert answer["Content-Disposition"].startswith("attachment" if "save" in address else "inline")
+    html = viewer.get(url("job_evidence", job.pk, Evidence.objects.get(kind="html").pk))
+    assert (html["Content-Type"], html.content) == ("text/plain; charset=utf-8", b"<script>alert(1)</script>")
+    shot = Evidence.objects.get(kind="screenshot")
+    assert viewer.get(url("job_evidence", job.pk, shot.pk))["Content-Type"] == "image/png"
+    Evidence.objects.filter(pk=shot.pk).update(content=b"<svg onload=alert(1)>")
+    strange = viewer.get(url("job_evidence", job.pk, shot.pk))
+    assert strange["Content-Type"] == "application/octet-stream"
+    assert strange["Content-Disposition"].startswith("attachment")
+
+
+def test_evidence_belongs_to_its_job_and_to_those_who_may_see_it(viewer: Client, market: Market) -> None:
+    from django.contrib.auth.models import Permission, User
+
+    one, other = market.failed("s1"), market.failed("s2")
+    piece = Evidence.objects.filter(run__job=one).first()
+    assert piece is not None
+    assert viewer.get(url("job_evidence", other.pk, piece.pk)).status_code == 404
+    clerk = User.objects.create_user("clerk", is_staff=True)
+    clerk.user_permissions.add(Permission.objects.get(codename="view_job"))
+    viewer.force_login(clerk)
+    assert viewer.get(url("job_evidence", one.pk, piece.pk)).status_code == 403
+    assert "evidence/" not in text(viewer.get(url("job_change", one.pk)))
+
+
+def test_a_waiting_job_is_cancelled_and_a_running_one_is_told(operator: Client, market: Market) -> None:
+    running, waiting = market.running("s1"), market.waiting("s2")
+    assert "stays done" in text(operator.get(url("job_cancel", running.pk)))
+    assert "It was cancelled." in said(operator.post(url("job_cancel", waiting.pk)))
+    assert "within seconds" in said(operator.post(url("job_cancel", running.pk)))
+    assert "ended already" in said(operator.post(url("job_cancel", waiting.pk)))
+    running.refresh_from_db()
+    waiting.refresh_from_db()
+    assert (waiting.state, waiting.reason) == ("cancelled", "by:operator")
+    assert running.cancel_requested_at is not None
+    page = text(operator.get(url("job_change", running.pk)))
+    assert "It was told to end" in page
+    assert url("job_cancel", running.pk) not in page
+
+
+def test_many_are_cancelled_at_once(operator: Client, market: Market) -> None:
+    rows = [market.running("s1"), market.waiting("s1"), market.failed("s2")]
+    chosen = [str(row.pk) for row in rows]
+    answer = operator.post(url("job_changelist"), {"action": "cancel_selected", "_selected_action": chosen})
+    assert "2 jobs were cancelled. 1 of them is running" in said(answer)
+
+
+def test_run_again_publishes_the_same_and_merges_where_one_waits(operator: Client, market: Market) -> None:
+    job = market.failed("s1", payload={"day": "today"}, dedupe_key="k")
+    page = text(operator.get(url("job_again", job.pk)))
+    assert "stays open" in page
+    assert 'name="payload"' not in page
+    answer = operator.post(url("job_again", job.pk), {"priority": "0", "payload": '{"day": "other"}'})
+    again = Job.objects.get(state="queued")
+    assert answer["location"] == url("job_change", again.pk)
+    assert (again.payload, again.priority, again.dedupe_key, again.source) == (
+        {"day": "today"}, 0, "k", "admin: operator",
+    )  # fmt: skip
+    assert "stands for this request" in said(operator.post(url("job_again", job.pk), {"priority": "1"}))
+    assert Job.objects.get(pk=again.pk).requests == 2
+
+
+def test_an_editor_may_give_another_payload_which_the_flow_judges(editor: Client, market: Market) -> None:
+    market.sync.payload_schema = {"type": "object", "properties": {"day": {"type": "string"}}}
+    market.sync.save()
+    job = market.failed("s1", payload={"day": "today"})
+    bad = editor.post(url("job_again", job.pk), {"priority": "1", "payload": '{"day": 3}'})
+    assert "payload.day" in str(bad.context["form"].errors)
+    assert "not JSON" in str(
+        editor.post(url("job_again", job.pk), {"priority": "1", "payload": "{"}).context["form"].errors
+    )
+    editor.post(url("job_again", job.pk), {"priority": "1", "payload": '{"day": "other"}'})
+    assert Job.objects.get(state="queued").payload == {"day": "other"}
+
+
+def test_the_failed_task_leads_to_the_job_and_its_evidence(viewer: Client, market: Market) -> None:
+    job = market.failed()
+    row = FailedTask.objects.get(task_id=job.pk)
+    page = text(viewer.get(f"/admin/scheduling/failedtask/{row.pk}/change/"))
+    for piece in Evidence.objects.all():
+        assert url("job_evidence", job.pk, piece.pk) in page
+    for words in (url("job_change", job.pk), "The run failed", "Ended with exit code 65", "no such page"):
+        assert words in page, words

@@ -1,0 +1,265 @@
+"""The board of shops, platforms, flows and schedules."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils.timezone import now
+from django_celery_beat.models import PeriodicTask
+
+from rpa_tasks.models import ExecutionNode, Flow, Job, LoginState, Platform, Shop
+from tests.rpa_tasks.admin.conftest import Market, said, text, url
+
+pytestmark = pytest.mark.django_db
+
+
+def row_of(client: Client, shop: Shop) -> str:
+    """What the board says of one shop."""
+    return text(client.get(f"{url('shop_live')}?ids={shop.pk}"))
+
+
+def test_the_board_says_the_most_urgent_first(viewer: Client, market: Market) -> None:
+    assert "Idle" in row_of(viewer, market.s1)
+    market.waiting("s1")
+    assert "Waiting" in row_of(viewer, market.s1)
+    market.running("s2")
+    for words in ("Running", "40 %", "page 4", "for 1 minute"):
+        assert words in row_of(viewer, market.s2)
+    breaker = market.pdd.breaker
+    breaker.open_until = now() + timedelta(minutes=1)
+    breaker.save()
+    assert "Resting" in row_of(viewer, market.s1)
+    Shop.objects.filter(pk=market.s1.pk).update(backlog_limit=1)
+    assert "Backlog full" in row_of(viewer, market.s1)
+    Shop.objects.filter(pk=market.s1.pk).update(paused=True)
+    assert "Paused" in row_of(viewer, market.s1)
+    Shop.objects.filter(pk=market.s1.pk).update(login_state=LoginState.NEEDED, login_lost_at=now())
+    assert "Login needed" in row_of(viewer, market.s1)
+
+
+def test_the_board_costs_the_same_for_few_and_many_shops(
+    viewer: Client, market: Market, django_assert_max_num_queries: Any
+) -> None:
+    for number in range(30):
+        market.shop(f"x{number}")
+    with django_assert_max_num_queries(22):
+        viewer.get(url("shop_changelist"))
+
+
+def test_a_login_is_confirmed_once(operator: Client, market: Market, rung: list[Any]) -> None:
+    Shop.objects.filter(pk=market.s1.pk).update(login_state=LoginState.NEEDED, login_lost_at=now())
+    assert "pdd-s1" in text(operator.get(url("shop_confirm_login", market.s1.pk)))
+    assert "go on" in said(operator.post(url("shop_confirm_login", market.s1.pk)))
+    assert "No login was needed" in said(operator.post(url("shop_confirm_login", market.s1.pk)))
+    market.s1.refresh_from_db()
+    assert (market.s1.login_state, market.s1.login_lost_at) == ("ok", None)
+
+
+def test_shops_and_platforms_are_paused_and_resumed_by_buttons_only(editor: Client, market: Market) -> None:
+    for name, row in (("shop", market.s1), ("platform", market.pdd)):
+        page = text(editor.get(url(f"{name}_change", row.pk)))
+        assert 'name="paused"' not in page
+        assert url(f"{name}_pause_row", row.pk) in page
+        assert url(f"{name}_resume_row", row.pk) not in page
+        assert "Paused." in said(editor.post(url(f"{name}_pause_row", row.pk)))
+        assert "so already" in said(editor.post(url(f"{name}_pause_row", row.pk)))
+        row.refresh_from_db()
+        assert row.paused
+        editor.post(url(f"{name}_resume_row", row.pk))
+        row.refresh_from_db()
+        assert not row.paused
+
+
+def test_run_now_tells_for_each_shop_what_became_of_it(editor: Client, market: Market) -> None:
+    market.waiting("s2")
+    full = market.shop("s3", backlog_limit=1)
+    market.waiting("s3", dedupe_key="other")
+    retired = market.shop("s4", retired_at=now())
+    chosen = [market.s1, market.s2, full, retired]
+    begun = editor.post(
+        url("shop_changelist"), {"action": "run_selected", "_selected_action": [str(shop.pk) for shop in chosen]}
+    )
+    page = editor.get(begun["location"])
+    assert page.context["form"].fields["task_type"].choices == [("sync_order", "sync_order")]
+    told = editor.post(begun["location"], {"task_type": "sync_order", "priority": "0", "payload": '{"day": 1}'})
+    outcome = told.context["outcome"]
+    assert [shop.pk for shop, _receipt in outcome.published] == [market.s1.pk]
+    assert [shop.pk for shop, _receipt in outcome.merged] == [market.s2.pk]
+    assert [(shop.pk, why) for shop, why in outcome.refused] == [
+        (full.pk, "pdd/s3: 1 jobs wait already, no more are taken.")
+    ]
+    job = Job.objects.get(shop=market.s1)
+    assert (job.payload, job.priority, job.source) == ({"day": 1}, 0, "admin: editor")
+
+
+def test_shops_without_a_common_task_type_cannot_be_run_together(operator: Client, market: Market) -> None:
+    other = Platform.objects.create(key="temu")
+    Flow.objects.create(platform=other, task_type="reply", command=["true", "{param}"])
+    shop = Shop.objects.create(platform=other, shop_id="t1")
+    page = text(operator.get(f"{url('shop_run_now')}?shops={market.s1.pk},{shop.pk}"))
+    assert "no task type in common" in page
+    assert "No shop was chosen" in text(operator.get(f"{url('shop_run_now')}?shops=999,x"))
+
+
+def test_a_breaker_is_shown_and_closed_by_hand(operator: Client, market: Market) -> None:
+    assert url("platform_close_breaker", market.pdd.pk) not in text(operator.get(url("platform_change", market.pdd.pk)))
+    breaker = market.pdd.breaker
+    breaker.errors, breaker.open_until, breaker.opened_at = 3, now() + timedelta(minutes=5), now()
+    breaker.save()
+    page = text(operator.get(url("platform_change", market.pdd.pk)))
+    assert "open until" in page
+    assert url("platform_close_breaker", market.pdd.pk) in page
+    breaker.open_until = now() - timedelta(seconds=1)
+    breaker.save()
+    assert "half open" in text(operator.get(url("platform_changelist")))
+    assert "is closed" in said(operator.post(url("platform_close_breaker", market.pdd.pk)))
+    assert "closed already" in said(operator.post(url("platform_close_breaker", market.pdd.pk)))
+
+
+def test_a_shop_may_not_take_anothers_browser_profile(editor: Client, market: Market) -> None:
+    form = {"platform": market.pdd.pk, "shop_id": "s9", "backlog_limit": "100", "profile_id": "pdd-s1"}
+    page = editor.post(url("shop_add"), form)
+    assert "belongs to pdd/s1" in str(page.context["adminform"].form.errors)
+    page = editor.post(url("shop_add"), {**form, "shop_id": "a/b", "profile_id": ""})
+    assert "must begin with a letter" in str(page.context["adminform"].form.errors)
+    assert editor.post(url("shop_add"), {**form, "profile_id": ""}).status_code == 302
+    assert Shop.objects.get(shop_id="s9").profile == "pdd-s9"
+    again = editor.post(url("shop_change", market.s1.pk), {"name": "New", "backlog_limit": "5", "profile_id": ""})
+    assert again.status_code == 302
+    market.s1.refresh_from_db()
+    assert (market.s1.name, market.s1.version) == ("New", 2)
+
+
+FLOW = {
+    "task_type": "reply",
+    "command": 'true\n{param}\n""\n',
+    "timeout": "10m",
+    "exit_codes": "business=65 66, session=77",
+    "retry_delays": "30s, 1m",
+    "payload_schema": '{"type": "object"}',
+    "environment": "DATABASE_URL",
+}
+
+
+def test_a_flow_is_written_in_words_a_line(editor: Client, market: Market) -> None:
+    assert editor.post(url("flow_add"), {**FLOW, "platform": market.pdd.pk}).status_code == 302
+    flow = Flow.objects.get(task_type="reply")
+    assert flow.command == ["true", "{param}", ""]
+    assert flow.exit_codes == {"business": [65, 66], "session": [77]}
+    assert flow.retry_delays == [30, 60]
+    page = editor.get(url("flow_change", flow.pk))
+    form = page.context["adminform"].form
+    assert form["command"].value() == 'true\n{param}\n""'
+    assert re.search(r'at-typed">true &#x27;{.*}&#x27; &#x27;&#x27;</code>', text(page))
+    kept = {name: form[name].value() for name in FLOW if name in form.fields}
+    assert editor.post(url("flow_change", flow.pk), kept).status_code == 302
+    flow.refresh_from_db()
+    assert flow.version == 1, "saving it as it stands changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [("command", "no-such-program-here\n{param}", "was not found"), ("command", "true", "must contain {param}"),
+     ("command", "true\n{param}\n{nonsense}", "is no placeholder"), ("command", '"open', "not a JSON text"),
+     ("timeout", "2d", "must be between"), ("exit_codes", "business=65, session=65", "listed already"),
+     ("exit_codes", "strange=65", "is not known here"), ("exit_codes", "business=a", "must be numbers"),
+     ("payload_schema", '{"type": "nonsense"}', "nonsense"), ("payload_schema", "[1]", "object"),
+     ("retry_delays", "0s", "above zero"), ("environment", "DJANGO_SECRET_KEY", "never given")],
+)  # fmt: skip
+def test_what_a_flow_must_not_say_is_told_at_its_field(
+    editor: Client, market: Market, field: str, value: str, words: str
+) -> None:
+    page = editor.post(url("flow_add"), {**FLOW, "platform": market.pdd.pk, field: value})
+    assert words in str(page.context["adminform"].form.errors[field])
+    assert not Flow.objects.filter(task_type="reply").exists()
+
+
+SCHEDULE = {
+    "every": "10",
+    "spread": "10",
+    "shops": "",
+    "priority": "normal",
+    "payload": "",
+    "name": "",
+    "enabled": "on",
+}
+
+
+def test_a_schedule_needs_no_json(editor: Client, market: Market) -> None:
+    editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk})
+    row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")
+    assert json.loads(row.kwargs) == {
+        "platform": "pdd", "task_type": "sync_order", "shops": "all", "priority": "normal", "payload": {},
+        "spread_seconds": 600,
+    }  # fmt: skip
+    assert (str(row.interval), row.enabled, row.expire_seconds) == ("every 10 minutes", True, 600)
+    assert row.name == "pdd_sync_order: all shops, every 10 min"
+    assert row.name in text(editor.get(url("shop_schedules")))
+    form = editor.get(url("shop_schedule", row.pk)).context["form"]
+    assert (form["every"].value(), form["spread"].value(), form["flow"].value()) == (10, 10, market.sync.pk)
+    changed = {**SCHEDULE, "flow": market.sync.pk, "shops": "s1, s2", "every": "30", "enabled": ""}
+    editor.post(url("shop_schedule", row.pk), changed)
+    row.refresh_from_db()
+    assert (json.loads(row.kwargs)["shops"], str(row.interval), row.enabled) == (
+        ["s1", "s2"],
+        "every 30 minutes",
+        False,
+    )
+    editor.post(url("shop_schedule", row.pk), {"delete": "1"})
+    assert not PeriodicTask.objects.filter(pk=row.pk).exists()
+
+
+def test_what_a_schedule_made_here_says_is_what_the_task_takes(editor: Client, market: Market, rung: list[Any]) -> None:
+    from rpa_tasks.schedules import publish_for_shops
+
+    editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "payload": '{"day": 1}'})
+    publish_for_shops(json.loads(PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops").kwargs))
+    assert Job.objects.filter(payload={"day": 1}).count() == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [("shops", "s1, nobody", "nobody"), ("payload", "[", "not JSON"), ("every", "0", "greater than"),
+     ("name", "taken", "already")],
+)  # fmt: skip
+def test_a_schedule_that_would_be_refused_each_round_is_refused_once(
+    editor: Client, market: Market, field: str, value: str, words: str
+) -> None:
+    editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "name": "taken"})
+    before = PeriodicTask.objects.count()
+    page = editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, field: value})
+    assert words in str(page.context["form"].errors[field])
+    assert PeriodicTask.objects.count() == before
+
+
+def test_only_schedules_of_shops_are_touched(editor: Client, market: Market) -> None:
+    from django_celery_beat.models import IntervalSchedule
+
+    every = IntervalSchedule.objects.create(every=1, period="minutes")
+    other = PeriodicTask.objects.create(name="other", task="scheduling.hand_over", interval=every)
+    assert editor.get(url("shop_schedule", other.pk)).status_code == 404
+    assert editor.post(url("shop_schedule", other.pk), {"delete": "1"}).status_code == 404
+    assert "scheduling.hand_over" not in text(editor.get(url("shop_schedules")))
+
+
+def test_a_schedule_whose_shop_is_gone_says_so(viewer: Client, editor: Client, market: Market) -> None:
+    editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "shops": "s2"})
+    Shop.objects.filter(pk=market.s2.pk).update(retired_at=now())
+    assert "there is no “s2”" in text(viewer.get(url("shop_schedules")))
+
+
+def test_a_node_that_fell_silent_is_marked_and_may_be_forgotten(editor: Client, as_member: Any, market: Market) -> None:
+    for name, minutes in (("here", 0), ("gone", 5)):
+        seen = now() - timedelta(minutes=minutes)
+        ExecutionNode.objects.create(name=name, seen_at=seen, started_at=seen, slots=5, queues=["high"])
+    assert "not heard of" not in text(editor.get(url("executionnode_change", "here")))
+    assert "not heard of" in text(editor.get(url("executionnode_change", "gone")))
+    admin = as_member("admin")
+    assert admin.post(url("executionnode_delete", "here"), {"post": "yes"}).status_code == 403
+    admin.post(url("executionnode_delete", "gone"), {"post": "yes"})
+    assert [node.name for node in ExecutionNode.objects.all()] == ["here"]
