@@ -177,9 +177,11 @@ def _quiet_hours(touch: Candidate, around: Surroundings, now: datetime) -> Verdi
 
 
 def quiet_until(rule: RuleSpec, zone: ZoneInfo, now: datetime) -> datetime | None:
-    """When the quiet hours that `now` lies in end, or None outside of them. On a night with a change of clocks the
-    later reading of the end counts: nobody is woken because an hour came twice. Where a night skips all the time between
-    the end and the next beginning, the quiet hours go on until the day after."""
+    """When the quiet hours that `now` lies in end, or None outside of them.
+
+    On a night with a change of clocks the later reading of the end counts: nobody is woken because an hour came twice.
+    Where a night skips all the time between the end and the next beginning, they go on until the day after.
+    """
     local = now.astimezone(zone)
     wall = local.time().replace(tzinfo=None)
     over_midnight = rule.quiet_from > rule.quiet_to
