@@ -84,6 +84,13 @@ DATABASES = {
             "application_name": "aftertouch",
             # Planning costs a small batch more than running does. None behind a pooler that cannot keep statements.
             "prepare_threshold": 3 if ENV.aftertouch_prepare_statements else None,
+            # A node that loses its power or its network takes leave of nobody. Without these its transactions keep
+            # their locks for two hours, and its processes wait a quarter of an hour for an answer that nobody sends.
+            "keepalives_idle": 10,
+            "keepalives_interval": 5,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 20_000,  # milliseconds
+            **({"options": "-c idle_in_transaction_session_timeout=60s"} if ENV.aftertouch_prepare_statements else {}),
         },
     }
 }

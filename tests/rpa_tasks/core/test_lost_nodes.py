@@ -1,0 +1,36 @@
+"""A node that vanishes in the middle of a transaction: its locks would keep the rescue from its jobs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from django.db import connection, transaction
+
+from rpa_tasks import passes
+from rpa_tasks.models import Job
+from scheduling import sql
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def test_its_locks_are_given_up_by_the_database(market: Any) -> None:
+    """The rescue passes over rows that are locked, so a vanished node must not keep them."""
+    market.flow()
+    market.shop()
+    market.publish()
+    assert market.pick()
+    sql.count("UPDATE rpa_tasks_job SET lease_until = now() - interval '1 s'", {})
+    with psycopg.connect(**connection.get_connection_params() | {"cursor_factory": psycopg.ClientCursor}) as gone:
+        ((given,),) = gone.execute("SHOW idle_in_transaction_session_timeout").fetchall()
+        assert given == "1min"
+        gone.execute("SET idle_in_transaction_session_timeout = '1s'")  # all that this test shortens
+        gone.commit()
+        gone.execute("SELECT FROM rpa_tasks_job FOR NO KEY UPDATE")
+        assert passes.rescue() == 0
+        with transaction.atomic():
+            Job.objects.select_for_update(no_key=True).get()  # waits until the database has ended it
+        assert passes.rescue() == 1
+        gone.close()
+    assert Job.objects.get().state == "scheduled"
