@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from config.embedded.processes import carrying, is_alive
-from tests.faults.house import seed_of_this_run
 from tests.rpa_tasks.faults.yard import Yard, yard
 
 LINES = pytest.StashKey[list[str]]()
@@ -47,16 +44,7 @@ def the_yard(shared_yard: Yard) -> Iterator[Yard]:
         " WHERE state IN ('scheduled', 'queued', 'running')"
     )
     shared_yard.sql("UPDATE rpa_tasks_lane SET task_id = NULL WHERE task_id IS NOT NULL")
-    left = carrying("AFTERTOUCH_STATE_DIR", str(shared_yard.folder))
-    assert not [process for process in left if is_alive(process)]
-
-
-@pytest.fixture
-def chance() -> random.Random:
-    seed = seed_of_this_run()
-    chance = random.Random(seed)
-    chance.seed_shown = seed  # type: ignore[attr-defined]
-    return chance
+    shared_yard.wait(lambda: not shared_yard.commands_left(), "no command is left", 40)
 
 
 @pytest.fixture

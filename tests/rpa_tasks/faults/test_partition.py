@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
 import pytest
 
-from config.embedded.processes import send
+from config.embedded.processes import is_alive, send
+from rpa_tasks.demo_shop.market import Market as DemoMarket
+from rpa_tasks.demo_shop.server import Server
+from rpa_tasks.pool.chromium import NAMES
 from tests.rpa_tasks.faults.effects import Effect
-from tests.rpa_tasks.faults.partition import wires_to
+from tests.rpa_tasks.faults.partition import Wires, wires_to
 from tests.rpa_tasks.faults.yard import Market, Yard
 
 pytestmark = pytest.mark.faults
 
-RENEWED, GUARDED, LEASE = 12.0, 45.0, 60.0  #: seconds between renewals, until a guard has ended a command, of a lease
+RENEWED, GUARDED = 12.0, 45.0  #: seconds between renewals at most, and until a guard has ended a command
+SYNC = ["{python}", "-m", "rpa_tasks.flow", "run", "--flow", "demo_sync_order"]
+SYNC += ["--param", "{param}", "--timeout", "{timeout}"]
+CODES = {"business": [65], "session": [77], "platform": [75]}
 
 
 def test_a_node_is_cut_off_and_comes_back(the_yard: Yard, told: Callable[[str], None]) -> None:
@@ -26,48 +35,44 @@ def test_a_node_is_cut_off_and_comes_back(the_yard: Yard, told: Callable[[str], 
     """
     market = the_yard.market(2, held={"idempotent": True}, loose={"idempotent": True})
     endpoints = the_yard.stack.endpoints
-    with wires_to(endpoints.database_url, endpoints.redis_url) as wires:
-        through = {
-            "DATABASE_URL": wires.through(endpoints.database_url),
-            "REDIS_URL": wires.through(endpoints.redis_url),
-        }
-        with (
-            the_yard.node("island", env=through) as island,
-            the_yard.node("mainland", slots=2, ready=False) as mainland,
-        ):
-            for process in _when_ready(mainland):
-                process.suspend()  # so that the island gets the jobs
-            tasks = _publish(market)
-            first = the_yard.await_effects(market.log, tasks)
-            guard = psutil.Process(first[1].pid).parent()
-            assert guard
-            send(guard, signal.SIGSTOP)
-            cut_at = _just_after_a_renewal(the_yard, tasks)
-            wires.cut()
-            for process in mainland.family():
-                process.resume()
-            try:
-                the_yard.wait(lambda: not the_yard.living(tasks[0]), "its guard ends the command", 60, 0.1)
-                ended_after = time.monotonic() - cut_at
-                second = the_yard.await_effects(market.log, tasks, 2, timeout=90)
-                taken_after = time.monotonic() - cut_at
-                (market.folder / "go").touch()
-                for task in tasks:
-                    assert the_yard.await_state(task, "succeeded")["node"] == "mainland"
-                settled = [_kept(the_yard, task) for task in tasks]
-                marks = the_yard.sql(_MARKS, [market.shops])
-                wires.heal()
-                the_yard.wait(lambda: market.log.of(tasks[1])[0].stored is not None, "the late command writes")
-                send(guard, signal.SIGCONT)
-                the_yard.wait(lambda: island.log("stale_run_dropped") == 2, "both late results are dropped", 90)
-            finally:
-                send(guard, signal.SIGKILL)
-                wires.heal()
-            _check(market, tasks, first[0], second[0])
-            assert settled == [_kept(the_yard, task) for task in tasks]
-            assert marks == the_yard.sql(_MARKS, [market.shops])
-            after = market.publish(market.shops[0], "held")
-            assert the_yard.await_state(after, "succeeded")["lease_no"] == second[0].lease + 1
+    with (
+        wires_to(endpoints.database_url, endpoints.redis_url) as wires,
+        the_yard.node("island", env=_through(wires, endpoints)) as island,
+        the_yard.node("mainland", slots=2, ready=False) as mainland,
+    ):
+        for process in _when_ready(mainland):
+            process.suspend()  # so that the island gets the jobs
+        tasks = _publish(market)
+        first = the_yard.await_effects(market.log, tasks)
+        guard = psutil.Process(first[1].pid).parent()
+        assert guard
+        send(guard, signal.SIGSTOP)
+        cut_at = _just_after_a_renewal(the_yard, tasks)
+        wires.cut()
+        for process in mainland.family():
+            process.resume()
+        try:
+            the_yard.wait(lambda: not the_yard.living(tasks[0]), "its guard ends the command", 60, 0.1)
+            ended_after = time.monotonic() - cut_at
+            second = the_yard.await_effects(market.log, tasks, 2, timeout=90)
+            taken_after = time.monotonic() - cut_at
+            (market.folder / "go").touch()
+            for task in tasks:
+                assert the_yard.await_state(task, "succeeded")["node"] == "mainland"
+            settled = [_kept(the_yard, task) for task in tasks]
+            marks = the_yard.sql(_MARKS, [market.shops])
+            wires.heal()
+            the_yard.wait(lambda: market.log.of(tasks[1])[0].stored is not None, "the late command writes")
+            send(guard, signal.SIGCONT)
+            the_yard.wait(lambda: island.log("stale_run_dropped") == 2, "both late results are dropped", 90)
+        finally:
+            send(guard, signal.SIGKILL)
+            wires.heal()
+        _check(market, tasks, first[0], second[0])
+        assert settled == [_kept(the_yard, task) for task in tasks]
+        assert marks == the_yard.sql(_MARKS, [market.shops])
+        after = market.publish(market.shops[0], "held")
+        assert the_yard.await_state(after, "succeeded")["lease_no"] == second[0].lease + 1
     told(
         f"cut off from database and broker · SIGTERM ignored, ended by its guard {ended_after:.1f} s after the cut, "
         f"taken over after {taken_after:.1f} s, late result refused by lease {first[0].lease} < {second[0].lease} · "
@@ -75,6 +80,77 @@ def test_a_node_is_cut_off_and_comes_back(the_yard: Yard, told: Callable[[str], 
     )
     assert GUARDED - RENEWED - 3 <= ended_after <= GUARDED + 3
     assert ended_after < taken_after
+
+
+@pytest.mark.browser
+def test_a_late_flow_is_refused_by_its_own_tables(the_yard: Yard, told: Callable[[str], None]) -> None:
+    """`demo_sync_order` in real Chromium: its node is cut off as it reads, and neither it nor its guard moves until
+    another node has read and stored the orders."""
+    if not any(shutil.which(name) for name in NAMES):
+        pytest.skip("missing service: chromium")
+    market = the_yard.market(1, sync={"command": SYNC, "needs_browser": True, "idempotent": True, "exit_codes": CODES})
+    (shop,) = market.shops
+    endpoints = the_yard.stack.endpoints
+    with (
+        wires_to(endpoints.database_url, endpoints.redis_url) as wires,
+        site() as (address, pages),
+        the_yard.node("isle", slots=1, env=_through(wires, endpoints)) as isle,
+    ):
+        pages.slow = 2.0
+        task = market.publish(shop, "sync", payload={"site": address, "login": True})
+        the_yard.wait(lambda: (the_yard.job(task)["progress"] or 0) > 0, "the flow reads")
+        flow = next(each for each in the_yard.living(task) if "rpa_tasks.flow" in each.cmdline())
+        guard = psutil.Process(flow.ppid())
+        try:
+            for process in (guard, flow):
+                send(process, signal.SIGSTOP)
+            wires.cut()
+            pages.slow = 0.0
+            with the_yard.node("coast", slots=1):
+                the_yard.sql(
+                    "UPDATE rpa_tasks_executionnode SET seen_at = now() - interval '1 day' WHERE name = 'isle'"
+                )
+                the_yard.lapse_leases(task)
+                settled = the_yard.await_state(task, "succeeded", "failed", "unknown")
+                assert (settled["state"], settled["node"]) == ("succeeded", "coast")
+                before = _kept(the_yard, task), the_yard.sql(_MARKS, [[shop]]), the_yard.sql(_ORDERS, [shop])
+                assert is_alive(flow)  # else this test shows nothing
+                wires.heal()
+                send(flow, signal.SIGCONT)
+                the_yard.wait(lambda: not is_alive(flow), "the late flow ends by itself")
+                send(guard, signal.SIGCONT)
+                the_yard.wait(lambda: isle.log("stale_run_dropped") == 1, "the late result is dropped", 90)
+        finally:
+            for process in (flow, guard):
+                send(process, signal.SIGKILL)
+        said = (isle.state_dir / "rpa" / "logs" / f"{task}-1.log").read_text()
+        assert "stale lease: a later run than 1 wrote already" in said
+        assert before == (_kept(the_yard, task), the_yard.sql(_MARKS, [[shop]]), the_yard.sql(_ORDERS, [shop]))
+        assert {row["writes"] for row in before[2]} == {1}
+        assert before[1][0]["lease_no"] == settled["lease_no"] > 1
+    told(
+        f"demo_sync_order in Chromium, cut off and overtaken · {len(before[2])} orders stored once by lease "
+        f"{settled['lease_no']}, the late run of lease 1 refused by its own tables"
+    )
+
+
+@contextmanager
+def site() -> Iterator[tuple[str, Any]]:
+    """The demo shop, and its switches."""
+    pages = DemoMarket()
+    server = Server(pages, 0)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1})
+    thread.start()
+    try:
+        yield server.url, pages
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _through(wires: Wires, endpoints: Any) -> dict[str, str]:
+    return {"DATABASE_URL": wires.through(endpoints.database_url), "REDIS_URL": wires.through(endpoints.redis_url)}
 
 
 def _publish(market: Market) -> list[str]:
@@ -112,3 +188,4 @@ def _check(market: Market, tasks: list[str], first: Effect, second: Effect) -> N
 
 
 _MARKS = "SELECT * FROM rpa_tasks_demowatermark WHERE shop_id = ANY(%s) ORDER BY shop_id"
+_ORDERS = "SELECT * FROM rpa_tasks_demoorder WHERE shop_id = %s ORDER BY order_no"

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,17 @@ class Yard:
         """No process of these jobs is left, wherever it hides."""
         self.wait(lambda: not any(self.living(task) for task in tasks), "their processes are gone", timeout, 0.02)
 
+    def commands_left(self) -> list[psutil.Process]:
+        """Processes that carry the marks of a run of any node."""
+        nodes = str(self.folder / "nodes")
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):
+                marks = process.environ()
+                if "AFTERTOUCH_TASK_ID" in marks and marks.get("AFTERTOUCH_STATE_DIR", "").startswith(nodes):
+                    found.append(process)
+        return [process for process in found if is_alive(process)]
+
     def living(self, task: str) -> list[psutil.Process]:
         return [process for process in carrying("AFTERTOUCH_TASK_ID", task) if is_alive(process)]
 
@@ -200,8 +211,10 @@ class Yard:
         with worker(environment, *words, app=app, log=name) as program:
             node = Node(name, program, state_dir)
             if ready:
-                node.program.await_ready()
+                program.await_ready()
             yield node
+            if program.is_alive():
+                program.kill()  # nothing is left of it whatever its end, and this one is quick
 
 
 @dataclass
