@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from config.environment import ROOT
 from rpa_tasks.guard import processes
-from rpa_tasks.guarded import Guarded
+from rpa_tasks.guarded import Guarded, Result
 from rpa_tasks.verdicts import Ended
 from tests.rpa_tasks.guard.house import (
     DAEMON,
@@ -204,12 +206,15 @@ print(event, flush=True)
 """
 
 
-def start_runner(house: House, script: str) -> subprocess.Popen[str]:
-    """A runner in a process of its own that renews a lease of three seconds ten times a second."""
-    return subprocess.Popen(
-        [sys.executable, "-c", RUNNER, script, str(house.log), json.dumps(house.env)],
-        cwd=ROOT, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+@contextmanager
+def start_runner(house: House, script: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A runner in a process of its own that renews a lease of three seconds ten times a second; and its command."""
+    argv = [sys.executable, "-c", RUNNER, script, str(house.log), json.dumps(house.env)]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as runner:
+        try:
+            yield runner, int(wait_for_line(runner, "Started").split("=")[1].rstrip(")\n"))
+        finally:
+            runner.kill()
 
 
 def wait_for_line(runner: subprocess.Popen[str], word: str) -> str:
@@ -223,9 +228,7 @@ def wait_for_line(runner: subprocess.Popen[str], word: str) -> str:
 @pytest.mark.faults
 @pytest.mark.parametrize("script", ["sleep 1000 & sleep 1000", STUBBORN])
 def test_a_runner_that_is_killed_takes_its_command_along(house: House, script: str) -> None:
-    runner = start_runner(house, script)
-    with runner:
-        command = int(wait_for_line(runner, "Started").split("=")[1].rstrip(")\n"))
+    with start_runner(house, script) as (runner, command):
         guard = guard_of(command)
         runner.kill()
     eventually(lambda: not is_alive(guard))
@@ -235,14 +238,12 @@ def test_a_runner_that_is_killed_takes_its_command_along(house: House, script: s
 
 @pytest.mark.faults
 def test_a_runner_that_is_stopped_loses_its_lease_and_learns_it_later(house: House) -> None:
-    runner = start_runner(house, STUBBORN)
-    with runner:
-        command = int(wait_for_line(runner, "Started").split("=")[1].rstrip(")\n"))
+    with start_runner(house, STUBBORN) as (runner, command):
         os.kill(runner.pid, signal.SIGSTOP)
         eventually(lambda: not is_alive(command))
         os.kill(runner.pid, signal.SIGCONT)
         assert "LEASE_LOST" in wait_for_line(runner, "Ending")
-    assert runner.returncode == 0
+        assert runner.wait(PATIENCE) == 0
 
 
 def test_a_runner_that_does_not_read_keeps_no_command_alive_and_misses_nothing(house: House) -> None:
@@ -260,15 +261,25 @@ time.sleep(1000)
     assert (ending.ended, ending.result) == (Ended.LEASE_LOST, {"text": "值" * 20_000})
 
 
+def test_what_did_not_fit_in_the_pipe_comes_as_soon_as_the_runner_reads(house: House) -> None:
+    script = """
+import json, time
+print(json.dumps({"result": {"text": "值" * 20_000}}, ensure_ascii=False), flush=True)
+time.sleep(1000)
+"""
+    with Guarded(house.python(script)) as guarded:
+        eventually(lambda: house.log.exists() and house.log.stat().st_size)
+        wait_for_start(guarded)
+        assert isinstance(guarded.next_event(20), Result)
+        guarded.stop("cancelled")
+
+
 @pytest.mark.faults
 def test_a_command_dies_with_its_guard_even_if_nobody_looks(house: House) -> None:
-    runner = start_runner(house, STUBBORN)
-    with runner:
-        command = int(wait_for_line(runner, "Started").split("=")[1].rstrip(")\n"))
+    with start_runner(house, STUBBORN) as (runner, command):
         os.kill(runner.pid, signal.SIGSTOP)
         os.kill(guard_of(command), signal.SIGKILL)
         eventually(lambda: not is_alive(command))
-        runner.kill()
 
 
 @pytest.mark.faults
@@ -325,7 +336,7 @@ def test_leaving_before_the_end_waits_until_nothing_is_left(house: House) -> Non
 
 
 def test_what_is_abandoned_is_ended_by_its_guard(house: House) -> None:
-    guarded = Guarded(house.shell("sleep 1000"))
+    guarded = Guarded(house.shell("sleep 1000", extension=1000))
     wait_for_start(guarded)
     guarded.abandon()
     eventually(lambda: house.pids() == [])
