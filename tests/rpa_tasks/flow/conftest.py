@@ -21,17 +21,43 @@ import pytest
 from config.environment import ROOT
 from rpa_tasks.demo_shop.market import Market
 from rpa_tasks.demo_shop.server import Server
+from rpa_tasks.demo_shop.site import Answer, Request, answer
 from rpa_tasks.flow.chromium import NAMES, opened
 
 PATIENCE = 60.0
 
 
 class Site:
-    """A demo shop of this test's own."""
+    """A demo shop of this test's own. A request can be held, so that things happen just then."""
 
     def __init__(self, server: Server) -> None:
         self.url = server.url
         self.market = server.market
+        self.reached = threading.Event()
+        self.released = threading.Event()
+        self._held: tuple[str, str, dict[str, str]] | None = None
+        self._taking = threading.Lock()
+
+    def hold(self, method: str, path: str, **fields: str) -> None:
+        """The first such request waits for `release`; `reach` waits for it."""
+        self._held = (method, path, fields)
+
+    def reach(self) -> None:
+        assert self.reached.wait(PATIENCE)
+
+    def release(self) -> None:
+        self.released.set()
+
+    def answer(self, market: Market, request: Request) -> Answer:
+        with self._taking:
+            hold = self._held is not None and self._held[:2] == (request.method, request.path)
+            hold = hold and self._held is not None and self._held[2].items() <= request.fields.items()
+            if hold:
+                self._held = None
+        if hold:
+            self.reached.set()
+            self.released.wait(PATIENCE)
+        return answer(market, request)
 
     def effects(self, shop: str = "s1") -> dict[str, Any]:
         effects: dict[str, Any] = json.loads(self.ask("/effects.json"))["shops"][shop]
@@ -44,11 +70,14 @@ class Site:
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     server = Server(Market(orders=45, messages=5, first_change=1000))
+    site = Site(server)
+    monkeypatch.setattr("rpa_tasks.demo_shop.server.answer", site.answer)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    yield Site(server)
+    yield site
+    site.release()
     server.shutdown()
     server.server_close()
     thread.join(PATIENCE)
