@@ -12,7 +12,7 @@ from typing import Any
 from sessions.wire import Close
 
 MOST_WAITING = 128  #: frames that may wait for a slow reader
-END_WITHIN = 5.0  #: seconds in which the close frame has to be on its way
+END_WITHIN = 10.0  #: seconds in which the close frame has to be on its way
 RATE, BURST = 20.0, 60.0  #: frames a second that may come in, and at once
 EVENT_COST = 4  #: an event is a transaction
 

@@ -200,9 +200,10 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             else:
                 self._look_after(told["cursor"])
         elif told["what"] == hub.CLOSED:
-            self._push({"type": "closed", "by": told["side"]})
-            if told["side"] in (self.admission.role, "api"):
+            if told["side"] in (self.admission.role, hub.API):
                 self.outlet.end(Close.DONE, "the session was closed")
+            else:
+                self._push({"type": "closed", "by": told["side"]})
         elif told["side"] != self.admission.role:
             self._push({"type": told["kind"], "from": told["side"]})
 

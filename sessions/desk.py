@@ -45,13 +45,34 @@ class Clerk:
         self.inbox = inbox
 
     def file(self, slips: Sequence[Slip]) -> list[Filed]:
-        posted = iter(self.inbox.put([slip.post for slip in slips if slip.post]))
+        fresh = _fresh(slips)
+        posted = dict(zip(fresh, self.inbox.put(list(fresh.values())), strict=True))
         noted = self.store.note_activity([slip.frame for slip in slips])
         last = iter(self.inbox.last_cursors([slip.frame.session_id for slip in slips if slip.look]))
         return [
-            Filed(each, next(posted) if slip.post else None, next(last) if slip.look else "")
-            for slip, each in zip(slips, noted, strict=True)
+            Filed(each, posted.get(number, REPLAYED) if slip.post else None, next(last) if slip.look else "")
+            for number, (slip, each) in enumerate(zip(slips, noted, strict=True))
         ]
+
+
+REPLAYED = Posted("replayed", "", "")
+
+
+def _fresh(slips: Sequence[Slip]) -> dict[int, Post]:
+    """The messages by their place. What came in one batch with a higher seq before it is a replay: the inbox knows only
+    what is counted."""
+    highest: dict[tuple[str, str], int] = {}
+    fresh = {}
+    for number, slip in enumerate(slips):
+        if slip.post is None:
+            continue
+        side = (slip.frame.session_id, slip.frame.sender)
+        if slip.frame.seq is not None:
+            if slip.frame.seq <= highest.get(side, -1):
+                continue
+            highest[side] = slip.frame.seq
+        fresh[number] = slip.post
+    return fresh
 
 
 Desk = Gathering[Slip, Filed]

@@ -25,6 +25,7 @@ TELLING_LIMIT = 10_000
 BREATH = 32
 
 MESSAGE, SIGN, CLOSED = "message", "sign", "closed"
+API = "api"  #: the side of who closes a session from outside
 
 
 class Ear(Protocol):

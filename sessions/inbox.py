@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cache
 from typing import Any, NamedTuple
 
 from sessions import keys, store
@@ -94,7 +93,6 @@ class Inbox:
         self.server.ask(lambda pipe: [pipe.delete(_stream(session_id), _once(session_id))])
 
 
-@cache
 def live() -> Inbox:
     """The inboxes beside the store of this process."""
     return Inbox(store.live().server)

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
+import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -100,9 +101,11 @@ class Page:
     def close_code(self) -> tuple[int, str]:
         """Wait for the server to end it; what it said before is passed over."""
         ends_at = monotonic() + PATIENCE
-        try:
-            while True:
-                self.socket.recv(max(0.0, ends_at - monotonic()))
-        except ConnectionClosed as closed:
-            assert closed.rcvd is not None, "no close frame came"
-            return closed.rcvd.code, closed.rcvd.reason
+        with pytest.raises(ConnectionClosed) as closed:
+            self._pass_over(ends_at)
+        assert closed.value.rcvd is not None, "no close frame came"
+        return closed.value.rcvd.code, closed.value.rcvd.reason
+
+    def _pass_over(self, ends_at: float) -> None:
+        while True:
+            self.socket.recv(max(0.0, ends_at - monotonic()))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosed
 
 from scheduling.models import Event
 from sessions import store
@@ -23,8 +25,9 @@ def test_user_and_agent_see_what_the_other_writes(enter: Open) -> None:
     ann.say("message", text="你好", id="m1")
     seen = bob.hear_until("message")
     assert (seen["from"], seen["text"], seen["id"]) == ("user", "你好", "m1")
-    assert ann.hear_until("message")["cursor"] == seen["cursor"]
-    assert ann.hear_until("ack") == {"type": "ack", "id": "m1", "duplicate": False}
+    heard = {frame["type"]: frame for frame in (ann.hear(), ann.hear())}
+    assert heard["message"] == seen
+    assert heard["ack"] == {"type": "ack", "id": "m1", "duplicate": False}
     bob.say("message", text="hello")
     answer = ann.hear_until("message", **{"from": "agent"})
     assert answer["text"] == "hello"
@@ -177,8 +180,8 @@ def test_a_field_that_does_not_fit_is_named(enter: Open, frame: dict[str, Any], 
 def test_a_time_that_a_client_names_counts_for_nothing(enter: Open, at: Any) -> None:
     ann = enter()
     ann.say("message", text="x", at=at, time=at, timestamp=at)
-    assert abs(store.instant(deadline()).timestamp() - server_time() - 60) < 10
     assert ann.hear_until("message")["at"] != at
+    assert abs(deadline() / 1000 - server_time() - 60) < 20
 
 
 @pytest.mark.parametrize(
@@ -249,8 +252,9 @@ def test_a_session_may_be_called_anything(enter: Open, session: str) -> None:
 
 def test_ten_times_the_rate_ends_the_connection_and_no_other(enter: Open) -> None:
     bob, fast = enter(role="agent"), enter()
-    for _ in range(200):
-        fast.say("ping")
+    with suppress(ConnectionClosed):
+        for _ in range(200):
+            fast.say("ping")
     assert fast.close_code()[0] == 4429
     bob.say("ping")
     bob.hear_until("pong")

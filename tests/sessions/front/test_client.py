@@ -1,0 +1,100 @@
+"""The Python client against a real web process, which is killed under it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduling.models import Event
+from sessions.client import Ended, SessionClient
+from tests.scheduling.api.serving import PATIENCE, Gate, told
+from tests.sessions.front.serving import Page, token
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+async def fresh(role: str = "agent") -> str:
+    return token(role=role)
+
+
+async def the_next(frames: Any, type: str, **wanted: Any) -> dict[str, Any]:
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            frame: dict[str, Any] = await anext(frames)
+            if frame["type"] == type and all(frame.get(name) == value for name, value in wanted.items()):
+                return frame
+
+
+def test_it_says_and_hears(address: str, enter: Callable[..., Page]) -> None:
+    ann = enter()
+
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", fresh) as chat:
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            frames = aiter(chat)
+            name = await chat.message("hello")
+            await the_next(frames, "ack", id=name)
+            await chat.sign("typing")
+            await chat.event(told("e1"), id="x")
+            assert (await the_next(frames, "ack", id="x"))["event_id"] == "e1"
+            await asyncio.to_thread(ann.say, "message", text="hi")
+            assert (await the_next(frames, "message", **{"from": "user"}))["text"] == "hi"
+
+    asyncio.run(gateway())
+    assert ann.hear_until("message")["text"] == "hello"
+    ann.hear_until("typing")
+    assert Event.objects.filter(event_id="e1").exists()
+
+
+def test_a_lost_connection_costs_no_message_and_brings_none_twice(address: str, enter: Callable[..., Page]) -> None:
+    """Its way to the server is cut; both sides write meanwhile."""
+    ann = enter()
+    gate = Gate(int(address.split(":")[1]))
+
+    async def gateway() -> list[str]:
+        heard: list[str] = []
+        async with SessionClient(f"http://127.0.0.1:{gate.port}", "s1", fresh) as chat:
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            frames = aiter(chat)
+            await the_next(frames, "ack", id=await chat.message("one"))
+            await asyncio.to_thread(gate.shut)
+            await chat.message("two")
+            await asyncio.to_thread(ann.say, "message", text="while you were away")
+            await asyncio.to_thread(gate.open)
+            while len(heard) < 3:
+                heard.append((await the_next(frames, "message"))["text"])
+        return heard
+
+    try:
+        assert sorted(asyncio.run(gateway())) == ["one", "two", "while you were away"]
+    finally:
+        gate.shut()
+    assert sorted(ann.hear_until("message")["text"] for _ in range(3)) == ["one", "two", "while you were away"]
+    assert not [frame for frame in ann.heard_so_far() if frame["type"] == "message"]
+
+
+def test_it_ends_when_the_session_is_closed(address: str, enter: Callable[..., Page]) -> None:
+    async def gateway() -> list[Any]:
+        async with SessionClient(f"http://{address}", "s1", fresh) as chat:
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            await chat.close_session()
+            async with asyncio.timeout(PATIENCE):
+                return [frame async for frame in chat]
+
+    assert asyncio.run(gateway()) == []
+
+
+def test_a_frame_that_cannot_be_ends_it_for_good(address: str, house: None) -> None:
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", fresh) as chat:
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            await chat.sign("shout")
+            async with asyncio.timeout(PATIENCE):
+                async for _ in chat:
+                    pass
+
+    with pytest.raises(Ended, match="4400 unknown type"):
+        asyncio.run(gateway())

@@ -1,0 +1,138 @@
+"""Readers that do not read, and a Redis that goes away and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from config.environment import environment
+from sessions import hub
+from sessions.inbox import Post
+from sessions.inbox import live as inbox
+from tests.scheduling.api.serving import PATIENCE, Gate
+from tests.sessions.front.serving import Page, token, web
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def lazy_reader(address: str) -> Any:
+    """It takes a few KB and then nothing."""
+    host, port = address.split(":")
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        raw.settimeout(PATIENCE)
+        raw.connect((host, int(port)))
+        raw.settimeout(None)
+        url = f"ws://{address}/ws/v1/sessions/s1?token={quote(token())}"
+        return connect(url, sock=raw.dup(), max_queue=1, compression=None)
+
+
+def push(count: int, session: str = "s1") -> None:
+    """Write so many long messages into a session, as fast as it goes."""
+
+    async def tell() -> None:
+        from channels.layers import get_channel_layer
+
+        for number in range(count):
+            post = Post(session, f"m{number}", "system", "x" * 15_000)
+            (posted,) = inbox().put([post])
+            await hub.tell_now(session, hub.message(post, posted))
+        await get_channel_layer().flush()
+
+    from sessions.frames import Frame
+    from sessions.store import live
+
+    live().note_activity([Frame(session, "ann")])
+    asyncio.run(tell())
+
+
+def test_a_reader_who_does_not_read_is_closed_and_nobody_else(address: str, house: None) -> None:
+    with lazy_reader(address) as lazy, Page(address, "s2") as eve:
+        push(700)
+        with pytest.raises(ConnectionClosed) as closed:
+            read_all(lazy)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 4408
+        eve.say("ping")
+        eve.hear_until("pong")
+
+
+def test_one_who_never_reads_again_is_cut_off(address: str, house: None) -> None:
+    with lazy_reader(address) as lazy:
+        push(700)
+        # It reads nothing; that it was cut shows in its own writing.
+        ending = eventually_within(60, lambda: fails(lambda: lazy.send('{"type":"ping"}')))
+        assert isinstance(ending, ConnectionClosed)
+
+
+def read_all(socket: Any) -> None:
+    while True:
+        socket.recv(PATIENCE)
+
+
+def eventually_within(seconds: float, condition: Any) -> Any:
+    import time
+
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        if found := condition():
+            return found
+        time.sleep(0.2)
+    raise AssertionError("it did not happen")
+
+
+def fails(act: Any) -> Exception | None:
+    try:
+        act()
+    except Exception as error:
+        return error
+    return None
+
+
+@pytest.fixture
+def redis_gate() -> Iterator[Gate]:
+    gate = Gate(urlsplit(environment().redis).port or 6379)
+    yield gate
+    gate.shut()
+
+
+def test_redis_goes_away_and_comes_back(house: None, redis_gate: Gate) -> None:
+    """Who writes meanwhile is told; the repeat is there once; what was told to nobody comes with a ping."""
+    parts = urlsplit(environment().redis)
+    url = environment().redis.replace(f":{parts.port}", f":{redis_gate.port}")
+    with web(REDIS_URL=url) as address, Page(address) as ann, Page(address, role="agent") as bob:
+        ann.hear_until("welcome")
+        bob.hear_until("welcome")
+        ann.say("message", text="before", id="m0")
+        bob.hear_until("message", id="m0")
+        redis_gate.shut()
+        ann.say("message", text="hello?", id="m1")
+        assert ann.hear_until("error", id="m1")["reason"] == "unavailable"
+        ann.say("ping")
+        ann.hear_until("pong")
+        redis_gate.open()
+        eventually_within(PATIENCE, lambda: sent_again(ann))
+        eventually_within(PATIENCE, lambda: heard_by_ping(bob, "m1"))
+        assert [entry.cursor for entry in inbox().since("s1", "0-0")] == sorted(
+            {entry.cursor for entry in inbox().since("s1", "0-0")}
+        )
+        assert sum('"m1"' in entry.body for entry in inbox().since("s1", "0-0")) == 1
+
+
+def sent_again(page: Page) -> bool:
+    page.say("message", text="hello?", id="m1")
+    while True:
+        frame = page.hear()
+        if frame.get("id") == "m1" and frame["type"] in ("ack", "error"):
+            return bool(frame["type"] == "ack")
+
+
+def heard_by_ping(page: Page, name: str) -> bool:
+    return any(frame.get("id") == name for frame in page.heard_so_far())
