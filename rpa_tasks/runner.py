@@ -159,6 +159,8 @@ class _Run:
             while True:
                 event = guarded.next_event(timeout=LOOK)
                 if isinstance(event, Ending):
+                    if self.progress:
+                        self._why_stop()  # the last that it told is not lost
                     return event
                 if isinstance(event, Progress):
                     self.progress = event

@@ -13,6 +13,7 @@ from typing import Any
 import jsonschema_rs
 
 from rpa_tasks.command import validate_command
+from rpa_tasks.markers import MARKERS
 from rpa_tasks.models import Shop
 from rpa_tasks.storable import unstorable
 from scheduling.durations import format_duration
@@ -26,7 +27,7 @@ MAX_SCHEMA = 65_536  #: characters
 EXIT_CLASSES = ("transient", "business", "session", "platform")
 MAX_VARIABLES = 50
 #: What a run gets from its runner; a flow that named one of these would be surprised by its value.
-OWN_VARIABLES = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "AFTERTOUCH_TASK_ID", "AFTERTOUCH_LEASE_NO", "AFTERTOUCH_SHOP"}
+OWN_VARIABLES = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", *MARKERS}
 #: With these a command could sign in as anybody and read every channel's secret.
 KEPT_BACK = {"DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS"}
 

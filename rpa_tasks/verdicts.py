@@ -66,7 +66,7 @@ class Verdict:
 
 
 #: What the exit status means where a flow has no table of its own.
-DEFAULT_EXIT_CODES: Mapping[str, Sequence[int]] = {"business": (65,), "session": (77,), "platform": (75,)}
+DEFAULT_EXIT_CODES: Mapping[str, Sequence[int]] = {"business": (64, 65), "session": (77,), "platform": (75,)}
 #: Why a command was not started that no repeat would cure.
 HOPELESS = frozenset({"command_missing", "command_not_executable", "arguments_too_long"})
 

@@ -184,6 +184,12 @@ def test_progress_is_stored_while_it_runs_and_a_cancel_ends_it(does: Any, race: 
     assert job.runs.get().outcome == "cancelled"
 
 
+def test_the_last_progress_stays_with_the_job(does: Any) -> None:
+    job = does("print(json.dumps({'progress': 0.9, 'message': 'page 9 of 9'}), flush=True)")
+
+    assert (job.state, job.progress, job.progress_message) == ("succeeded", 1.0, "page 9 of 9")
+
+
 def test_a_lease_is_renewed_while_the_command_lives(does: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "RENEW", 0.2)
     job = does("time.sleep(3)", run=False)
