@@ -18,18 +18,20 @@ class Wire:
     host: str
     port: int
     address: str = ""  #: where it listens
-    carried: int = 0  #: connections so far
     _whole: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def carry(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        self.carried += 1
-        await self._whole.wait()
+        writers = [back]
         try:
+            await self._whole.wait()
             far, forth = await asyncio.open_connection(self.host, self.port)
-        except OSError:
-            back.close()
-            return
-        await asyncio.gather(self._pass_on(near, forth), self._pass_on(far, back))
+            writers.append(forth)
+            await asyncio.gather(self._pass_on(near, forth), self._pass_on(far, back))
+        except (OSError, asyncio.CancelledError):
+            pass  # the server is away, or the test is over
+        finally:
+            for writer in writers:
+                writer.transport.abort()
 
     async def _pass_on(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
         with suppress(OSError):
@@ -93,7 +95,8 @@ async def _end(servers: list[asyncio.Server]) -> None:
     for server in servers:
         server.close()
     mine = asyncio.current_task()
-    left = [task for task in asyncio.all_tasks() if task is not mine]
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
+    while left := [task for task in asyncio.all_tasks() if task is not mine]:
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.sleep(0.05)  # what was accepted in the last moment, and transports that close

@@ -75,6 +75,17 @@ def test_eight_publish_and_eight_run_for_fifty_shops(the_yard: Yard, told: Calla
     assert most_at_once(effects) > SLOTS  # else nobody raced
 
 
+@pytest.mark.parametrize(
+    ("began", "lease", "met", "problem"),
+    [(1.5, 2, [], "two at once"), (2.5, 1, [], "do not grow"), (2.5, 2, [7], "met processes"), (2.5, 2, [], "")],
+)
+def test_the_log_would_show_it(began: float, lease: int, met: list[int], problem: str) -> None:
+    first = Effect("s1", "a", "a", 1, 10, 1.0, [], ended=2.0)
+    second = Effect("s1", "b", "b", lease, 11, began, met, ended=3.0)
+    found = at_once([second, first])
+    assert [problem in each for each in found] == ([True] if problem else [])
+
+
 def lost(receipts: list[dict[str, Any]], effects: list[Effect], rows: dict[str, dict[str, Any]]) -> list[str]:
     """Requests without an effect after them, and effects that no run tells of."""
     found = []
