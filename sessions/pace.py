@@ -36,17 +36,15 @@ class Bucket:
         self._level = self._most = max(rate * self.BURST, 1.0)
         self._seen_at = clock()
 
-    def take(self, most: int) -> int:
+    def left(self, most: int) -> int:
+        """How many may be had now, at most `most`."""
         now = self._clock()
         self._level = min(self._level + (now - self._seen_at) * self._rate, self._most)
         self._seen_at = now
-        taken = min(most, int(self._level))
-        self._level -= taken
-        return taken
+        return min(most, int(self._level))
 
-    def give_back(self, count: int) -> None:
-        """What was taken and not used. May be negative, where more was used than was taken."""
-        self._level = min(self._level + count, self._most)
+    def spend(self, count: int) -> None:
+        self._level -= count
 
 
 class Backoff:

@@ -23,6 +23,7 @@ class Script:
 
 
 NOTE_ACTIVITY = Script("note_activity")
+NOTE_PRESENCE = Script("note_presence")
 CLAIM_SILENT = Script("claim_silent")
 CONFIRM = Script("confirm")
 RELEASE = Script("release")

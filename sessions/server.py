@@ -78,7 +78,7 @@ class Server:
                 found = self.client.config_get("notify-keyspace-events")
         except ResponseError:
             return None
-        return str(next((_text(value) for value in found.values()), ""))
+        return str(next((text(value) for value in found.values()), ""))
 
     @contextmanager
     def expiries(self) -> Iterator[Callable[[float], str | None]]:
@@ -90,7 +90,7 @@ class Server:
             def following(timeout: float) -> str | None:
                 with away():
                     message = ear.get_message(timeout=timeout)
-                return _text(message["data"]) if message else None
+                return text(message["data"]) if message else None
 
             yield following
 
@@ -119,5 +119,5 @@ def _lacks_policies(answer: Any) -> bool:
     return isinstance(answer, ResponseError) and NO_POLICIES in str(answer)
 
 
-def _text(raw: Any) -> str:
+def text(raw: Any) -> str:
     return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 
+import psycopg
 import structlog
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, close_old_connections
 
-from sessions import activity, policies
+from sessions import activity, policies, reports
 from sessions.hand_in import hand_in, undelivered
 from sessions.keys import SHARDS
 from sessions.pace import Backoff, Bucket, Every
@@ -26,36 +27,42 @@ BATCH = 500  #: silences a pass
 LEASE = timedelta(seconds=30)  #: a pass takes a fraction of a second; this outlasts a database that restarts
 LONGEST_SLEEP = 1.0  #: seconds; thresholds are at least twice that, so nothing new falls due while it sleeps
 BREATH = 0.02  #: seconds between passes, so that what falls due in that time goes in one transaction
-HOUSEKEEPING = 2.0  #: seconds between looks at policies, activity and backlog
+HOUSEKEEPING = 2.0  #: seconds between looks at policies and at activity
+DATABASE_AWAY = (OperationalError, InterfaceError, psycopg.OperationalError, psycopg.InterfaceError)
 
 
 class Watcher:
+    """`run` until `stop` is set."""
+
     def __init__(self, store: Store, stop: threading.Event) -> None:
         self.store = store
         self.stop = stop
         self.held: list[Claim] = []  #: claimed and not yet handed in
+        self.report = reports.Report()
+        self._room = settings.AFTERTOUCH_SILENCE_BACKLOG  #: how many more may be undelivered
+        self._versions: frozenset[str] = frozenset()  #: of the policies that the store has
+        self._turn = 0  #: the shard that is first, where not all can be asked
         self._backoff = Backoff(0.1, 2.0)
         self._allowance = Bucket(settings.AFTERTOUCH_SILENCE_RATE)
         self._housekeeping = Every(HOUSEKEEPING)
-        self._backlog_look = Every(1.0)
-        self._full = False
+        self._counting = Every(1.0)
 
     def run(self) -> None:
-        """Until `stop` is set; then what is claimed goes back."""
-        log.info("watcher_started", shards=SHARDS)
+        """What is claimed when it stops goes back."""
+        log.info("watcher_started")
         while not self.stop.is_set():
             self.stop.wait(self._pass_safely())
         self.give_back()
-        log.info("watcher_stopped")
+        log.info("watcher_stopped", handed_in=self.report.handed_in)
 
     def _pass_safely(self) -> float:
-        """One pass; what is away is waited for. Returns how many seconds to sleep."""
+        """One pass; for what is away it waits. Returns how many seconds to sleep."""
         try:
             pause = self.run_once()
         except StoreAway as error:
             log.warning("store_away", error=str(error))
             return self._backoff.next()
-        except (OperationalError, InterfaceError) as error:
+        except DATABASE_AWAY as error:
             log.warning("database_away", error=str(error))
             self.give_back()
             close_old_connections()
@@ -64,54 +71,60 @@ class Watcher:
         return pause
 
     def run_once(self) -> float:
-        """Claim, hand in, confirm. Returns how many seconds there is nothing to do."""
+        """Claim, hand in, confirm; now and then look after the rest. Returns how many seconds to sleep."""
+        limit = min(self._allowance.left(BATCH), self._room_left())
+        pause = self._take(limit) if limit > 0 else BREATH * 5
         if self._housekeeping.is_due():
-            close_old_connections()
             self._keep_house()
-        if self._is_full():
-            return BREATH * 5
-        limit = self._allowance.take(BATCH)
-        if limit < SHARDS:
-            self._allowance.give_back(limit)
-            return BREATH
-        share = -(-limit // SHARDS)
-        claims = self.store.claim_silent(share, LEASE)
-        self._allowance.give_back(limit - len(claims.silences))
-        self.settle(claims)
-        return self._sleep(claims, share)
+        return pause
 
-    def settle(self, claims: Claims) -> None:
+    def _take(self, limit: int) -> float:
+        share = max(1, limit // SHARDS)
+        shards = self._shards(limit)
+        claims = self.store.claim_silent(share, LEASE, shards)
+        self._versions = claims.versions
+        self._allowance.spend(len(claims.silences))
+        self._settle(claims)
+        return min(max(claims.seconds_to_next, BREATH), LONGEST_SLEEP) if len(shards) == SHARDS else BREATH
+
+    def _shards(self, limit: int) -> list[int]:
+        """All of them, or as many as may be asked, in turn."""
+        first, count = self._turn, min(limit, SHARDS)
+        self._turn = (first + count) % SHARDS
+        return [(first + number) % SHARDS for number in range(count)]
+
+    def _settle(self, claims: Claims) -> None:
         self.held = claims.silences
-        if self.held and not self.stop.is_set():
-            self.store.confirm(hand_in(self.held, claims.now_ms))
-            self.held = []
+        if self.stop.is_set() or not self.held:
+            return
+        handed_in = hand_in(self.held, claims.now_ms)
+        self.store.confirm(handed_in)
+        self._room -= len(handed_in)
+        self.report.count(handed_in, claims.now_ms)
+        self.held = []
 
     def give_back(self) -> None:
-        """Let somebody else take what we hold at once. Where that fails, the lease does it."""
+        """Let somebody else take what we hold at once. Where that fails the end of the lease does it."""
         held, self.held = self.held, []
         try:
-            if held:
-                self.store.release(held)
+            self.store.release(held)
         except StoreAway as error:
             log.warning("claims_not_given_back", count=len(held), error=str(error))
 
+    def _room_left(self) -> int:
+        """How many more silences delivery can take. Counted once a second: more would only wait elsewhere."""
+        bound = settings.AFTERTOUCH_SILENCE_BACKLOG
+        if self._room < bound and self._counting.is_due():
+            was_full, self._room = self._room < 1, bound - undelivered(bound)
+            if was_full != (self._room < 1):
+                log.warning("backlog_over" if was_full else "backlog_full", bound=bound)
+        return self._room
+
     def _keep_house(self) -> None:
-        wanted = policies.current()
-        if self.store.versions() != {wanted.version}:
-            log.info("policies_pushed", version=wanted.version)
+        close_old_connections()
+        wanted = policies.read()
+        if self._versions != {wanted.version}:
             self.store.push(wanted)
+            log.info("policies_pushed", version=wanted.version)
         activity.note(self.store)
-
-    def _is_full(self) -> bool:
-        """Whether so much is undelivered that more would only wait elsewhere. Looked at once a second."""
-        if self._backlog_look.is_due():
-            bound = settings.AFTERTOUCH_SILENCE_BACKLOG
-            full = undelivered(bound) >= bound
-            if full != self._full:
-                log.warning("backlog_full" if full else "backlog_over", bound=bound)
-            self._full = full
-        return self._full
-
-    @staticmethod
-    def _sleep(claims: Claims, share: int) -> float:
-        return min(max(claims.seconds_to_next, BREATH), LONGEST_SLEEP)
+        reports.send(self.store, self.report, waits=self._room < 1)

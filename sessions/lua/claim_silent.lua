@@ -20,8 +20,8 @@ local answer = {now, redis.call('HGET', KEYS[3], 'version') or '', -1}
 -- A little longer, once an arming, for a user who began to write and did not send it.
 local function grace(key, id, held)
   local more = policies and policy_of(policies, held[3])[3] or 0
-  if more == 0 or held[7] ~= '1' or held[8] == '1' then return false end
-  redis.call('HSET', key, 'g', '1', 'd', whole(now + more))
+  if more == 0 or held[7] ~= '1' or held[8] == held[4] then return false end
+  redis.call('HSET', key, 'g', held[4], 'd', now + more)
   redis.call('ZADD', KEYS[1], now + more, id)
   return true
 end
@@ -29,13 +29,17 @@ end
 local function claim(id, anew)
   local key = KEYS[4] .. id
   local held = redis.call('HMGET', key, 'u', 'c', 't', 'a', 'd', 'n', 'm', 'g')
-  if not held[1] or not held[5] or held[5] == '0' then
+  local deadline = held[1] and (held[5] or 0) + 0 or 0
+  if deadline == 0 then
     redis.call('ZREM', KEYS[1], id)
+    redis.call('ZREM', KEYS[2], id)
+  elseif anew and deadline > now then
+    -- It was armed anew while the clock was behind, and is where it belongs.
     redis.call('ZREM', KEYS[2], id)
   elseif anew or not grace(key, id, held) then
     redis.call('ZREM', KEYS[1], id)
     redis.call('ZADD', KEYS[2], until_ms, id)
-    answer[#answer + 1] = {id, held[1], held[2] or '', held[3] or '', held[4] + 0, held[5] + 0, (held[6] or 0) + 1}
+    answer[#answer + 1] = {id, held[1], held[2] or '', held[3] or '', held[4] + 0, deadline, (held[6] or 0) + 1}
   end
 end
 

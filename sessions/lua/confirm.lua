@@ -4,7 +4,7 @@
 -- KEYS[3]  {shard}:policies  hash: version, body
 -- KEYS[4…] {shard}:s:<id>    hash, one key a silence (fields: see note_activity)
 -- ARGV[1]  clock offset, µs (prelude)
--- ARGV[2]  how long a session outlives its last frame or deadline, ms
+-- ARGV[2]  how long a session is kept, ms
 -- ARGV[3…] two a silence: session id, arming
 -- Returns how many were still in flight under that arming. To confirm twice counts once.
 local policies = read_policies(KEYS[3])
@@ -19,9 +19,9 @@ for number = 0, #KEYS - 4 do
     local nudges, tag = (held[2] or 0) + 1, held[3] or 'default'
     if nudges < policy_of(policies, tag)[4] and not held[4] then
       local deadline = now + patience(policies, tag, nudges)
-      redis.call('HSET', key, 'n', nudges, 's', armed_at, 'a', whole(next_arming(armed_at)), 'd', whole(deadline), 'g', '0')
+      redis.call('HSET', key, 'n', nudges, 's', armed_at, 'a', next_arming(armed_at), 'd', deadline)
       redis.call('ZADD', KEYS[1], deadline, id)
-      redis.call('PEXPIRE', key, whole(ARGV[2] + deadline - now))
+      redis.call('PEXPIRE', key, ARGV[2])
     else
       redis.call('HSET', key, 'n', nudges, 's', armed_at, 'd', '0')
     end

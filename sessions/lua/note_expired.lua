@@ -2,7 +2,7 @@
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
 -- KEYS[2]  {shard}:s:<id>    hash: the session (fields: see note_activity)
 -- ARGV[1]  clock offset, µs (prelude)
--- ARGV[2]  how long a session outlives its last frame or deadline, ms
+-- ARGV[2]  how long a session is kept, ms
 -- ARGV[3]  session id
 -- ARGV[4]  user id
 -- ARGV[5]  tag or ''
@@ -12,7 +12,7 @@
 local held = redis.call('HMGET', KEYS[2], 'a', 'k')
 if held[1] and (not held[2] or now_us - held[1] < ARGV[7] * 1000) then return 0 end
 redis.call('HSET', KEYS[2], 'u', ARGV[4], 't', ARGV[5] ~= '' and ARGV[5] or 'default', 'k', ARGV[6],
-  'a', whole(next_arming(held[1])), 'd', whole(now), 'n', '0')
+  'a', next_arming(held[1]), 'd', now, 'n', 0)
 redis.call('ZADD', KEYS[1], now, ARGV[3])
 redis.call('PEXPIRE', KEYS[2], ARGV[2])
 return 1

@@ -22,6 +22,9 @@ local function policy_of(policies, tag)
   return policies.tags[tag] or policies.tags.default
 end
 
+-- Well below the time for which sessions are kept.
+local LONGEST = 46800000
+
 -- How many ms of silence are allowed after so many nudges. Of the campaigns that run, the latest to begin holds.
 local function patience(policies, tag, nudges)
   local policy = policy_of(policies, tag)
@@ -29,7 +32,7 @@ local function patience(policies, tag, nudges)
   for _, campaign in ipairs(policies.campaigns) do
     if campaign[1] <= now and now < campaign[2] then threshold = campaign[3] end
   end
-  return math.floor(threshold * policy[5] ^ nudges + math.random() * policy[2])
+  return math.min(LONGEST, math.floor(threshold * policy[5] ^ nudges + math.random() * policy[2]))
 end
 
 -- Each arming has its own instant, which names its silence: it grows even if the server's clock goes back.

@@ -1,0 +1,122 @@
+"""What is asked of the scripts: their keys and arguments, in the order that the header of each Lua file tells."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+
+from sessions import keys, scripts
+from sessions.frames import USER, Frame
+from sessions.server import Call
+
+KEPT = timedelta(hours=24)  #: a session that was never closed vanishes so long after its last frame
+CLOSED_KEPT = timedelta(hours=1)  #: longer than a frame may be late
+TYPING_PAUSE = timedelta(minutes=2)  #: an agent who began to type and went away does not pause for ever
+RENEWED_EVERY = timedelta(hours=1)
+
+Silence = tuple[str, int]  #: a session and the arming that it was silent after
+
+
+def note_activity(frames: Sequence[Frame], groups: Mapping[int, Sequence[int]]) -> list[Call]:
+    """`groups`: the places of the frames by shard."""
+    return [_note_activity(shard, [frames[number] for number in numbers]) for shard, numbers in groups.items()]
+
+
+def _note_activity(shard: int, frames: Sequence[Frame]) -> Call:
+    names = [keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard], keys.ACTIVE[shard]]
+    words: list[Any] = [ms(KEPT), ms(CLOSED_KEPT), ms(TYPING_PAUSE), ms(RENEWED_EVERY)]
+    prefix = keys.SESSION[shard]
+    for frame in frames:
+        names.append(prefix + frame.session_id)
+        words += (
+            frame.session_id, frame.user_id, frame.chat_id, "u" if frame.sender == USER else "a", frame.kind,
+            "" if frame.seq is None else frame.seq, frame.tag,
+        )  # fmt: skip
+    return scripts.NOTE_ACTIVITY, names, words
+
+
+def note_presence(sessions: Mapping[str, str]) -> list[Call]:
+    """By user, the session of their last frame."""
+    users = list(sessions)
+    window = ms(settings.AFTERTOUCH_CONVERSATION_WINDOW)
+    return [
+        (
+            scripts.NOTE_PRESENCE,
+            [keys.PRESENCE[shard] + users[number] for number in numbers],
+            [window, *(sessions[users[number]] for number in numbers)],
+        )
+        for shard, numbers in by_shard(users).items()
+    ]
+
+
+def note_expired(user_id: str, key: str, tag: str, window: timedelta) -> Call:
+    shard = keys.shard_of(user_id)
+    words = [ms(KEPT), user_id, user_id, tag, key, ms(window)]
+    return scripts.NOTE_EXPIRED, [keys.DUE[shard], keys.SESSION[shard] + user_id], words
+
+
+def claim_silent(shard: int, limit: int, lease: timedelta) -> Call:
+    names = (keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard], keys.SESSION[shard])
+    return scripts.CLAIM_SILENT, names, (limit, ms(lease))
+
+
+def confirm(silences: Sequence[Silence]) -> list[Call]:
+    return [
+        (
+            scripts.CONFIRM,
+            [keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard], *_sessions(shard, group)],
+            [ms(KEPT), *_flat(group)],
+        )
+        for shard, group in _grouped(silences)
+    ]
+
+
+def release(silences: Sequence[Silence]) -> list[Call]:
+    return [
+        (scripts.RELEASE, [keys.DUE[shard], keys.INFLIGHT[shard], *_sessions(shard, group)], _flat(group))
+        for shard, group in _grouped(silences)
+    ]
+
+
+def still_silent(silences: Sequence[Silence], groups: Mapping[int, Sequence[int]]) -> list[Call]:
+    return [
+        (
+            scripts.STILL_SILENT,
+            _sessions(shard, [silences[number] for number in numbers]),
+            [silences[number][1] for number in numbers],
+        )
+        for shard, numbers in groups.items()
+    ]
+
+
+def presence_key(user_id: str) -> str:
+    return keys.PRESENCE[keys.shard_of(user_id)] + user_id
+
+
+def by_shard(ids: Sequence[str]) -> dict[int, list[int]]:
+    """The places of sessions (or users) in the list, by shard, in their order."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for number, each in enumerate(ids):
+        groups[keys.shard_of(each)].append(number)
+    return groups
+
+
+def ms(span: timedelta) -> int:
+    return span // timedelta(milliseconds=1)
+
+
+def _grouped(silences: Sequence[Silence]) -> list[tuple[int, list[Silence]]]:
+    groups = by_shard([session_id for session_id, _ in silences])
+    return [(shard, [silences[number] for number in numbers]) for shard, numbers in groups.items()]
+
+
+def _sessions(shard: int, silences: Sequence[Silence]) -> list[str]:
+    return [keys.SESSION[shard] + session_id for session_id, _ in silences]
+
+
+def _flat(silences: Sequence[Silence]) -> list[Any]:
+    return [word for silence in silences for word in silence]

@@ -1,0 +1,540 @@
+"""What frames do to a session: on the real server, with its clock pushed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from scheduling.errors import InvalidInput
+from sessions import keys
+from sessions.frames import Frame
+from sessions.policy_set import Override, Policy
+from sessions.store import COUNTED, DROPPED, IDLE
+from tests.sessions.conftest import Chats
+
+SECOND = timedelta(seconds=1)
+
+
+def test_a_session_is_silent_a_minute_after_the_last_frame_of_its_user(chats: Chats) -> None:
+    noted = chats.user()
+    assert noted.outcome == COUNTED
+    assert chats.seconds_left(noted) == pytest.approx(60, abs=0.5)
+    chats.pass_time(59)
+    assert not chats.silent()
+    chats.user(kind="ping")
+    chats.pass_time(59)
+    assert not chats.silent()
+    chats.pass_time(1.1)
+    assert chats.silent()
+
+
+@pytest.mark.parametrize("kind", ["message", "typing", "read", "ping"])
+def test_every_frame_of_the_user_renews(chats: Chats, kind: str) -> None:
+    chats.user()
+    chats.pass_time(50)
+    assert chats.seconds_left(chats.user(kind=kind)) == pytest.approx(60, abs=0.5)
+
+
+def test_a_session_is_armed_by_its_first_frame_even_if_the_user_never_wrote(chats: Chats) -> None:
+    chats.agent()
+    chats.pass_time(61)
+    assert [each.nudge for each in chats.claim()] == [1]
+
+
+def test_an_answer_of_the_agent_starts_the_wait_anew(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(50)
+    assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.5)
+
+
+@pytest.mark.parametrize("kind", ["tool", "transfer", "queue"])
+def test_work_of_our_side_pauses_until_the_agent_speaks(chats: Chats, kind: str) -> None:
+    chats.user()
+    assert chats.agent(kind=kind).deadline_ms == 0
+    chats.pass_time(3600)
+    assert not chats.silent()
+    # The user's pings do not end what our side has begun; nor does an agent who begins to type.
+    assert chats.user(kind="ping").deadline_ms == 0
+    assert chats.agent(kind="typing").deadline_ms == 0
+    assert chats.user().deadline_ms == 0
+    assert chats.seconds_left(chats.agent(kind="message")) == pytest.approx(60, abs=0.5)
+
+
+def test_resume_ends_a_pause_without_a_word(chats: Chats) -> None:
+    chats.user()
+    chats.agent(kind="tool")
+    assert chats.seconds_left(chats.agent(kind="resume")) == pytest.approx(60, abs=0.5)
+
+
+def test_typing_of_the_agent_pauses_but_not_for_ever(chats: Chats) -> None:
+    chats.user()
+    chats.agent(kind="typing")
+    chats.pass_time(100)
+    assert not chats.silent()
+    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(20 + 60, abs=0.5)
+    chats.pass_time(81)
+    assert chats.silent()
+
+
+def test_a_message_ends_a_pause_by_typing(chats: Chats) -> None:
+    chats.user()
+    chats.agent(kind="typing")
+    assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.5)
+    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(60, abs=0.5)
+
+
+def test_a_ping_of_the_agent_changes_nothing(chats: Chats) -> None:
+    assert chats.agent(kind="ping").outcome == IDLE
+    chats.user()
+    chats.pass_time(50)
+    assert chats.seconds_left(chats.agent(kind="ping")) == pytest.approx(10, abs=0.5)
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+def test_duplicates_and_frames_that_come_too_late_are_dropped(chats: Chats) -> None:
+    assert chats.user(seq=5).outcome == COUNTED
+    chats.pass_time(30)
+    assert chats.user(seq=5).outcome == DROPPED
+    assert chats.user(seq=4).outcome == DROPPED
+    assert chats.seconds_left(chats.user(seq=4)) == pytest.approx(30, abs=0.5)
+    assert chats.user(seq=6).outcome == COUNTED
+
+
+def test_each_side_has_its_own_numbers(chats: Chats) -> None:
+    chats.user(seq=100)
+    assert chats.agent(seq=1).outcome == COUNTED
+    assert chats.agent(seq=1).outcome == DROPPED
+
+
+def test_a_frame_without_number_always_counts(chats: Chats) -> None:
+    chats.user(seq=100)
+    assert chats.user().outcome == COUNTED
+    assert chats.user(seq=100).outcome == DROPPED
+
+
+def test_frames_of_one_batch_count_in_their_order(chats: Chats) -> None:
+    frames = [
+        Frame("s1", "ann", seq=1),
+        Frame("s2", "bob", seq=1),
+        Frame("s1", "ann", kind="close", seq=3),
+        Frame("s1", "ann", kind="ping", seq=2),
+    ]
+    assert [each.outcome for each in chats.store.note_activity(frames)] == [COUNTED, COUNTED, COUNTED, DROPPED]
+    chats.pass_time(70)
+    assert [each.session_id for each in chats.claim()] == ["s2"]
+
+
+# --- close ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_session_is_never_silent_and_pings_do_not_open_it(chats: Chats) -> None:
+    chats.user(seq=1)
+    assert chats.user(kind="close", seq=2).outcome == COUNTED
+    assert chats.user(kind="ping").outcome == IDLE
+    assert chats.user(kind="message", seq=1).outcome == DROPPED
+    chats.pass_time(120)
+    assert not chats.silent()
+
+
+def test_a_word_of_the_user_opens_a_closed_session_again_under_a_new_name(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    (before,) = chats.claim()
+    chats.store.close("s1", "ann")
+    assert not chats.stands(before)
+    chats.user()
+    assert chats.user(kind="ping").outcome == COUNTED
+    chats.pass_time(61)
+    (after,) = chats.claim()
+    assert after.armed_at > before.armed_at
+
+
+def test_what_is_claimed_and_then_closed_confirms_nothing(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    claimed = chats.claim()
+    chats.store.close("s1", "ann")
+    assert chats.store.confirm(claimed) == 0
+    assert chats.store.release(claimed) == 0
+    chats.pass_time(31)
+    assert chats.claim() == []
+
+
+# --- claims -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_says_everything_about_its_silence(chats: Chats) -> None:
+    noted = chats.user(session="odd id \u2603 {x}", chat_id="room 7", tag="vip", user_id="änn")
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    assert (claim.session_id, claim.user_id, claim.chat_id, claim.tag) == ("odd id \u2603 {x}", "änn", "room 7", "vip")
+    assert claim.deadline_ms == noted.deadline_ms
+    assert claim.nudge == 1
+    assert claim.deadline == datetime.fromtimestamp(noted.deadline_ms / 1000, UTC)
+    assert claim.deadline_ms - claim.armed_at // 1000 == 60_000
+
+
+def test_tag_and_chat_are_kept_by_frames_that_do_not_name_them(chats: Chats) -> None:
+    chats.user(chat_id="room 7", tag="vip")
+    chats.user(kind="ping")
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    assert (claim.chat_id, claim.tag) == ("room 7", "vip")
+
+
+def test_nobody_else_gets_what_is_claimed_until_the_lease_ends(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    assert chats.claim() == []
+    chats.pass_time(31)
+    assert chats.claim() == [claim]
+
+
+def test_what_is_given_back_is_there_at_once(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    claimed = chats.claim()
+    assert chats.store.release(claimed) == 1
+    assert chats.store.release(claimed) == 0
+    assert chats.claim() == claimed
+
+
+def test_a_frame_takes_the_session_out_of_flight(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    claimed = chats.claim()
+    chats.user(kind="ping")
+    assert not chats.stands(claimed[0])
+    assert chats.store.confirm(claimed) == 0
+    assert chats.store.release(claimed) == 0
+    chats.pass_time(31)
+    assert chats.claim() == []
+    chats.pass_time(30)
+    (again,) = chats.claim()
+    assert again.armed_at > claimed[0].armed_at
+    assert again.nudge == 1
+
+
+def test_the_oldest_come_first_and_no_more_than_asked_for(chats: Chats) -> None:
+    for number in range(40):
+        chats.user(session=f"s{number}")
+        chats.pass_time(0.01)
+    chats.pass_time(120)
+    seen = []
+    while claims := chats.claim(limit=1):
+        assert len(claims) <= keys.SHARDS
+        seen += claims
+    assert len(seen) == 40
+    for shard in range(keys.SHARDS):
+        own = [each.deadline_ms for each in seen if keys.shard_of(each.session_id) == shard]
+        assert own == sorted(own)
+
+
+def test_a_claim_tells_when_the_next_one_falls_due(chats: Chats) -> None:
+    assert chats.store.claim_silent(10, SECOND).seconds_to_next == float("inf")
+    chats.user()
+    assert chats.store.claim_silent(10, SECOND).seconds_to_next == pytest.approx(60, abs=0.5)
+    chats.pass_time(61)
+    assert chats.store.claim_silent(10, 5 * SECOND).seconds_to_next == pytest.approx(5, abs=0.5)
+
+
+def test_confirming_twice_counts_once(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=3))
+    chats.user()
+    chats.pass_time(61)
+    claimed = chats.claim()
+    assert chats.store.confirm(claimed) == 1
+    assert chats.store.confirm(claimed) == 0
+    chats.pass_time(121)
+    assert [each.nudge for each in chats.claim()] == [2]
+
+
+def test_a_clock_that_goes_back_makes_nothing_early_and_no_name_twice(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    (before,) = chats.claim()
+    chats.pass_time(-40)
+    chats.user(kind="ping")
+    chats.pass_time(35)
+    assert chats.claim() == []
+    chats.pass_time(26)
+    (after,) = chats.claim()
+    assert after.armed_at > before.armed_at
+    assert after.deadline_ms - before.deadline_ms == pytest.approx(21_000, abs=500)
+
+
+# --- the ladder -------------------------------------------------------------------------------------------------------
+
+
+def confirmed(chats: Chats) -> int:
+    """How many nudges go out now."""
+    return chats.store.confirm(chats.claim())
+
+
+def test_one_nudge_a_silence_and_the_next_only_after_the_user_spoke(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    assert confirmed(chats) == 1
+    chats.user(kind="ping")
+    chats.agent()
+    chats.pass_time(3600)
+    assert confirmed(chats) == 0
+    chats.user()
+    chats.pass_time(61)
+    assert confirmed(chats) == 1
+
+
+def test_gaps_grow_and_the_ladder_ends(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=3, growth=2))
+    chats.user()
+    for number, gap in enumerate((60, 120, 240), start=1):
+        chats.pass_time(gap - 1)
+        assert chats.claim() == []
+        chats.pass_time(1.5)
+        (claim,) = chats.claim()
+        assert claim.nudge == number
+        chats.store.confirm([claim])
+    chats.pass_time(100_000)
+    assert chats.claim() == []
+
+
+def test_a_ping_renews_a_rung_and_a_word_begins_the_ladder_anew(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=3, growth=2))
+    chats.user()
+    chats.pass_time(61)
+    confirmed(chats)
+    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(120, abs=0.5)
+    assert chats.seconds_left(chats.user(kind="typing")) == pytest.approx(60, abs=0.5)
+
+
+def test_a_handed_in_silence_stands_until_somebody_does_something(chats: Chats) -> None:
+    for policy in (Policy(60 * SECOND), Policy(60 * SECOND, max_nudges=3)):
+        chats.policies(default=policy)
+        chats.user()
+        chats.pass_time(61)
+        claims = chats.claim()
+        chats.store.confirm(claims)
+        assert chats.stands(claims[0])
+        chats.user(kind="ping")
+        assert chats.stands(claims[0])
+        chats.user(kind="typing")
+        assert not chats.stands(claims[0])
+
+
+def test_the_agents_word_ends_a_silence_too(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    claims = chats.claim()
+    chats.store.confirm(claims)
+    chats.agent()
+    assert not chats.stands(claims[0])
+
+
+def test_a_session_that_is_not_known_any_more_is_silent(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    claims = chats.claim()
+    chats.store.server.client.flushall()
+    assert chats.stands(claims[0])
+    chats.user(kind="ping")
+    assert not chats.stands(claims[0])
+
+
+# --- policies ---------------------------------------------------------------------------------------------------------
+
+
+def test_thresholds_go_by_tag_and_unknown_tags_are_default(chats: Chats) -> None:
+    chats.policies(new=Policy(30 * SECOND), vip=Policy(180 * SECOND))
+    for tag, seconds in (("new", 30), ("vip", 180), ("whatever", 60), ("", 60)):
+        noted = chats.user(session=f"s-{tag}", tag=tag)
+        assert chats.seconds_left(noted) == pytest.approx(seconds, abs=0.5)
+
+
+def test_a_campaign_holds_for_all_tags_while_it_runs(chats: Chats) -> None:
+    begins = chats.now + 10 * SECOND
+    sale = Override(begins, begins + 100 * SECOND, 90 * SECOND)
+    later = Override(begins + 50 * SECOND, begins + 60 * SECOND, 20 * SECOND)
+    chats.policies(campaigns=[later, sale], vip=Policy(180 * SECOND))
+    for wait, seconds in ((0, 180), (15, 90), (50, 20), (10, 90), (50, 180)):
+        chats.pass_time(wait)
+        assert chats.seconds_left(chats.user(tag="vip")) == pytest.approx(seconds, abs=0.5)
+
+
+def test_an_edit_is_not_retroactive(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(30)
+    chats.policies(default=Policy(10 * SECOND))
+    assert not chats.silent()
+    chats.pass_time(29)
+    assert not chats.silent()
+    chats.pass_time(2)
+    assert chats.silent()
+    assert chats.seconds_left(chats.user()) == pytest.approx(10, abs=0.5)
+
+
+def test_fewer_nudges_by_an_edit_disarm_at_the_next_ping(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=3))
+    chats.user()
+    chats.pass_time(61)
+    confirmed(chats)
+    chats.policies(default=Policy(60 * SECOND, max_nudges=1))
+    assert chats.user(kind="ping").deadline_ms == 0
+    chats.pass_time(3600)
+    assert chats.claim() == []
+
+
+def test_jitter_spreads_evenly_over_its_span(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, jitter=5 * SECOND))
+    frames = [Frame(f"s{number}", "ann") for number in range(2000)]
+    now = chats.now.timestamp()
+    left = [each.deadline_ms / 1000 - now for each in chats.store.note_activity(frames)]
+    assert min(left) >= 60
+    assert max(left) <= 65.5
+    tenths = [sum(60 + 0.5 * tenth <= each < 60.5 + 0.5 * tenth for each in left) for tenth in range(10)]
+    assert min(tenths) > 100
+
+
+def test_a_little_longer_once_for_a_user_who_began_to_write(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, grace=15 * SECOND))
+    chats.user()
+    chats.user(kind="typing")
+    chats.user(kind="ping")
+    chats.pass_time(61)
+    assert chats.claim() == []
+    chats.pass_time(14)
+    assert chats.claim() == []
+    chats.pass_time(1.5)
+    assert len(chats.claim()) == 1
+
+
+def test_no_longer_for_a_user_who_sent_what_they_wrote(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, grace=15 * SECOND))
+    chats.user(kind="typing")
+    chats.user(kind="message")
+    chats.pass_time(61)
+    assert len(chats.claim()) == 1
+
+
+# --- what the server may do -------------------------------------------------------------------------------------------
+
+
+def test_scripts_that_were_flushed_are_sent_again(chats: Chats) -> None:
+    chats.user()
+    chats.store.server.client.script_flush()
+    assert chats.user(seq=1).outcome == COUNTED
+    assert chats.user(seq=1).outcome == DROPPED
+
+
+def test_after_a_flush_the_next_frame_brings_the_policies_back(chats: Chats) -> None:
+    chats.policies(default=Policy(180 * SECOND))
+    chats.user()
+    chats.store.server.client.flushall()
+    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(180, abs=0.5)
+    assert chats.store.claim_silent(1, SECOND).versions == {chats.plan.version}
+
+
+def test_confirming_after_a_flush_brings_them_back_too(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    claims = chats.claim()
+    chats.store.server.client.delete(*keys.POLICIES)
+    assert chats.store.confirm(claims) == 1
+
+
+def test_round_instants_are_written_out(chats: Chats) -> None:
+    """Lua writes 1800000000000000 as 1.8e+15 where it is let."""
+    chats.user()
+    client, key = chats.store.server.client, keys.SESSION[keys.shard_of("s1")] + "s1"
+    client.hset(key, "a", 1_799_999_999_999_999)
+    chats.store.clock_offset -= 10**14  # behind that instant, so that the next arming is the one after it
+    chats.user()
+    assert client.hget(key, "a") == b"1800000000000000"
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    assert claim.armed_at == 1_800_000_000_000_000
+    assert chats.stands(claim)
+    assert chats.store.confirm([claim]) == 1
+
+
+def test_everything_vanishes_in_time(chats: Chats) -> None:
+    chats.user()
+    chats.agent(session="s2", user_id="bob")
+    chats.store.close("s3", "carl")
+    client = chats.store.server.client
+    for session, hours in (("s1", 24), ("s2", 24), ("s3", 1)):
+        left = client.pttl(keys.SESSION[keys.shard_of(session)] + session)
+        assert left == pytest.approx(hours * 3_600_000, rel=0.01)
+    # What vanished leaves the index when its turn comes.
+    client.delete(keys.SESSION[keys.shard_of("s1")] + "s1")
+    chats.pass_time(61)
+    assert [each.session_id for each in chats.claim()] == ["s2"]
+    assert client.zcard(keys.DUE[keys.shard_of("s1")]) == 0
+
+
+# --- people -----------------------------------------------------------------------------------------------------------
+
+
+def test_presence_is_where_and_when_a_user_was_last_heard_of(chats: Chats) -> None:
+    before = chats.now
+    chats.user(session="s1")
+    chats.user(session="s2")
+    chats.agent(session="s3", user_id="bob")
+    chats.user(session="s4", user_id="carl", seq=1)
+    chats.store.server.client.delete(keys.PRESENCE[keys.shard_of("carl")] + "carl")
+    chats.user(session="s4", user_id="carl", seq=1)
+    assert chats.store.sessions_of(["ann", "bob", "carl"]) == ["s2", None, None]
+    heard = chats.store.last_frames(["ann", "bob", "carl"])
+    assert heard[1:] == [None, None]
+    assert heard[0] is not None
+    assert before - SECOND <= heard[0] <= chats.now + SECOND
+
+
+def test_activity_is_noted_once_an_hour(chats: Chats) -> None:
+    def waiting() -> list[str]:
+        return [user for users in chats.store.active_users(100).values() for user in users]
+
+    chats.agent()
+    assert waiting() == []
+    chats.user(kind="ping")
+    assert waiting() == ["ann"]
+    chats.store.forget_active(chats.store.active_users(100))
+    chats.pass_time(3500)
+    chats.user()
+    assert waiting() == []
+    chats.pass_time(101)
+    chats.user()
+    assert waiting() == ["ann"]
+
+
+# --- at the door ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frame", "field"),
+    [
+        ({"session_id": ""}, "session_id"),
+        ({"session_id": "x" * 129}, "session_id"),
+        ({"session_id": "a\x00b"}, "session_id"),
+        ({"session_id": "a\ud800"}, "session_id"),
+        ({"session_id": 7}, "session_id"),
+        ({"user_id": ""}, "user_id"),
+        ({"user_id": "x" * 201}, "user_id"),
+        ({"chat_id": "\n"}, "chat_id"),
+        ({"sender": "robot"}, "from"),
+        ({"kind": "tool"}, "kind"),
+        ({"kind": "dance"}, "kind"),
+        ({"seq": -1}, "seq"),
+        ({"seq": 1.5}, "seq"),
+        ({"seq": True}, "seq"),
+        ({"seq": 2**53}, "seq"),
+        ({"tag": "x" * 65}, "tag"),
+    ],
+)
+def test_a_frame_that_cannot_be_meant_is_refused(frame: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        Frame(**{"session_id": "s1", "user_id": "ann", **frame})  # type: ignore[arg-type]
+    assert [error.field for error in refused.value.errors] == [field]
