@@ -68,6 +68,19 @@ def finish_sending(**_: Any) -> None:
         sender().drain(BATCH_DEADLINE.total_seconds())
 
 
+@celeryd_after_setup.connect
+def consume_the_homes_queue(sender: str, instance: Any, conf: Any, **_: Any) -> None:
+    """What concerns shops whose browser profiles lie on this node comes to this node."""
+    from django.conf import settings
+
+    from rpa_tasks.tokens import home_queue
+
+    queues = instance.app.amqp.queues
+    if set(queues.consume_from) - set(CORE_QUEUES):
+        name = home_queue(settings.AFTERTOUCH_NODE)
+        queues.select_add(name, exchange=name, routing_key=name)
+
+
 @worker_ready.connect
 def keep_browsers(sender: Any, **_: Any) -> None:
     """An execution worker brings its node's maintainer along."""

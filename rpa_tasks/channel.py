@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from asgiref.sync import sync_to_async
-from django.db import InterfaceError, OperationalError, close_old_connections
+from django.db import InterfaceError, OperationalError, connection
 
 from rpa_tasks.publishing import Receipt, Refused, Request, publish
 from scheduling.channels import fields
@@ -82,11 +82,10 @@ class Rpa:
 
 
 def _publish(request: Request) -> Receipt:
-    close_old_connections()
     try:
         return publish(request)
     finally:
-        close_old_connections()
+        connection.close()  # the thread is one of many that may never run again
 
 
 def _filled(value: Any, message: Message) -> Any:

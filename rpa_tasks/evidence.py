@@ -30,14 +30,15 @@ def collect(port: int | None, log_path: Path) -> dict[str, bytes]:
 
 
 def _page(port: int) -> dict[str, bytes]:
-    with TemporaryDirectory(prefix="evidence-") as folder:
-        words = [sys.executable, "-m", "rpa_tasks.playwright_browser", "snapshot", "--port", str(port), "--dir", folder]
-        try:
+    try:
+        with TemporaryDirectory(prefix="evidence-") as folder:
+            words = [sys.executable, "-m", "rpa_tasks.playwright_browser", "snapshot"]
+            words += ["--port", str(port), "--dir", folder]
             said = subprocess.run(words, capture_output=True, timeout=PATIENCE, check=True)  # noqa: S603
             files = json.loads(said.stdout.splitlines()[-1])
             found = {"screenshot": (Path(folder) / files["screenshot"]).read_bytes()}
             html = (Path(folder) / files["html"]).read_bytes()
-        except (subprocess.SubprocessError, OSError, ValueError, LookupError) as error:
-            log.warning("page_not_kept", error=str(error)[:300])
-            return {}
+    except (subprocess.SubprocessError, OSError, ValueError, LookupError) as error:
+        log.warning("page_not_kept", error=str(error)[:300])
+        return {}
     return {"screenshot": found["screenshot"][:LIMIT], "html": zlib.compress(html[:LIMIT])}

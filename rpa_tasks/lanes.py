@@ -24,13 +24,15 @@ HOME_LEASE = timedelta(minutes=2)
 # The lanes on which something could start now, each with the oldest job of each tier that is due. A lane costs three
 # probes of an index, however many jobs wait on it; where a shop is busy, paused or logged out, none.
 _LANES = """
-    SELECT lane.shop_id, lane.lease_no, lane.home, lane.last_served_at, platform.id AS platform_id,
-           breaker.open_until IS NOT NULL AS probes, oldest.*, queue.*,
+    SELECT lane.shop_id, lane.lease_no, home.name AS home, home.queues AS home_queues, lane.last_served_at,
+           platform.id AS platform_id, breaker.open_until IS NOT NULL AS probes, oldest.*, queue.*,
            {ranks} AS rank
     FROM rpa_tasks_lane AS lane
     JOIN rpa_tasks_shop AS shop ON shop.id = lane.shop_id
     JOIN rpa_tasks_platform AS platform ON platform.id = shop.platform_id
     JOIN rpa_tasks_breaker AS breaker ON breaker.platform_id = platform.id
+    LEFT JOIN rpa_tasks_executionnode AS home ON home.name = lane.home
+        AND home.seen_at > statement_timestamp() - %(home_lease)s
     CROSS JOIN LATERAL (
         SELECT CASE WHEN shop.dedicated_queue THEN 's.' || platform.key || '.' || shop.shop_id
                     WHEN platform.dedicated_queue THEN 'p.' || platform.key || '.' ELSE '' END AS prefix,
@@ -41,9 +43,6 @@ _LANES = """
         OFFSET 0 -- else each mention of a tier would probe once more
     ) AS oldest
     WHERE lane.task_id IS NULL
-      AND (%(node)s::text IS NULL OR lane.home IN ('', %(node)s::text)
-           OR lane.home NOT IN (SELECT name FROM rpa_tasks_executionnode
-                                WHERE seen_at > statement_timestamp() - %(home_lease)s))
       AND NOT shop.paused AND shop.login_state = 'ok' AND shop.retired_at IS NULL
       AND NOT platform.paused AND platform.retired_at IS NULL
       AND (breaker.open_until IS NULL
@@ -52,7 +51,9 @@ _LANES = """
       AND COALESCE({names}) IS NOT NULL
 """
 _OLDEST = """
-               CASE WHEN %(queues)b::text[] IS NULL OR prefix || tiers[{place}] = ANY(%(queues)b::text[]) THEN (
+               CASE WHEN (%(queues)b::text[] IS NULL OR prefix || tiers[{place}] = ANY(%(queues)b::text[]))
+                     AND (%(node)s::text IS NULL OR home.name IS NULL OR home.name = %(node)s::text
+                          OR NOT home.queues ? (prefix || tiers[{place}])) THEN (
                    SELECT job.due_at FROM rpa_tasks_job AS job
                    WHERE job.shop_id = lane.shop_id AND job.priority = {tier} AND job.state IN ('scheduled', 'queued')
                      AND job.parked = '' AND job.due_at <= statement_timestamp()
@@ -108,8 +109,7 @@ class JobLedger(Ledger):
                 ORDER BY rank, lane.last_served_at NULLS FIRST LIMIT 1
                 FOR UPDATE OF lane SKIP LOCKED
             ), head AS MATERIALIZED (
-                SELECT oldest.*, job.task_id, oldest.prefix || oldest.tiers[choice.tier + 1] AS queue,
-                       (SELECT flow.needs_browser FROM rpa_tasks_flow AS flow WHERE flow.id = job.flow_id) AS browses
+                SELECT oldest.*, job.task_id, oldest.prefix || oldest.tiers[choice.tier + 1] AS queue
                 FROM free AS oldest
                 CROSS JOIN LATERAL (SELECT * FROM ({CHOICE}) AS tier ORDER BY rank, due_at LIMIT 1) AS choice
                 JOIN rpa_tasks_job AS job ON job.shop_id = oldest.shop_id AND job.priority = choice.tier
@@ -120,13 +120,14 @@ class JobLedger(Ledger):
                 SET state = 'running', lease_no = GREATEST(head.lease_no, row.lease_no) + 1, sending_at = NULL,
                     lease_until = statement_timestamp() + %(lease)s, fresh = false, node = %(node)s::text,
                     progress = NULL, progress_message = ''
-                FROM head WHERE row.task_id = head.task_id AND row.state IN ('scheduled', 'queued') AND row.parked = ''
+                FROM head
+                WHERE row.task_id = head.task_id AND row.state IN ('scheduled', 'queued') AND row.parked = ''
+                  AND row.due_at <= statement_timestamp() -- another may have run it and put it off since the look
                 RETURNING row.task_id, row.lease_no, row.shop_id
             ), taken AS (
                 UPDATE rpa_tasks_lane AS lane
-                SET task_id = claimed.task_id, lease_no = claimed.lease_no, last_served_at = statement_timestamp(),
-                    home = CASE WHEN head.browses THEN %(node)s::text ELSE lane.home END
-                FROM claimed JOIN head USING (task_id) WHERE lane.shop_id = claimed.shop_id
+                SET task_id = claimed.task_id, lease_no = claimed.lease_no, last_served_at = statement_timestamp()
+                FROM claimed WHERE lane.shop_id = claimed.shop_id
             )
             SELECT claimed.task_id, claimed.lease_no, head.shop_id, head.platform_id, head.queue, head.probes
             FROM head LEFT JOIN claimed USING (task_id)
@@ -140,14 +141,25 @@ class JobLedger(Ledger):
             return self._pick(queues, node, lease, ageing)
         return Pick(Claim(task_id, lease_no), shop_id, platform_id, queue, probes)
 
+    def settle_down(self, pick: Pick, *, node: str) -> None:
+        """From now on this node has the shop's browser profile. Only whoever holds the lane can say so."""
+        sql.count(
+            """
+            UPDATE rpa_tasks_lane SET home = %(node)s
+            WHERE shop_id = %(shop)s AND task_id = %(task)s AND lease_no = %(lease_no)s AND home <> %(node)s
+            """,
+            {"node": node, "shop": pick.shop_id, "task": pick.claim.task_id, "lease_no": pick.claim.lease_no},
+        )
+
     def startable(self, *, ageing: timedelta) -> dict[str, int]:
         """On how many lanes something could start now, by queue: for each somebody should be awake."""
         found = sql.rows(
             f"""
-            SELECT lanes.prefix || lanes.tiers[tier.place] AS name, count(*)
+            SELECT CASE WHEN lanes.home_queues ? queue.name THEN 'n.' || lanes.home ELSE queue.name END, count(*)
             FROM ({LANES}) AS lanes
             CROSS JOIN LATERAL (VALUES (1, lanes.high), (2, lanes.normal), (3, lanes.low)) AS tier(place, due_at)
-            WHERE tier.due_at IS NOT NULL GROUP BY name
+            CROSS JOIN LATERAL (SELECT lanes.prefix || lanes.tiers[tier.place] AS name) AS queue
+            WHERE tier.due_at IS NOT NULL GROUP BY 1
             """,
             {"queues": None, "node": None} | _figures(ageing),
         )

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 import structlog
 from django.conf import settings
-from django.db import transaction
-from django.db.models import Q
+from django.db import DatabaseError, close_old_connections, transaction
+from django.db.models import Max, Q
 from django.utils.timezone import now
 from kombu.exceptions import OperationalError
 
@@ -22,6 +22,16 @@ log = structlog.get_logger(__name__)
 
 LIMIT = 500
 TOKENS_AT_ONCE = 50
+
+
+def keep_moving() -> None:
+    """All that brings things back into motion; one that fails does not keep the others from it."""
+    for step in (rescue, call_off_retired, wake):
+        try:
+            step()
+        except Exception:
+            log.exception("pass_failed", step=step.__name__)
+            close_old_connections()
 
 
 def hand_over_due() -> int:
@@ -53,19 +63,28 @@ def rescue() -> int:
     idempotent flow is tried again with the same key, anything else waits for a person."""
     with transaction.atomic():
         lapsed = jobs.lapsed_runs(limit=LIMIT)
-        rows = Job.objects.select_related("flow", "shop").in_bulk([claim.task_id for claim, _ in lapsed])
-        settlements = [_rescued(rows[claim.task_id], claim, began) for claim, began in lapsed]
-        jobs.settle(settlements)
-        for claim, began in lapsed:
-            if began:
-                _note_lost(rows[claim.task_id])
-            breaker.release_probe(claim.task_id)
-        for each in settlements:
-            if each.state in ("failed", "unknown"):
-                failed_jobs.bury(each.task_id)
+        rescued = sum(_rescue(claim, began) for claim, began in lapsed)
     if lapsed:
-        log.warning("rpa_runs_rescued", count=len(lapsed))
-    return len(lapsed)
+        log.warning("rpa_runs_rescued", count=rescued)
+    return rescued
+
+
+def _rescue(claim: Claim, began: bool) -> bool:
+    """One that cannot be rescued does not take the others along."""
+    try:
+        with transaction.atomic():
+            row = Job.objects.select_related("flow", "shop").get(pk=str(claim.task_id))
+            settlement = _rescued(row, claim, began)
+            jobs.settle([settlement])
+            if began:
+                _note_lost(row)
+            breaker.release_probe(claim.task_id)
+            if settlement.state in ("failed", "unknown"):
+                failed_jobs.bury(claim.task_id)
+    except DatabaseError:
+        log.exception("run_not_rescued", task_id=str(claim.task_id))
+        return False
+    return True
 
 
 def _rescued(row: Job, claim: Claim, began: bool) -> Settlement:
@@ -81,8 +100,9 @@ def _rescued(row: Job, claim: Claim, began: bool) -> Settlement:
 
 def _note_lost(row: Job) -> None:
     assert row.sending_at is not None
+    last = row.runs.aggregate(last=Max("number"))["last"] or 0
     Run.objects.create(
-        job=row, number=row.runs.count() + 1, lease_no=row.lease_no, node=row.node, started_at=row.sending_at,
+        job=row, number=last + 1, lease_no=row.lease_no, node=row.node, started_at=row.sending_at,
         ended_at=datetime.now(UTC), outcome=Run.Outcome.UNKNOWN, reason="worker_lost",
     )  # fmt: skip
     Job.objects.filter(pk=row.pk).update(failures=row.failures + 1)

@@ -48,6 +48,7 @@ class Request:
     dedupe_key: str = ""
     source: str = ""
     touch_key: UUID | None = None  #: the touch that it delivers: at most one job, ever
+    keeps_payload: bool = False  #: a job that waits keeps its own, because whoever asks may not edit payloads
     merges: bool = True  #: whether a job that waits takes over payload, priority and time (a schedule only looks)
 
 
@@ -83,15 +84,15 @@ def cancel(task_id: UUID, *, by: str) -> str:
     """Call a job off: at once while it waits ("cancelled"), else its node is told within seconds
     ("cancel_requested"). Raises `NotFound`, or `Conflict` where it has ended."""
     with transaction.atomic():
+        # Locked, so that a retry that is settled in this moment is seen as what it is.
+        row = Job.objects.select_for_update(no_key=True).filter(pk=task_id).first()
+        if row is None:
+            raise NotFound(f"There is no job {task_id}.")
         if jobs.cancel([task_id], reason=f"by:{by}"):
             return "cancelled"
-        running = Job.objects.filter(pk=task_id, state="running")
-        if running.update(cancel_requested_at=now()):
+        if Job.objects.filter(pk=task_id, state="running").update(cancel_requested_at=now()):
             return "cancel_requested"
-    state = Job.objects.filter(pk=task_id).values_list("state", flat=True).first()
-    if state is None:
-        raise NotFound(f"There is no job {task_id}.")
-    raise Conflict(f"The job is {state} already.")
+    raise Conflict(f"The job is {row.state} already.")
 
 
 def _find(request: Request) -> tuple[Shop, Flow]:
@@ -172,21 +173,31 @@ def _merge(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | No
     time."""
     found = sql.rows(
         """
-        UPDATE rpa_tasks_job
-        SET requests = requests + 1,
-            payload = CASE WHEN %(merges)s THEN %(payload)s::jsonb ELSE payload END,
-            priority = CASE WHEN %(merges)s THEN LEAST(priority, %(priority)s) ELSE priority END,
-            due_at = CASE WHEN %(merges)s THEN LEAST(due_at, statement_timestamp() + %(delay)s) ELSE due_at END
-        WHERE shop_id = %(shop)s AND flow_id = %(flow)s AND dedupe_key = %(key)s
-          AND state IN ('scheduled', 'queued') AND fresh
-        RETURNING task_id, state, due_at, priority, due_at <= statement_timestamp() + %(horizon)s
+        WITH standing AS MATERIALIZED (
+            SELECT task_id, priority, due_at FROM rpa_tasks_job
+            WHERE shop_id = %(shop)s AND flow_id = %(flow)s AND dedupe_key = %(key)s
+              AND state IN ('scheduled', 'queued') AND fresh
+            FOR NO KEY UPDATE
+        )
+        UPDATE rpa_tasks_job AS row
+        SET requests = row.requests + 1,
+            payload = CASE WHEN %(renews)s THEN %(payload)s::jsonb ELSE row.payload END,
+            priority = CASE WHEN %(merges)s THEN LEAST(row.priority, %(priority)s) ELSE row.priority END,
+            due_at = CASE WHEN %(merges)s THEN LEAST(row.due_at, statement_timestamp() + %(delay)s)
+                          ELSE row.due_at END
+        FROM standing WHERE row.task_id = standing.task_id
+        RETURNING row.task_id, row.state, row.due_at, row.priority,
+                  row.due_at <= statement_timestamp() + %(horizon)s
+                  AND (row.due_at < standing.due_at OR row.priority < standing.priority)
         """,
-        _parameters(request, shop, flow) | {"merges": request.merges},
+        _parameters(request, shop, flow)
+        | {"merges": request.merges, "renews": request.merges and not request.keeps_payload},
     )
     if not found:
         return None
-    task_id, state, due_at, priority, soon = found[0]
-    hint = Hint(task_id, due_at, priority, shop.pk) if soon and request.merges else None
+    # What is no sooner and no more urgent than before needs no second token.
+    task_id, state, due_at, priority, better = found[0]
+    hint = Hint(task_id, due_at, priority, shop.pk) if better else None
     return Receipt(task_id, True, state), hint
 
 

@@ -6,6 +6,7 @@ a worker that was stopped or cut off from the database leaves no second run besi
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -99,7 +100,7 @@ class _Run:
         left = sweep(
             lambda marks: (
                 marks.get("AFTERTOUCH_SHOP") == shop
-                and int(marks.get("AFTERTOUCH_LEASE_NO", 0)) < self.pick.claim.lease_no
+                and int(marks.get("AFTERTOUCH_LEASE_NO") or 0) < self.pick.claim.lease_no
             )
         )
         return "processes_left" if left else ""
@@ -109,12 +110,14 @@ class _Run:
         if not self.job.flow.needs_browser:
             yield
             return
-        self.browser = borrow(
-            self.job.shop.profile,
-            self._shop_name(),
-            wait=settings.AFTERTOUCH_RPA_BROWSER_WAIT,
-            lease_no=self.pick.claim.lease_no,
-        )
+        with self._lease_kept():
+            self.browser = borrow(
+                self.job.shop.profile,
+                self._shop_name(),
+                wait=settings.AFTERTOUCH_RPA_BROWSER_WAIT,
+                lease_no=self.pick.claim.lease_no,
+            )
+        jobs.settle_down(self.pick, node=settings.AFTERTOUCH_NODE)
         dirty = True
         try:
             yield
@@ -138,8 +141,9 @@ class _Run:
         ending = self._watch(order)
         verdict = judge(ending, exit_codes=flow.exit_codes, idempotent=flow.idempotent, needs_result=flow.needs_result)
         evidence: dict[str, bytes] = {}
-        if verdict.outcome not in UNEVENTFUL and self._renew():
-            evidence = collect(self.browser.port if self.browser else None, self._log_path())
+        if verdict.outcome not in UNEVENTFUL and self.stands:
+            with self._lease_kept():
+                evidence = collect(self.browser.port if self.browser else None, self._log_path())
         self.stands = self.stands and ending.ended == How.EXITED and not ending.survivors
         return Ended(
             verdict=verdict,
@@ -170,6 +174,24 @@ class _Run:
                     looked_at = time.monotonic()
                     if why := self._why_stop():
                         guarded.stop(why)
+
+    @contextmanager
+    def _lease_kept(self) -> Iterator[None]:
+        """Around what may take as long as the lease and has no turn of its own to renew it in."""
+        over = threading.Event()
+
+        def renew() -> None:
+            while not over.wait(RENEW) and self._renew():
+                pass
+            connection.close()
+
+        keeper = threading.Thread(target=renew, name="lease", daemon=True)
+        keeper.start()
+        try:
+            yield
+        finally:
+            over.set()
+            keeper.join()
 
     def _renew(self) -> bool:
         """False: the lease could not be renewed, because the claim does not stand or nobody can be asked."""
@@ -203,10 +225,11 @@ class _Run:
 
     def _settle(self, ended: Ended) -> None:
         """Where the database is away, for as long as the lease may still stand."""
-        gives_up_at = time.monotonic() + SETTLE_PATIENCE
+        gives_up_at, bare = time.monotonic() + SETTLE_PATIENCE, False
         while True:
             try:
-                conclude(self.job, self.pick.claim, ended)
+                if conclude(self.job, self.pick.claim, ended):
+                    self._log_path().unlink(missing_ok=True)  # what matters of it is with the run
                 return
             except DATABASE_AWAY as error:
                 log.warning("run_not_settled", task_id=str(self.job.pk), error=str(error))
@@ -214,6 +237,12 @@ class _Run:
                 if time.monotonic() > gives_up_at:
                     return
                 time.sleep(1)
+            except Exception:
+                if bare:
+                    raise
+                # Whatever it said that cannot be kept: what it means still counts.
+                log.exception("end_broke", task_id=str(self.job.pk))
+                ended, bare = Ended(verdict=ended.verdict, started_at=ended.started_at), True
 
     def _without_start(self, verdict: Verdict, *, detail: str = "") -> Ended:
         return Ended(verdict=verdict, started_at=self.started_at, detail=detail)

@@ -88,9 +88,14 @@ def _settlement(fresh: Job, job: Job, claim: Claim, verdict: Verdict, rests: boo
 
 
 def _keep(fresh: Job, settlement: Settlement, burns: bool, ended: Ended) -> None:
+    last = fresh.runs.order_by("-id").first()
+    if last and ended.verdict.outcome == last.outcome == Run.Outcome.HELD and last.reason == ended.verdict.reason:
+        # A job may be held every few seconds for days: that is one thing that goes on, not a run each.
+        Run.objects.filter(pk=last.pk).update(ended_at=now(), lease_no=fresh.lease_no, node=fresh.node)
+        return
     run = Run.objects.create(
         job=fresh,
-        number=fresh.runs.count() + 1,
+        number=last.number + 1 if last else 1,
         lease_no=fresh.lease_no,
         node=fresh.node,
         started_at=ended.started_at,
@@ -99,7 +104,7 @@ def _keep(fresh: Job, settlement: Settlement, burns: bool, ended: Ended) -> None
         outcome=ended.verdict.outcome,
         reason=ended.verdict.reason[:64],
         exit_code=ended.exit_code,
-        detail=ended.detail[-10_000:],
+        detail=ended.detail.replace("\0", "\ufffd")[-10_000:],
     )
     Evidence.objects.bulk_create(
         [Evidence(run=run, kind=kind, content=content) for kind, content in ended.evidence.items()]

@@ -29,6 +29,4 @@ def hand_over() -> None:
 
 @shared_task(name="rpa_tasks.keep_moving", is_tick=True)
 def keep_moving() -> None:
-    passes.rescue()
-    passes.call_off_retired()
-    passes.wake()
+    passes.keep_moving()

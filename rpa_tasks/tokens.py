@@ -1,7 +1,8 @@
 """Wake-up tokens. A token says "look whether something can start"; it names no job, and losing one costs seconds.
 
-One place computes where a job's token goes: the shared queue of its tier, a queue of its platform, or one of its
-shop. On RabbitMQ the shared queues hang on the topic exchange `tasks` by `task.<platform>.<tier>`.
+One place computes where a job's token goes: the queue of the node that has the shop's browser profile, else the shared
+queue of its tier, a queue of its platform, or one of its shop. On RabbitMQ the shared queues hang on the topic
+exchange `tasks` by `task.<platform>.<tier>`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 
 import structlog
 from celery import current_app
+from django.db.models.functions import Now
 
-from rpa_tasks.lanes import TIERS
-from rpa_tasks.models import Shop
+from rpa_tasks.lanes import HOME_LEASE, TIERS
+from rpa_tasks.models import ExecutionNode, Shop
 from scheduling import sql
 from scheduling.broker import published_now
 from scheduling.dispatcher import Doorbell
@@ -36,13 +38,30 @@ def queue_of(shop: Shop, priority: int) -> str:
 def announce(hints: Sequence[Hint]) -> None:
     """Publish a token for each of these jobs, for the moment it is due. Raises nothing: a token that is lost is made
     up for by the next look at the lanes."""
-    shops = Shop.objects.select_related("platform").in_bulk({hint.route for hint in hints})
+    shops = Shop.objects.select_related("platform", "lane").in_bulk({hint.route for hint in hints})
+    homes = _homes({shop.lane.home for shop in shops.values()} - {""})
     now = datetime.now(UTC)
-    publish_tokens(
-        (queue_of(shop, hint.priority), shop.platform.key, hint.priority, hint.due_at if hint.due_at > now else None)
-        for hint in hints
-        if (shop := shops.get(hint.route))
-    )
+    tokens = []
+    for hint in hints:
+        if shop := shops.get(hint.route):
+            queue = queue_of(shop, hint.priority)
+            if queue in homes.get(shop.lane.home, ()):
+                queue = home_queue(shop.lane.home)
+            tokens.append((queue, shop.platform.key, hint.priority, hint.due_at if hint.due_at > now else None))
+    publish_tokens(tokens)
+
+
+def home_queue(node: str) -> str:
+    """The queue that every execution worker of a node consumes besides those it is told to."""
+    return f"n.{node}"
+
+
+def _homes(nodes: set[str]) -> dict[str, list[str]]:
+    """The queues of those of these nodes that live."""
+    if not nodes:
+        return {}
+    living = ExecutionNode.objects.filter(name__in=nodes, seen_at__gt=Now() - HOME_LEASE)
+    return dict(living.values_list("name", "queues"))
 
 
 def publish_tokens(tokens: Iterable[tuple[str, str, int, datetime | None]]) -> None:

@@ -91,7 +91,7 @@ class Run(models.Model):
         UNKNOWN = "unknown", _("Unknown")
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="runs", verbose_name=_("job"))
-    number = models.SmallIntegerField(_("number"))
+    number = models.IntegerField(_("number"))
     lease_no = models.IntegerField(_("lease number"))
     node = models.CharField(_("node"), max_length=100, blank=True)
     started_at = models.DateTimeField(_("started at"))

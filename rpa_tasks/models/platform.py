@@ -149,6 +149,10 @@ class Shop(Versioned):
         return self.name or f"{self.platform.key}/{self.shop_id}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
+        """What a run finds out about the login meanwhile is not overwritten by who edits the rest."""
+        if not self._state.adding:
+            edited = {field.name for field in self._meta.concrete_fields if not field.primary_key}
+            kwargs.setdefault("update_fields", edited - {"login_state", "login_lost_at"})
         with transaction.atomic():
             super().save(*args, **kwargs)
             Lane.objects.get_or_create(shop=self)

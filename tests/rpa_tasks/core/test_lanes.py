@@ -185,22 +185,60 @@ def test_one_run_tries_whether_a_platform_is_back(market: Any) -> None:
     assert market.pick() is None
 
 
-def test_a_shop_stays_with_the_node_that_has_its_profile_as_long_as_that_lives(market: Any) -> None:
-    market.flow("browse", needs_browser=True)
+@pytest.fixture
+def home(market: Any) -> ExecutionNode:
+    """A node that has the shop's profile, and carries what is urgent."""
     market.shop()
-    ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=5)
-    market.publish(task_type="browse")
-    end(market.pick(node="n1"))
-    market.publish(task_type="browse")
+    node: ExecutionNode = ExecutionNode.objects.create(
+        name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high"]
+    )
+    market.publish(priority=0)
+    pick = market.pick(node="n1")
+    jobs.settle_down(pick, node="n1")
+    end(pick)
+    return node
+
+
+def test_a_shop_stays_with_the_node_that_has_its_profile_as_long_as_that_lives(market: Any, home: Any) -> None:
+    market.publish(priority=0)
 
     assert market.pick(node="n2") is None
-    assert market.pick(node="n1") is not None
-
-    Job.objects.filter(state="running").update(state="queued")
-    Lane.objects.update(task_id=None)
+    assert jobs.startable(ageing=timedelta(minutes=10)) == {"n.n1": 1}
     ExecutionNode.objects.update(seen_at=now() - timedelta(minutes=3))
     assert market.pick(node="n2")
-    assert Lane.objects.get().home == "n2"
+
+
+def test_the_home_of_a_shop_keeps_nothing_that_it_does_not_carry(market: Any, home: Any) -> None:
+    market.publish(priority=2)
+
+    assert market.pick("high", node="n1") is None
+    assert jobs.startable(ageing=timedelta(minutes=10)) == {"low": 1}
+    assert market.pick(node="n2")
+
+
+def test_only_who_holds_the_lane_says_where_the_profile_is(market: Any) -> None:
+    market.shop()
+    market.publish()
+    stale = market.pick(node="n1")
+    end(stale)
+    market.publish()
+    market.pick(node="n2")
+    jobs.settle_down(stale, node="n1")
+
+    assert Lane.objects.get().home == ""
+
+
+def test_what_was_put_off_since_the_look_is_not_early(market: Any, race: Any) -> None:
+    """Between its look and its lock another node ran the job and put it off: the pick then finds it, but not due."""
+    market.shop()
+    receipt = market.publish()
+    pick = market.pick()
+    assert jobs.settle(
+        [Settlement(pick.claim.task_id, pick.claim.lease_no, "scheduled", due_at=now() + timedelta(minutes=2))]
+    )
+
+    assert market.pick() is None
+    assert Job.objects.get(pk=receipt.task_id).state == "scheduled"
 
 
 def test_which_queues_somebody_should_look_at(market: Any) -> None:

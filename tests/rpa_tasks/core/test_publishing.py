@@ -166,3 +166,23 @@ def test_cancel_while_it_waits_while_it_runs_and_after(market: Any) -> None:
         cancel(waiting.task_id, by="ops")
     with pytest.raises(NotFound):
         cancel(uuid4(), by="ops")
+
+
+def test_a_request_that_changes_nothing_wakes_nobody_again(
+    market: Any, rung: Any, django_capture_on_commit_callbacks: Any
+) -> None:
+    with django_capture_on_commit_callbacks(execute=True):
+        for _ in range(20):
+            market.publish()
+    assert len(rung) == 1
+    with django_capture_on_commit_callbacks(execute=True):
+        market.publish(priority=0)
+    assert len(rung) == 2
+
+
+def test_who_may_not_edit_payloads_leaves_the_waiting_one_alone(market: Any) -> None:
+    market.publish(payload={"orders": [1, 2, 3]})
+    market.publish(payload={}, keeps_payload=True, priority=0)
+
+    job = Job.objects.get()
+    assert (job.payload, job.priority) == ({"orders": [1, 2, 3]}, 0)

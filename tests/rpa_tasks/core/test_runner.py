@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -10,12 +11,16 @@ from typing import Any
 
 import pytest
 from django.conf import settings
+from django.db import DataError
 from django.utils.timezone import now
 
 from rpa_tasks import passes, runner
 from rpa_tasks.lanes import jobs
 from rpa_tasks.models import Breaker, Evidence, Job, Lane, LoginState, Shop
+from rpa_tasks.pool import NoBrowser
 from rpa_tasks.publishing import cancel
+from rpa_tasks.settling import Ended, conclude
+from rpa_tasks.verdicts import Outcome, Verdict
 from scheduling import failed_tasks
 from scheduling.errors import Conflict
 from scheduling.failed_tasks import Actor
@@ -347,3 +352,90 @@ def test_a_node_on_its_way_out_sends_an_idempotent_run_back(
         runner.stopping.clear()
     job.refresh_from_db()
     assert (job.state, job.reason, job.failures) == ("scheduled", "node_stopping", 0)
+
+
+def test_a_hold_that_goes_on_is_one_run_and_not_thousands(does: Any, market: Any) -> None:
+    job = does("pass", run=False)
+    for _ in range(3):
+        Job.objects.update(due_at=now())
+        pick = market.pick()
+        ended = Ended(verdict=Verdict(Outcome.HELD, "browser_wait"), started_at=now())
+        assert conclude(Job.objects.select_related("shop__platform", "flow").get(), pick.claim, ended)
+
+    assert job.runs.count() == 1
+
+
+def test_one_row_that_cannot_be_rescued_takes_no_other_along(
+    does: Any, market: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = does("pass", run=False)
+    market.shop("s2")
+    fine = market.publish("s2", "act")
+    for pick in (market.pick(), market.pick()):
+        jobs.mark_sending([pick.claim])
+    Job.objects.update(lease_until=now() - timedelta(seconds=1))
+    note = passes._note_lost
+
+    def note_or_break(row: Job) -> None:
+        if row.pk == odd.pk:
+            raise DataError("smallint out of range")
+        note(row)
+
+    monkeypatch.setattr(passes, "_note_lost", note_or_break)
+    assert passes.rescue() == 1
+    assert Job.objects.get(pk=fine.task_id).state == "scheduled"
+    assert Job.objects.get(pk=odd.pk).state == "running"
+
+
+def test_what_cannot_be_kept_of_an_end_does_not_cost_its_meaning(does: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = runner.conclude
+
+    def conclude_or_break(job: Job, claim: Any, ended: Any) -> bool:
+        if ended.detail:
+            raise DataError("not storable")
+        return real(job, claim, ended)
+
+    monkeypatch.setattr(runner, "conclude", conclude_or_break)
+    job = does("print('something odd')")
+
+    assert job.state == "succeeded"
+
+
+def test_who_edits_a_shop_does_not_undo_that_its_login_was_lost(market: Any) -> None:
+    shop = market.shop()
+    Shop.objects.update(login_state=LoginState.NEEDED)
+    shop.name = "renamed"
+    shop.save()
+
+    shop.refresh_from_db()
+    assert (shop.name, shop.login_state) == ("renamed", "needed")
+
+
+def test_the_lease_is_kept_while_a_browser_is_waited_for(
+    does: Any, market: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "RENEW", 0.05)
+    renewed = threading.Event()
+    renew = runner._Run._renew
+
+    def noted(run: Any) -> bool:
+        renewed.set()
+        return renew(run)
+
+    def slow(*_: Any, **__: Any) -> Any:
+        assert renewed.wait(20)
+        raise NoBrowser("browser_wait", "Every slot was busy.")
+
+    monkeypatch.setattr(runner._Run, "_renew", noted)
+    monkeypatch.setattr(runner, "borrow", slow)
+    job = does("pass", needs_browser=True)
+
+    assert (job.state, job.reason) == ("scheduled", "browser_wait")
+    assert Lane.objects.get().home == ""
+
+
+def test_a_run_leaves_no_log_behind(does: Any) -> None:
+    job = does("print('hello')")
+
+    assert "hello" in job.runs.get().detail
+    assert not list((Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "logs").glob(f"{job.pk}*"))
