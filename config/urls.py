@@ -6,6 +6,7 @@ from django.views.generic import RedirectView
 
 from scheduling import views
 from scheduling.api.application import api
+from sessions import demo
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
@@ -15,5 +16,8 @@ urlpatterns = [
     path("health/live", views.live, name="live"),
     path("health/ready", views.ready, name="ready"),
     path("metrics", views.metrics, name="metrics"),
+    path("demo/chat/", demo.page, name="demo_chat"),
+    path("demo/chat/begin", demo.begin, name="demo_chat_begin"),
+    path("demo/chat/state", demo.state, name="demo_chat_state"),
     path("u/<str:token>", views.unsubscribe, name="unsubscribe"),
 ]

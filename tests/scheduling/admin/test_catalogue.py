@@ -12,8 +12,8 @@ import pytest
 from django.conf import settings
 from django.utils.translation.template import templatize
 
-CATALOGUES = ("scheduling/locale", "rpa_tasks/locale", "config/locale")
-APPS = ("scheduling", "rpa_tasks")
+CATALOGUES = ("scheduling/locale", "rpa_tasks/locale", "sessions/locale", "config/locale")
+APPS = ("scheduling", "rpa_tasks", "sessions")
 CALLS = {"_", "gettext", "gettext_lazy", "gettext_noop", "ngettext", "ngettext_lazy"}
 CALLS_WITH_CONTEXT = {"pgettext", "pgettext_lazy"}
 ROOT: Path = settings.BASE_DIR

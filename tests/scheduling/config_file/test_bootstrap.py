@@ -42,7 +42,7 @@ def test_the_articles_matrix_is_shipped() -> None:
         ("售中", "order.paid", 7200, "order-followup", "log"),
         ("售后", "service.completed", 604800, "survey", "log"),
         ("流失预警", "customer.inactive", 86400, "winback", "log"),
-        ("会话中", "session.silent", 0, "silence-guide", "log"),
+        ("会话中", "session.silent", 0, "silence-guide", "inapp"),
     ]
     silent = Node.objects.get(trigger="session.silent")
     assert (silent.guard_cap, silent.guard_dedupe, silent.guard_conversation, silent.guard_quiet_hours) == (

@@ -1,0 +1,204 @@
+"""The demo chat: a customer and an agent side by side, and beneath them what became of each silence.
+
+For demos, and for staff elsewhere. It lets nobody into a session of a real customer: the sessions that it opens have
+names of their own, and those are the only ones that it opens.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable
+from datetime import timedelta
+from functools import wraps
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.views import redirect_to_login
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_noop
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+from scheduling.admin import wording
+from scheduling.models import Event, Touch
+from sessions import glance, tokens
+from sessions.frames import AGENT, USER
+from sessions.hand_in import SOURCE
+from sessions.models import SilencePolicy
+from sessions.presence import SILENT
+from sessions.server import StoreAway
+from sessions.store import live
+
+TAG = "demo"
+THRESHOLD = timedelta(seconds=5)  #: of the demo's own tag, so that nobody waits a minute for it
+LIFETIME = timedelta(minutes=30)
+SHOWN = 10  #: silences
+SESSION = re.compile(r"demo-[A-Za-z0-9_-]{6,32}", re.ASCII)
+#: Why a session is paused.
+PAUSES = {
+    "typing": gettext_noop("the agent is typing"),
+    "tool": gettext_noop("a tool is running"),
+    "transfer": gettext_noop("it is being transferred"),
+    "queue": gettext_noop("it waits in a queue"),
+}
+
+View = Callable[[HttpRequest], HttpResponse]
+
+
+def for_the_house(view: View) -> View:
+    @wraps(view)
+    def admitted(request: HttpRequest) -> HttpResponse:
+        if getattr(settings, "AFTERTOUCH_DEMO", False) or (request.user.is_active and request.user.is_staff):
+            return view(request)
+        return redirect_to_login(request.get_full_path(), settings.LOGIN_URL)
+
+    return admitted
+
+
+@never_cache
+@require_safe
+@for_the_house
+def page(request: HttpRequest) -> HttpResponse:
+    settled = {
+        "begin": reverse("demo_chat_begin"),
+        "state": reverse("demo_chat_state"),
+        "tags": _tags(),
+        "words": _words(),
+        "language": request.LANGUAGE_CODE,
+    }
+    return render(request, "chat_sessions/demo.html", {"settled": settled, "languages": settings.LANGUAGES})
+
+
+@never_cache
+@require_POST
+@for_the_house
+def begin(request: HttpRequest) -> HttpResponse:
+    """Tokens for both sides of a new session, or of the one that another tab has opened."""
+    session_id = request.POST.get("session") or f"demo-{secrets.token_urlsafe(9)}"
+    tag = request.POST.get("tag", "")
+    if not SESSION.fullmatch(session_id) or tag not in {each["tag"] for each in _tags()}:
+        return JsonResponse({"error": _("The page does not know this session or tag.")}, status=422)
+    user_id = _user_of(session_id)
+    sides = {
+        role: tokens.issue(tokens.Admission(session_id, user_id, session_id, tag, role), LIFETIME)[0]
+        for role in (USER, AGENT)
+    }
+    return JsonResponse({"session": session_id, "user": user_id, "tag": tag, "tokens": sides})
+
+
+@never_cache
+@require_safe
+@for_the_house
+def state(request: HttpRequest) -> HttpResponse:
+    """How the session stands now, and its latest silences with what became of them."""
+    session_id = request.GET.get("session", "")
+    if not SESSION.fullmatch(session_id):
+        return JsonResponse({"error": _("The page does not know this session or tag.")}, status=422)
+    try:
+        found = glance.at(live(), session_id)
+    except StoreAway:
+        return JsonResponse({"error": _("The live sessions cannot be reached.")}, status=503)
+    return JsonResponse(
+        {
+            "now": found.now,
+            "armed_at": found.armed_at,
+            "deadline": found.deadline,
+            "nudges": found.nudges,
+            "pause": _(PAUSES.get(found.pause, found.pause)) if found.pause else "",
+            "closed": found.closed,
+            "silences": _silences(session_id),
+        }
+    )
+
+
+def _user_of(session_id: str) -> str:
+    return f"visitor-{session_id.removeprefix('demo-')}"
+
+
+def _tags() -> list[dict[str, Any]]:
+    """Every tag with its threshold. A demo has one of its own, so that silence comes soon; the first look makes it."""
+    if getattr(settings, "AFTERTOUCH_DEMO", False):
+        SilencePolicy.objects.get_or_create(tag=TAG, defaults={"threshold": THRESHOLD})
+    policies = SilencePolicy.objects.filter(retired_at=None)
+    found = [
+        {
+            "tag": policy.tag,
+            "seconds": policy.threshold.total_seconds(),
+            "jitter": policy.jitter.total_seconds(),
+            "nudges": policy.max_nudges,
+        }
+        for policy in policies
+    ]
+    return sorted(found, key=lambda each: (each["tag"] != TAG, each["seconds"]))
+
+
+def _silences(session_id: str) -> list[dict[str, Any]]:
+    events = list(
+        Event.objects.filter(
+            customer__user_id=_user_of(session_id), type=SILENT, source=SOURCE, event_id__startswith=f"{session_id}:"
+        ).order_by("-occurred_at")[:SHOWN]
+    )
+    touches = Touch.objects.filter(event__in=events).select_related("node__channel").prefetch_related("attempts")
+    by_event: dict[Any, list[dict[str, Any]]] = {event.pk: [] for event in events}
+    for touch in touches.order_by("pk"):
+        by_event[touch.event_id].append(_told(touch))
+    return [
+        {
+            "id": event.event_id,
+            "at": event.occurred_at,
+            "nudge": event.data.get("nudge"),
+            "touches": by_event[event.pk],
+        }
+        for event in events
+    ]
+
+
+def _told(touch: Touch) -> dict[str, Any]:
+    sent = [each.started_at for each in touch.attempts.all()]
+    late = (sent[-1] - touch.planned_at) / timedelta(milliseconds=1) if sent else None
+    return {
+        "state": touch.state,
+        "words": touch.get_state_display(),
+        "reason": wording.reason(touch.reason) if touch.reason else "",
+        "node": touch.node.key,
+        "channel": touch.node.channel.key,
+        "late": None if late is None else round(late),
+        "at": touch.settled_at,
+    }
+
+
+def _words() -> dict[str, str]:
+    """What the page's script says."""
+    return {
+        "connecting": _("Connecting"),
+        "open": _("Connected"),
+        "waiting": _("Connection lost, trying again"),
+        "ended": _("Connection ended"),
+        "unsent": _("not sent yet"),
+        "typing": _("is typing …"),
+        "user": _("Customer"),
+        "agent": _("Agent"),
+        "system": _("Guide message"),
+        "armed": _("Armed: silent in {seconds} s"),
+        "paused": _("Paused: {why}"),
+        "silent": _("Silent: handed in, nothing more follows"),
+        "closed": _("Closed"),
+        "unknown": _("Not armed: nobody has spoken yet"),
+        "away": _("The server does not answer"),
+        "entry_armed": _("Armed"),
+        "entry_armed_until": _("silent at {time} unless a frame comes"),
+        "entry_silent": _("Fell silent"),
+        "entry_silent_number": _("silence {number} of this ladder"),
+        "late": _("{ms} ms after its time"),
+        "by": _("node {node}, channel {channel}"),
+        "no_touch": _("no node of the matrix answers to it"),
+        "go_silent": _("Go silent"),
+        "come_back": _("Come back"),
+        "present": _("Pings every {seconds} s: present"),
+        "gone": _("No pings: the page is as good as gone"),
+        "left": _("The {side} has closed the session."),
+    }

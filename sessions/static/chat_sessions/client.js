@@ -1,0 +1,146 @@
+// One side of one live session, for browsers: it pings, comes back by itself, and catches up on what it missed.
+//
+//     import { SessionClient } from "/static/chat_sessions/client.js";
+//     const chat = new SessionClient({ sessionId: "s-1", token: async () => (await fetch("/my/token")).text() });
+//     chat.addEventListener("message", (event) => show(event.detail.from, event.detail.text));
+//     chat.addEventListener("state", (event) => dot(event.detail.state));
+//     chat.connect();
+//     chat.message("hello");
+//
+// Events: `state` (connecting, open, waiting, ended), and one for each frame of the server, named by its type, with the
+// frame as its detail: message, typing, ack, error, closed …. A message that was not acknowledged is sent again after
+// a reconnect, under the same id, so it is there once. `token` is asked before each connection, as tokens are short.
+// `cursor: "0"` asks for what is still kept; "" for what comes from now on.
+
+const FINAL = new Set([1000, 1009, 4400]); // coming back would end the same way
+const FIRST_PAUSE = 500;
+const LONGEST_PAUSE = 30000;
+const PATIENCE = 10000; // for a sign of life after a ping
+
+export class SessionClient extends EventTarget {
+    constructor({ sessionId, token, server = location.origin, cursor = "", pingEvery = 15000 }) {
+        super();
+        this.address = `${server.replace(/^http/, "ws")}/ws/v1/sessions/${encodeURIComponent(sessionId)}`;
+        this.token = token;
+        this.cursor = cursor;
+        this.pingEvery = pingEvery;
+        this.present = true; // false: no pings, as from a page that is gone
+        this.state = "ended";
+        this.unacknowledged = new Map();
+        this.failures = 0;
+        this.attempt = 0; // older connections that end late are nobody's concern
+        this.online = () => this.state === "waiting" && this.#open();
+    }
+
+    connect() {
+        addEventListener("online", this.online);
+        this.#open();
+    }
+
+    /** Go away without ending the session. */
+    leave() {
+        removeEventListener("online", this.online);
+        this.attempt += 1;
+        clearTimeout(this.timer);
+        clearInterval(this.pinging);
+        this.socket?.close();
+        this.#become("ended");
+    }
+
+    message(text) {
+        const frame = { type: "message", text, id: uuid() };
+        this.unacknowledged.set(frame.id, frame);
+        this.#send(frame);
+        return frame.id;
+    }
+
+    /** Typing, read; for agents tool, transfer, queue, resume. Lost where there is no connection. */
+    sign(kind) { this.#send({ type: kind }); }
+
+    /** A CloudEvent for the front door. The frame `ack` or `error` with this id answers. */
+    event(event, id = uuid()) { this.#send({ type: "event", event, id }); return id; }
+
+    /** The conversation is over: nothing more is sent for its silence. */
+    closeSession() { this.#send({ type: "close" }); }
+
+    ping() { this.#send({ type: "ping" }); }
+
+    async #open() {
+        const mine = ++this.attempt;
+        clearTimeout(this.timer);
+        this.#become("connecting");
+        let token;
+        try {
+            token = await this.token();
+        } catch {
+            if (mine === this.attempt) this.#again();
+            return;
+        }
+        if (mine !== this.attempt) return;
+        const query = new URLSearchParams({ token, ...(this.cursor && { cursor: this.cursor }) });
+        const socket = this.socket = new WebSocket(`${this.address}?${query}`);
+        socket.onmessage = (event) => { if (mine === this.attempt) this.#take(JSON.parse(event.data)); };
+        socket.onclose = (event) => { if (mine === this.attempt) this.#lost(event); };
+    }
+
+    #take(frame) {
+        this.heardAt = Date.now();
+        if (frame.type === "welcome") {
+            this.cursor ||= frame.cursor;
+            this.failures = 0;
+            this.#become("open");
+            this.#keepAlive();
+            this.unacknowledged.forEach((waiting) => this.#send(waiting));
+        } else if (frame.type === "message") {
+            this.cursor = frame.cursor;
+        } else if (frame.type === "ack") {
+            this.unacknowledged.delete(frame.id);
+        } else if (frame.type === "error" && frame.reason === "invalid") {
+            this.unacknowledged.delete(frame.id);
+        } else if (frame.type === "error" && this.unacknowledged.has(frame.id)) {
+            setTimeout(() => this.unacknowledged.has(frame.id) && this.#send(this.unacknowledged.get(frame.id)), 2 * FIRST_PAUSE);
+        }
+        this.dispatchEvent(new CustomEvent(frame.type, { detail: frame }));
+    }
+
+    #keepAlive() {
+        clearInterval(this.pinging);
+        if (this.present) this.ping();
+        this.pinging = setInterval(() => {
+            if (!this.present) return;
+            if (Date.now() - this.heardAt > this.pingEvery + PATIENCE) this.socket.close();
+            else this.ping();
+        }, this.pingEvery);
+    }
+
+    #lost(event) {
+        clearInterval(this.pinging);
+        if (FINAL.has(event.code)) {
+            this.#become("ended", event.code, event.reason);
+        } else {
+            this.#again(event.code, event.reason);
+        }
+    }
+
+    /** The pause grows, with some chance in it, so that not everybody comes back at once. */
+    #again(code = 0, reason = "") {
+        const pause = Math.min(FIRST_PAUSE * 2 ** this.failures, LONGEST_PAUSE) * (0.5 + Math.random() / 2);
+        this.failures += 1;
+        this.#become("waiting", code, reason);
+        this.timer = setTimeout(() => this.#open(), pause);
+    }
+
+    #send(frame) {
+        if (this.state === "open" && this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(frame));
+    }
+
+    #become(state, code = 0, reason = "") {
+        this.state = state;
+        this.dispatchEvent(new CustomEvent("state", { detail: { state, code, reason } }));
+    }
+}
+
+/** `crypto.randomUUID` exists only where the page came over TLS or from this machine. */
+function uuid() {
+    return [...crypto.getRandomValues(new Uint8Array(16))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}

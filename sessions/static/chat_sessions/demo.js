@@ -1,0 +1,228 @@
+// The demo chat: both sides of a session, each with a socket of its own, and the story of its silences beneath.
+import { SessionClient } from "./client.js";
+
+const settled = JSON.parse(document.getElementById("settled").textContent);
+const words = settled.words;
+const $ = (id) => document.getElementById(id);
+const say = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
+const clock = (at) => new Date(at).toLocaleTimeString(settled.language, { hour12: false });
+const element = (tag, name, text) => Object.assign(document.createElement(tag), { className: name, textContent: text ?? "" });
+
+class Side {
+    constructor(role) {
+        this.role = role;
+        this.pane = $(role);
+        this.list = this.pane.querySelector(".messages");
+        this.input = this.pane.querySelector("input");
+        this.status = this.pane.querySelector(".status");
+        this.sign = this.pane.querySelector(".sign");
+        this.typedAt = 0;
+        this.pane.querySelector("form").addEventListener("submit", (event) => { event.preventDefault(); this.speak(); });
+        this.input.addEventListener("input", () => this.typing());
+    }
+
+    enter(session, token, pingEvery) {
+        this.chat?.leave();
+        this.list.replaceChildren();
+        this.chat = new SessionClient({ sessionId: session, token, cursor: "0", pingEvery });
+        this.chat.addEventListener("state", ({ detail }) => this.show(detail));
+        this.chat.addEventListener("message", ({ detail }) => this.hear(detail));
+        this.chat.addEventListener("ack", ({ detail }) => this.bubble(detail.id)?.classList.remove("unsent"));
+        this.chat.addEventListener("typing", () => this.passing(words.typing));
+        this.chat.addEventListener("closed", ({ detail }) => this.note(say(words.left, { side: words[detail.by] ?? detail.by })));
+        this.chat.connect();
+    }
+
+    speak() {
+        const text = this.input.value.trim();
+        if (!text) return;
+        const id = this.chat.message(text);
+        this.input.value = "";
+        this.put({ id, from: this.role, text, at: Date.now() }).classList.add("unsent");
+        story.soon();
+    }
+
+    typing() {
+        if (this.chat.present && Date.now() - this.typedAt > 1500) {
+            this.typedAt = Date.now();
+            this.chat.sign("typing");
+        }
+    }
+
+    hear(message) {
+        this.passing("");
+        const known = this.bubble(message.id);
+        if (known) known.classList.remove("unsent");
+        else this.put(message);
+        story.soon();
+    }
+
+    put(message) {
+        const side = message.from === this.role ? "mine" : message.from === "system" ? "guide" : "theirs";
+        const bubble = element("li", `bubble ${side}`);
+        bubble.dataset.id = message.id;
+        bubble.append(
+            element("span", "who", words[message.from] ?? message.from), element("p", "text", message.text),
+            element("time", "at", clock(message.at)), element("span", "mark", words.unsent),
+        );
+        this.list.append(bubble);
+        this.list.scrollTop = this.list.scrollHeight;
+        return bubble;
+    }
+
+    bubble(id) { return [...this.list.children].find((each) => each.dataset.id === id); }
+
+    note(text) {
+        this.list.append(element("li", "note", text));
+        this.list.scrollTop = this.list.scrollHeight;
+    }
+
+    passing(text) {
+        this.sign.textContent = text;
+        clearTimeout(this.passes);
+        if (text) this.passes = setTimeout(() => { this.sign.textContent = ""; }, 3000);
+    }
+
+    show({ state, reason }) {
+        this.pane.dataset.state = state;
+        this.status.textContent = words[state] + (reason ? ` (${reason})` : "");
+    }
+}
+
+class Story {
+    constructor() {
+        this.armings = new Map();
+    }
+
+    begin(session) {
+        this.session = session;
+        this.armings.clear();
+        $("timeline").replaceChildren();
+        this.look();
+    }
+
+    /** After something was said it is looked at again at once, not at the next second. */
+    soon() { clearTimeout(this.timer); this.timer = setTimeout(() => this.look(), 120); }
+
+    async look() {
+        clearTimeout(this.timer);
+        const session = this.session;
+        try {
+            const answer = await fetch(`${settled.state}?session=${encodeURIComponent(session)}`);
+            if (!answer.ok) throw new Error(answer.status);
+            const told = await answer.json();
+            if (session === this.session) this.tell(told);
+        } catch {
+            this.stand("away", words.away);
+        }
+        clearTimeout(this.timer);
+        this.timer = setTimeout(() => this.look(), document.hidden ? 5000 : 500);
+    }
+
+    tell(told) {
+        const left = told.deadline && Math.max(0, new Date(told.deadline) - new Date(told.now)) / 1000;
+        const silenced = told.silences.some((each) => each.id === `${this.session}:${told.armed_at}`);
+        if (told.closed) this.stand("closed", words.closed);
+        else if (told.pause && !told.deadline) this.stand("paused", say(words.paused, { why: told.pause }));
+        else if (told.deadline) this.stand("armed", say(words.armed, { seconds: left.toFixed(1) }));
+        else if (told.armed_at) this.stand("silent", words.silent);
+        else this.stand("unknown", words.unknown);
+        if (told.deadline && !silenced) this.armings.set(told.armed_at, told);
+        this.draw(told);
+    }
+
+    stand(kind, text) {
+        $("standing").dataset.kind = kind;
+        $("standing").textContent = text;
+    }
+
+    /** Only the last arming before a silence is part of the story: pings arm anew every few seconds. */
+    draw(told) {
+        const entries = told.silences.flatMap((silence) => [...this.outcomes(silence).reverse(), this.silence(silence)]);
+        const latest = [...this.armings.values()].at(-1);
+        this.armings = new Map(latest ? [[latest.armed_at, latest]] : []);
+        if (latest && told.deadline && latest.armed_at === told.armed_at) {
+            const until = say(words.entry_armed_until, { time: clock(told.deadline) });
+            entries.unshift({ kind: "armed", at: told.armed_at / 1000, head: words.entry_armed, text: until, key: "armed" });
+        }
+        const list = $("timeline");
+        const html = entries.map((entry) => this.entry(entry));
+        if (list.innerHTML !== html.map((each) => each.outerHTML).join("")) list.replaceChildren(...html);
+    }
+
+    silence(silence) {
+        const text = say(words.entry_silent_number, { number: silence.nudge });
+        return { kind: "silent", at: silence.at, head: words.entry_silent, text };
+    }
+
+    outcomes(silence) {
+        if (!silence.touches.length) return [{ kind: "none", at: silence.at, head: "–", text: words.no_touch }];
+        return silence.touches.map((touch) => {
+            const parts = [touch.reason, touch.state === "delivered" && touch.late !== null ? say(words.late, { ms: touch.late }) : "",
+                say(words.by, touch)];
+            return { kind: touch.state, at: touch.at ?? silence.at, head: touch.words, text: parts.filter(Boolean).join(" · ") };
+        });
+    }
+
+    entry({ kind, at, head, text }) {
+        const item = element("li", `entry ${kind}`);
+        item.append(element("time", "at", clock(at)), element("b", "head", head), element("span", "text", text));
+        return item;
+    }
+}
+
+const story = new Story();
+const sides = { user: new Side("user"), agent: new Side("agent") };
+let chosen = null;
+
+async function begin(session, tag) {
+    const answer = await fetch(settled.begin, {
+        method: "POST", body: new URLSearchParams({ session, tag }),
+        headers: { "X-CSRFToken": document.querySelector("[name=csrfmiddlewaretoken]").value },
+    });
+    if (!answer.ok) throw new Error((await answer.json()).error);
+    return answer.json();
+}
+
+async function open(session, tag) {
+    const told = await begin(session, tag);
+    chosen = settled.tags.find((each) => each.tag === told.tag);
+    $("tag").value = told.tag;
+    const query = new URLSearchParams({ session: told.session, tag: told.tag });
+    history.replaceState(null, "", `?${query}`);
+    $("second").href = `?${query}`;
+    $("session").textContent = told.session;
+    const pingEvery = Math.min(15000, chosen.seconds * 1000 / 3);
+    let fresh = told.tokens; // the first connection of each side needs no second request
+    for (const [role, side] of Object.entries(sides)) {
+        let first = fresh[role];
+        side.enter(told.session, async () => {
+            const token = first ?? (await begin(told.session, told.tag)).tokens[role];
+            first = null;
+            return token;
+        }, pingEvery);
+    }
+    presence(true);
+    story.begin(told.session);
+}
+
+function presence(present) {
+    const seconds = (sides.user.chat.pingEvery / 1000).toFixed(1).replace(/\.0$/, "");
+    sides.user.chat.present = present;
+    if (present) sides.user.chat.ping();
+    $("silence").textContent = present ? words.go_silent : words.come_back;
+    $("silence").setAttribute("aria-pressed", String(!present));
+    $("presence").textContent = present ? say(words.present, { seconds }) : words.gone;
+}
+
+$("silence").addEventListener("click", () => presence(!sides.user.chat.present));
+$("fresh").addEventListener("click", () => open("", $("tag").value));
+$("tag").addEventListener("change", () => open("", $("tag").value));
+$("finish").addEventListener("click", () => sides.user.chat.closeSession());
+document.querySelectorAll("[data-sign]").forEach((button) => button.addEventListener("click", () => {
+    sides.agent.chat.sign(button.dataset.sign);
+    story.soon();
+}));
+
+const asked = new URLSearchParams(location.search);
+open(asked.get("session") ?? "", asked.get("tag") ?? settled.tags[0].tag).catch(() => open("", settled.tags[0].tag));
