@@ -13,7 +13,7 @@ from django.db import transaction
 from django.db.models import F, Q
 
 from rpa_tasks import breaker
-from rpa_tasks.models import LoginState, Platform, Shop
+from rpa_tasks.models import Lane, LoginState, Platform, Shop
 from rpa_tasks.tokens import ring_for_shops
 from scheduling.errors import NotFound
 
@@ -34,6 +34,18 @@ def pause(shop_pk: int, *, by: str) -> bool:
 
 def resume(shop_pk: int, *, by: str) -> bool:
     return _change(Shop, shop_pk, Q(paused=True), {"paused": False}, "resumed", by, wakes=True)
+
+
+def leave_home(shop_pk: int, *, by: str) -> bool:
+    """Let any node serve the shop from now on, with a profile of its own. False: it has no home, or runs there now."""
+    with transaction.atomic():
+        if not Shop.objects.filter(pk=shop_pk).exists():
+            raise NotFound(f"There is no shop {shop_pk}.")
+        left = Lane.objects.filter(shop_id=shop_pk, task_id=None).exclude(home="").update(home="")
+        if left:
+            log.info("shop_left_home", id=shop_pk, by=by)
+            _wake(Shop.objects.filter(pk=shop_pk))
+    return bool(left)
 
 
 def pause_platform(platform_pk: int, *, by: str) -> bool:

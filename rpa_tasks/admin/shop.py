@@ -51,7 +51,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
     readonly_fields = ("state_now", "work_now", "backlog", "last_success", "home", "profile_name", "version")
     write_only = frozenset({"change_reason"})
     actions = ("run_selected",)
-    actions_detail = ("run_now", "confirm_login", "pause_row", "resume_row", "retire", "bring_back")
+    actions_detail = ("run_now", "confirm_login", "leave_home", "pause_row", "resume_row", "retire", "bring_back")
     pauses = staticmethod(shops.pause)
     resumes = staticmethod(shops.resume)
 
@@ -178,7 +178,9 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
         hidden = super().hidden_actions(request, row)
         if row.login_state != LoginState.NEEDED:
             hidden.add("confirm_login")
-        return hidden | ({"run_now", "confirm_login"} if row.retired_at else set())
+        if not row.lane.home:
+            hidden.add("leave_home")
+        return hidden | ({"run_now", "confirm_login", "leave_home"} if row.retired_at else set())
 
     @admin.action(description=_("Run now"), permissions=["run"])
     def run_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse:
@@ -206,4 +208,23 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
             messages.success(request, gettext("The shop's jobs go on."))
         else:
             messages.info(request, gettext("No login was needed any more."))
+        return redirect(back)
+
+    @action(description=_("Move to another node"), icon="moving", url_path="leave-home", permissions=["run"])  # type: ignore[untyped-decorator]
+    def leave_home(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.found(request, object_id)
+        back = self.url("change", row.pk)
+        if request.method != "POST":
+            return self.page(
+                request, "ops/confirm.html", gettext("Let another node serve “%(what)s”?") % {"what": row},
+                text=gettext("The next node that has room takes the shop, with a browser profile of its own: the "
+                             "platform may ask for a login again."),
+                facts=[gettext("Its profile is on node %(node)s now.") % {"node": row.lane.home}],
+                button=gettext("Yes, move it"), back=back, original=row,
+            )  # fmt: skip
+        if shops.leave_home(row.pk, by=request.user.get_username()):
+            self.log_change(request, row, gettext("Moved to another node."))
+            messages.success(request, gettext("The next node that has room takes the shop."))
+        else:
+            messages.info(request, gettext("It has no home, or runs there at this moment."))
         return redirect(back)

@@ -12,7 +12,7 @@ from django.test import Client
 from django.utils.timezone import now
 from django_celery_beat.models import PeriodicTask
 
-from rpa_tasks.models import ExecutionNode, Flow, Job, LoginState, Platform, Shop
+from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
 from tests.rpa_tasks.admin.conftest import Market, said, text, url
 
 pytestmark = pytest.mark.django_db
@@ -60,6 +60,17 @@ def test_a_login_is_confirmed_once(operator: Client, market: Market, rung: list[
     assert (market.s1.login_state, market.s1.login_lost_at) == ("ok", None)
 
 
+def test_a_shop_is_moved_to_another_node_by_a_button(operator: Client, viewer: Client, market: Market) -> None:
+    Lane.objects.filter(shop=market.s1).update(home="n1")
+    assert url("shop_leave_home", market.s1.pk) in text(operator.get(url("shop_change", market.s1.pk)))
+    assert "n1" in text(operator.get(url("shop_leave_home", market.s1.pk)))
+    assert viewer.post(url("shop_leave_home", market.s1.pk)).status_code == 403
+    assert "takes the shop" in said(operator.post(url("shop_leave_home", market.s1.pk)))
+    assert Lane.objects.get(shop=market.s1).home == ""
+    assert "no home" in said(operator.post(url("shop_leave_home", market.s1.pk)))
+    assert url("shop_leave_home", market.s1.pk) not in text(operator.get(url("shop_change", market.s1.pk)))
+
+
 def test_shops_and_platforms_are_paused_and_resumed_by_buttons_only(editor: Client, market: Market) -> None:
     for name, row in (("shop", market.s1), ("platform", market.pdd)):
         page = text(editor.get(url(f"{name}_change", row.pk)))
@@ -95,6 +106,16 @@ def test_run_now_tells_for_each_shop_what_became_of_it(editor: Client, market: M
     ]
     job = Job.objects.get(shop=market.s1)
     assert (job.payload, job.priority, job.source) == ({"day": 1}, 0, "admin: editor")
+
+
+def test_run_now_by_who_may_not_edit_payloads_leaves_the_waiting_one_its_own(operator: Client, market: Market) -> None:
+    job = market.waiting("s1", payload={"since": "monday"}, priority=2)
+    address = f"{url('shop_run_now')}?shops={market.s1.pk},{market.s2.pk}"
+    assert "payload" not in operator.get(address).context["form"].fields
+    operator.post(address, {"task_type": "sync_order", "priority": "0", "payload": '{"since": "ever"}'})
+    job.refresh_from_db()
+    assert (job.payload, job.priority, job.requests) == ({"since": "monday"}, 0, 2)
+    assert Job.objects.get(shop=market.s2).payload == {}
 
 
 def test_shops_without_a_common_task_type_cannot_be_run_together(operator: Client, market: Market) -> None:
