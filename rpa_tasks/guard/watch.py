@@ -172,6 +172,8 @@ class Watch:
         if now >= self.lease_until and not self.lease_lost:
             self.lease_lost = True
             self.stop("lease_lost", self.order["grace"])
+            # After a freeze that may be long past, and the shop may be another node's: the grace is not given twice.
+            self.kill_at = min(self.kill_at, self.lease_until + self.order["grace"])
         if now >= self.timeout_at:
             self.timeout_at = NEVER
             self.stop("timeout", self.order["hard_after"])

@@ -180,6 +180,24 @@ def test_what_resists_the_loss_of_its_lease_is_killed_after_the_grace(house: Hou
     assert (ending.ended, ending.signal) == (Ended.LEASE_LOST, signal.SIGKILL)
 
 
+@pytest.mark.faults
+def test_after_a_freeze_longer_than_lease_and_grace_nothing_gets_another_grace(house: House) -> None:
+    """Elsewhere the shop may be running again: only what is left of the grace since the lease ran out counts."""
+    with Guarded(house.shell(STUBBORN, grace=PATIENCE / 2)) as guarded:
+        command = wait_for_start(guarded)
+        wait_for_message(guarded, "ready")
+        guard = guard_of(command)
+        for pid in (command, guard):
+            os.kill(pid, signal.SIGSTOP)
+        guarded.extend(time.monotonic() - PATIENCE / 2)  # what its lease looks like when it wakes
+        for pid in (command, guard):
+            os.kill(pid, signal.SIGCONT)
+        began = time.monotonic()
+        _, ending = hear(guarded)
+    assert (ending.ended, ending.signal, ending.survivors) == (Ended.LEASE_LOST, signal.SIGKILL, 0)
+    assert time.monotonic() - began < PATIENCE / 2
+
+
 def test_a_result_before_the_stop_is_kept(house: House) -> None:
     script = f"""trap 'exit 0' TERM; echo '{{"result": {{"n": 1}}}}'; {READY} while :; do sleep 0.05; done"""
     with Guarded(house.shell(script)) as guarded:
