@@ -64,13 +64,21 @@ class Supervision:
 
     def _supervise(self) -> None:
         while not self._stopping.is_set():
-            with self._launch() as self._process:
-                if self._stopping.is_set() and self._process.stdin:
-                    self._process.stdin.close()
-                code = self._process.wait()
-            if not self._stopping.is_set():
-                log.warning("maintainer_died", exit_code=code)
-                self._stopping.wait(RESTART_AFTER)
+            try:
+                self._process = self._launch()
+            except OSError as error:  # no memory, no process or no descriptor left: that passes, this thread must not
+                log.warning("maintainer_not_started", error=str(error))
+            else:
+                self._wait_for(self._process)
+            self._stopping.wait(RESTART_AFTER)
+
+    def _wait_for(self, process: subprocess.Popen[bytes]) -> None:
+        with process:
+            if self._stopping.is_set() and process.stdin:
+                process.stdin.close()
+            code = process.wait()
+        if not self._stopping.is_set():
+            log.warning("maintainer_died", exit_code=code)
 
     def _launch(self) -> subprocess.Popen[bytes]:
         words = ["--queues", ",".join(self._queues), "--parent", str(os.getpid())]
