@@ -158,7 +158,8 @@ def _moments(seconds: float) -> Iterator[None]:
 
 
 def _last_words(log: Path) -> str:
+    """Without the NUL bytes of a log that was cut under its writer: PostgreSQL keeps none."""
     try:
-        return log.read_text(errors="replace")[-500:].strip()
+        return log.read_text(errors="replace")[-500:].replace("\0", "\ufffd").strip()
     except OSError as error:
         return str(error)

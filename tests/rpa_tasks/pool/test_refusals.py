@@ -34,6 +34,14 @@ def test_chromium_does_not_start(lend: Lend, settings: Any, tmp_path: Path) -> N
     assert states() == {}
 
 
+def test_its_last_words_can_be_stored(lend: Lend, settings: Any, tmp_path: Path) -> None:
+    """A log that was cut under a browser goes on behind a hole of NUL bytes, which PostgreSQL refuses as text."""
+    settings.RPA_CHROMIUM_PATH = str(_script(tmp_path, r"printf 'no\000display\377' >&2; exit 1"))
+    with pytest.raises(NoBrowser) as refused:
+        lend("s1")
+    assert "no\ufffddisplay\ufffd" in refused.value.detail
+
+
 def test_chromium_starts_and_says_nothing(
     lend: Lend, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
