@@ -3,16 +3,18 @@ what is old."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
-from pathlib import Path
+from datetime import datetime, timedelta
+from itertools import islice
 from uuid import UUID
 
 import structlog
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections, connection
+from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from rpa_tasks.markers import LEASE_NO, TASK_ID, sweep
@@ -24,6 +26,8 @@ log = structlog.get_logger(__name__)
 ORPHANED_FOR = 30.0  #: seconds; the guard's own ladder, which is gentler, is over by then
 BATCH = 200  #: pieces of evidence a statement: each may have a megabyte
 TIDY_EVERY = 600.0  #: seconds
+LOGS_AT_ONCE = 500  #: log files a pass looks at, however many there are
+RUN_LOG_KEPT = timedelta(days=1)  #: since it was last written to; whoever settles a run deletes its log
 BROWSER_LOG = 1_000_000  #: bytes that a browser may say on standard error before it is cut
 
 Run = tuple[UUID, int]  #: task and lease number
@@ -35,11 +39,12 @@ class Chores:
         self.started_at: datetime = now()
         self._orphaned_since: dict[Run, float] = {}
         self._tidied_at: float | None = None
+        self._old_logs = OldLogs()
 
     @property
     def steps(self) -> list[Callable[[], object]]:
         """One pass, in this order."""
-        return [self.report, self.end_orphans, self.tidy]
+        return [self.report, self.end_orphans, self.tidy, self._old_logs.delete_some]
 
     def can_be_done(self) -> bool:
         """Whether the database answers."""
@@ -52,11 +57,11 @@ class Chores:
         return True
 
     def report(self) -> None:
-        """What the back office knows of this node."""
+        """What the back office knows of this node. By the database's clock, with which the lanes compare it."""
         ExecutionNode.objects.update_or_create(
             name=settings.AFTERTOUCH_NODE,
             defaults={
-                "seen_at": now(),
+                "seen_at": Now(),
                 "started_at": self.started_at,
                 "slots": settings.AFTERTOUCH_RPA_SLOTS,
                 "queues": self.queues,
@@ -78,7 +83,6 @@ class Chores:
     def tidy(self) -> None:
         if self._tidied_at is None or time.monotonic() - self._tidied_at >= TIDY_EVERY:
             delete_old_evidence()
-            delete_old_logs()
             self._tidied_at = time.monotonic()
 
 
@@ -91,22 +95,59 @@ def delete_old_evidence() -> int:
     return deleted
 
 
-def delete_old_logs() -> None:
-    """Those of runs, after the same time as their evidence. Those of browsers are cut where they grow."""
-    oldest = time.time() - settings.AFTERTOUCH_RPA_EVIDENCE_KEPT.total_seconds()
-    for path, size, changed_at in _log_files():
-        with suppress(OSError):
-            if changed_at < oldest:
-                path.unlink()
-            elif path.name.startswith("browser-") and size > BROWSER_LOG:
-                path.open("wb").close()
+class OldLogs:
+    """A walk through the folder of logs, a few steps a pass: what killed workers left may be very many files."""
+
+    def __init__(self) -> None:
+        self._walk = _log_files()
+
+    def delete_some(self) -> int:
+        """Delete runs' logs that nobody will; cut the browsers' where they grow. Returns how many were looked at."""
+        entries = list(islice(self._walk, LOGS_AT_ONCE))
+        if len(entries) < LOGS_AT_ONCE:
+            self._walk = _log_files()  # from the beginning, next time
+        left: list[os.DirEntry[str]] = []
+        for entry in entries:
+            with suppress(OSError):
+                if entry.name.startswith("browser-"):
+                    _limit(entry)
+                elif _silent_for(entry) > RUN_LOG_KEPT:
+                    left.append(entry)
+        _delete_where_over(left)
+        return len(entries)
 
 
-def _log_files() -> Iterator[tuple[Path, int, float]]:
-    for path in places.logs().iterdir():
-        with suppress(OSError):
-            stat = path.stat()
-            yield path, stat.st_size, stat.st_mtime
+def _log_files() -> Iterator[os.DirEntry[str]]:
+    with os.scandir(places.logs()) as entries:
+        yield from entries
+
+
+def _limit(entry: os.DirEntry[str]) -> None:
+    """A browser's log."""
+    if _silent_for(entry) > settings.AFTERTOUCH_RPA_EVIDENCE_KEPT:
+        os.unlink(entry)
+    elif entry.stat().st_size > BROWSER_LOG:
+        os.truncate(entry, 0)
+
+
+def _silent_for(entry: os.DirEntry[str]) -> timedelta:
+    return timedelta(seconds=time.time() - entry.stat().st_mtime)
+
+
+def _delete_where_over(entries: list[os.DirEntry[str]]) -> None:
+    """A run may go on for days and say nothing."""
+    runs = {entry: _run_of_log(entry.name) for entry in entries}
+    running = _running({run for run in runs.values() if run})
+    for entry, run in runs.items():
+        if run not in running:
+            with suppress(OSError):
+                os.unlink(entry)
+
+
+def _run_of_log(name: str) -> Run | None:
+    """By its name, `<task>-<lease number>.log`."""
+    task_id, _, lease_no = name.removesuffix(".log").rpartition("-")
+    return _run_of({TASK_ID: task_id, LEASE_NO: lease_no})
 
 
 def _marked_runs() -> set[Run]:

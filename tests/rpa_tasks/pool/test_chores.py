@@ -73,6 +73,16 @@ def test_the_node_says_what_it_is_and_when(state: Path, settings: Any) -> None:
     assert second.started_at == first.started_at
 
 
+def test_the_node_is_seen_by_the_clock_of_the_database(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lanes compare it with theirs: a node whose clock is behind would lose its shops."""
+    really = now
+    monkeypatch.setattr(chores, "now", lambda: really() - timedelta(days=1))
+    doing = chores.Chores([])
+    for _ in range(2):  # made, then changed
+        doing.report()
+        assert abs(ExecutionNode.objects.get().seen_at - really()) < timedelta(hours=1)
+
+
 def test_the_processes_of_a_run_that_is_over_are_ended(
     process_of: Any, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,19 +129,67 @@ def test_old_evidence_is_deleted_in_batches(job: Job, settings: Any, monkeypatch
     assert Run.objects.count() == 7  # what happened stays known
 
 
-def test_old_logs_are_deleted_and_those_of_browsers_cut(state: Path, settings: Any) -> None:
+def aged(name: str, days: float, content: bytes = b"said") -> Path:
+    """A log that nobody has written to for so long."""
+    path = places.logs() / name
+    path.write_bytes(content)
+    then = time.time() - timedelta(days=days).total_seconds()
+    os.utime(path, (then, then))
+    return path
+
+
+def test_logs_that_a_run_left_behind_are_deleted_after_a_day(state: Path, job: Job) -> None:
+    runs = aged(f"{job.pk}-3.log", 2)  # silent for long, but still running
+    superseded = aged(f"{job.pk}-2.log", 2)
+    unknown = aged(f"{uuid4()}-1.log", 2)
+    fresh = aged(f"{uuid4()}-1.log", 0.9)
+    nobodys = aged("notes.log", 2)
+    chores.OldLogs().delete_some()
+    assert [path.exists() for path in (runs, superseded, unknown, fresh, nobodys)] == [True, False, False, True, False]
+
+    Job.objects.filter(pk=job.pk).update(state=JobState.SUCCEEDED, lease_until=None, settled_at=now())
+    chores.OldLogs().delete_some()
+    assert not runs.exists()
+
+
+def test_logs_of_browsers_are_kept_as_long_as_evidence_and_cut(state: Path, settings: Any) -> None:
     settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
-    old, new, chatty, quiet = (places.logs() / name for name in ("a.log", "b.log", "browser-1.log", "browser-2.log"))
-    for path in (old, new, quiet):
-        path.write_text("said")
-    chatty.write_bytes(b"x" * (chores.BROWSER_LOG + 1))
-    long_ago = time.time() - timedelta(days=15).total_seconds()
-    os.utime(old, (long_ago, long_ago))
-    chores.delete_old_logs()
+    old, quiet = aged("browser-1.log", 15), aged("browser-2.log", 13)
+    chatty = aged("browser-3.log", 0, b"x" * (chores.BROWSER_LOG + 1))
+    chores.OldLogs().delete_some()
 
     assert not old.exists()
-    assert (new.read_text(), quiet.read_text()) == ("said", "said")
+    assert quiet.read_text() == "said"
     assert chatty.stat().st_size == 0
+
+
+def test_of_very_many_logs_some_are_looked_at_each_time(
+    state: Path, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: Any
+) -> None:
+    monkeypatch.setattr(chores, "LOGS_AT_ONCE", 10)
+    for _ in range(20):
+        aged(f"{uuid4()}-1.log", 0)
+    for _ in range(20):
+        aged(f"{uuid4()}-1.log", 2)
+    old_logs = chores.OldLogs()
+    left = []
+    for _ in range(4):
+        with django_assert_max_num_queries(1):
+            assert old_logs.delete_some() <= 10
+        left.append(len(list(places.logs().iterdir())))
+    assert left[0] >= 30
+    assert left[-1] == 20
+    late = aged(f"{uuid4()}-1.log", 2)
+    for _ in range(4):  # and round again
+        old_logs.delete_some()
+    assert not late.exists()
+
+
+def test_a_pass_looks_after_logs(state: Path) -> None:
+    left = aged(f"{uuid4()}-1.log", 2)
+    for step in chores.Chores([]).steps:
+        step()
+    assert not left.exists()
 
 
 def test_tidying_is_not_done_at_every_pass(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
