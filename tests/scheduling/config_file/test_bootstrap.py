@@ -111,7 +111,7 @@ def test_groups_may_look_act_and_edit() -> None:
     assert all(codename.startswith("view_") for codename in may["viewer"])
     assert {"view_touch", "view_node", "view_failedtask"} <= may["viewer"]
     assert may["operator"] - may["viewer"] == {
-        "act_on_failedtask", "add_pause", "change_pause", "delete_pause", "change_touch",
+        "act_on_failedtask", "add_pause", "change_pause", "delete_pause", "change_touch", "run_job", "cancel_job",
     }  # fmt: skip
     assert {"add_node", "change_harassmentrule", "delete_channelconfig", "change_customer"} <= may["editor"]
     assert not {each for each in may["editor"] if each.endswith(("_apikey", "_user")) and not each.startswith("view_")}
