@@ -36,8 +36,8 @@ def with_node(house: str, rest: str) -> str:
         ("stages: [{key: a, position: first}]", "stages[0].position: must be a whole number"),
         ("stages: [{key: a, colour: red}]", "stages[0].colour: is not known here; known are key, name, position"),
         ("channels: [{key: a, kind: fax}]",
-         "channels[0].kind: there is no channel kind “fax”; there are dingtalk, email, feishu, log, rpa, webhook, "
-         "wecom"),
+         "channels[0].kind: there is no channel kind “fax”; there are dingtalk, email, feishu, inapp, log, rpa, "
+         "webhook, wecom"),
         ("channels: [{key: a, kind: webhook}]", "channels[0].url: is missing"),
         ("channels: [{key: a, kind: log, url: x}]", "channels[0].url: is not known here; known are none"),
         ("channels: [{key: a, kind: log, timeout: 21s}]", "channels[0].timeout: must not be longer than 20s"),
