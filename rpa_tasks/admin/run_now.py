@@ -94,7 +94,8 @@ def run(shops: Iterable[Shop], wanted: dict[str, Any], source: str) -> Outcome:
     for shop in shops:
         request = Request(
             platform=shop.platform.key, shop_id=shop.shop_id, task_type=wanted["task_type"],
-            payload=wanted.get("payload", {}), priority=wanted["priority"], source=source,
+            payload=wanted.get("payload", {}), keeps_payload="payload" not in wanted, priority=wanted["priority"],
+            source=source,
         )  # fmt: skip
         try:
             receipt = publish(request)

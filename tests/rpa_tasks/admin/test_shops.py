@@ -108,16 +108,6 @@ def test_run_now_tells_for_each_shop_what_became_of_it(editor: Client, market: M
     assert (job.payload, job.priority, job.source) == ({"day": 1}, 0, "admin: editor")
 
 
-def test_run_now_by_who_may_not_edit_payloads_leaves_the_waiting_one_its_own(operator: Client, market: Market) -> None:
-    job = market.waiting("s1", payload={"since": "monday"}, priority=2)
-    address = f"{url('shop_run_now')}?shops={market.s1.pk},{market.s2.pk}"
-    assert "payload" not in operator.get(address).context["form"].fields
-    operator.post(address, {"task_type": "sync_order", "priority": "0", "payload": '{"since": "ever"}'})
-    job.refresh_from_db()
-    assert (job.payload, job.priority, job.requests) == ({"since": "monday"}, 0, 2)
-    assert Job.objects.get(shop=market.s2).payload == {}
-
-
 def test_shops_without_a_common_task_type_cannot_be_run_together(operator: Client, market: Market) -> None:
     other = Platform.objects.create(key="temu")
     Flow.objects.create(platform=other, task_type="reply", command=["true", "{param}"])
