@@ -73,8 +73,13 @@ def publish(request: Request) -> Receipt:
     """Store the job, then wake a node. Raises `InvalidInput` naming the field, or `Refused` where too much waits."""
     shop, flow = _find(request)
     _check(request, flow)
+    unfit = payload_errors(request.payload, flow)
     with transaction.atomic():
-        receipt, hint = _store(request, shop, flow)
+        # Who keeps the payload of the one that waits brings none that would have to fit.
+        merged = _merge(request, shop, flow) if unfit and request.keeps_payload else None
+        if unfit and merged is None:
+            raise InvalidInput(*unfit)
+        receipt, hint = merged or _store(request, shop, flow)
     if hint:
         transaction.on_commit(lambda: doorbell.ring([hint]))
     return receipt
@@ -122,7 +127,6 @@ def _check(request: Request, flow: Flow) -> None:
         errors.append(FieldError("dedupe_key", "at most 200 characters"))
     if any(_unstorable(request.dedupe_key)):
         errors.append(FieldError("dedupe_key", "has a character that cannot be stored"))
-    errors += payload_errors(request.payload, flow)
     if errors:
         raise InvalidInput(*errors)
 

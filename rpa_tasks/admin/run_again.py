@@ -69,7 +69,7 @@ def _request(request: HttpRequest, row: Job, given: dict[str, Any]) -> Request:
     return Request(
         platform=row.shop.platform.key, shop_id=row.shop.shop_id, task_type=row.flow.task_type,
         payload=given.get("payload", row.payload), priority=given["priority"], dedupe_key=row.dedupe_key,
-        source=source_of(request),
+        source=source_of(request), keeps_payload="payload" not in given,
     )  # fmt: skip
 
 

@@ -186,3 +186,13 @@ def test_who_may_not_edit_payloads_leaves_the_waiting_one_alone(market: Any) -> 
 
     job = Job.objects.get()
     assert (job.payload, job.priority) == ({"orders": [1, 2, 3]}, 0)
+
+
+def test_who_keeps_the_payload_need_not_bring_one_that_fits_unless_nothing_waits(market: Any) -> None:
+    market.flow("sync_page", payload_schema={"type": "object", "required": ["page"]})
+    with pytest.raises(InvalidInput):
+        market.publish(task_type="sync_page", keeps_payload=True)
+    market.publish(task_type="sync_page", payload={"page": 1})
+
+    assert market.publish(task_type="sync_page", keeps_payload=True).duplicate
+    assert Job.objects.get().payload == {"page": 1}
