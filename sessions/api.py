@@ -75,7 +75,7 @@ async def delete_session(request: HttpRequest, session_id: str) -> Status[None]:
         await asyncio.to_thread(inbox.live().forget, session_id)
     except StoreAway as error:
         raise _away() from error
-    await hub.tell_now(session_id, hub.closed(hub.API))
+    await hub.hub().tell(session_id, hub.closed(hub.API))
     return Status(204, None)
 
 

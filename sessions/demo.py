@@ -25,6 +25,7 @@ from django.views.decorators.http import require_POST, require_safe
 
 from scheduling.admin import wording
 from scheduling.models import Event, Touch
+from scheduling.services import put_customer
 from sessions import glance, tokens
 from sessions.frames import AGENT, USER
 from sessions.hand_in import SOURCE
@@ -78,11 +79,14 @@ def page(request: HttpRequest) -> HttpResponse:
 @for_the_house
 def begin(request: HttpRequest) -> HttpResponse:
     """Tokens for both sides of a new session, or of the one that another tab has opened."""
-    session_id = request.POST.get("session") or f"demo-{secrets.token_urlsafe(9)}"
+    known = request.POST.get("session", "")
+    session_id = known or f"demo-{secrets.token_urlsafe(9)}"
     tag = request.POST.get("tag", "")
     if not SESSION.fullmatch(session_id) or tag not in {each["tag"] for each in _tags()}:
         return JsonResponse({"error": _("The page does not know this session or tag.")}, status=422)
     user_id = _user_of(session_id)
+    if not known:
+        put_customer(user_id, {"locale": request.LANGUAGE_CODE})  # the guide message speaks as the page does
     sides = {
         role: tokens.issue(tokens.Admission(session_id, user_id, session_id, tag, role), LIFETIME)[0]
         for role in (USER, AGENT)

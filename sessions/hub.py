@@ -22,6 +22,7 @@ log = structlog.get_logger(__name__)
 
 TELL_WITHIN = 2.0  #: seconds
 TELLING_LIMIT = 10_000
+TOLD_AT_ONCE = 500
 BREATH = 32
 
 MESSAGE, SIGN, CLOSED = "message", "sign", "closed"
@@ -41,7 +42,7 @@ class Hub:
         self._layer: Any = get_channel_layer()
         self._channel = ""
         self._ears: dict[str, set[Ear]] = {}
-        self._telling: deque[tuple[str, dict[str, Any]]] = deque()
+        self._telling: deque[tuple[tuple[str, dict[str, Any]], asyncio.Future[None]]] = deque()
         self._listener: asyncio.Task[None] | None = None
         self._teller: asyncio.Task[None] | None = None
         self._opening = asyncio.Lock()
@@ -73,19 +74,32 @@ class Hub:
         except Exception as error:
             log.info("group_not_left", error=str(error))
 
-    def tell(self, session_id: str, told: dict[str, Any]) -> None:
-        """Soon, in order. What cannot be told is dropped: the inbox has it."""
+    def tell(self, session_id: str, told: dict[str, Any]) -> asyncio.Future[None]:
+        """Soon, in order, with whatever else is told at this moment. Awaiting it waits until it is said. Never raises:
+        what cannot be told is found in the inbox."""
+        loop = asyncio.get_running_loop()
+        said: asyncio.Future[None] = loop.create_future()
         if len(self._telling) >= TELLING_LIMIT:
             log.warning("told_too_much", limit=TELLING_LIMIT)
-            return
-        self._telling.append((session_id, told))
+            said.set_result(None)
+            return said
+        self._telling.append(((group_of(session_id), {"session": session_id, **told}), said))
         if self._teller is None:
-            self._teller = asyncio.get_running_loop().create_task(self._tell())
+            self._teller = loop.create_task(self._tell())
+        return said
 
     async def _tell(self) -> None:
         try:
             while self._telling:
-                await tell_now(*self._telling.popleft())
+                batch = [self._telling.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._telling)))]
+                try:
+                    async with asyncio.timeout(TELL_WITHIN):
+                        await self._layer.group_send_many([message for message, _ in batch])
+                except Exception as error:
+                    log.warning("not_told", count=len(batch), error=f"{type(error).__name__}: {error}")
+                for _, said in batch:
+                    if not said.done():
+                        said.set_result(None)
         finally:
             self._teller = None
 
@@ -99,16 +113,6 @@ class Hub:
                 log.exception("not_understood")
             if number % BREATH == 0:
                 await asyncio.sleep(0)  # a queue that is never empty never lets the outlets send
-
-
-async def tell_now(session_id: str, told: dict[str, Any]) -> None:
-    """From any process. Never raises: what is not told is found in the inbox."""
-    layer: Any = get_channel_layer()
-    try:
-        async with asyncio.timeout(TELL_WITHIN):
-            await layer.group_send(group_of(session_id), {"session": session_id, **told})
-    except Exception as error:
-        log.warning("not_told", told=told["what"], error=f"{type(error).__name__}: {error}")
 
 
 def message(post: Post, posted: Posted) -> dict[str, Any]:

@@ -74,7 +74,7 @@ class InApp:
         if posted.outcome == "no_session":
             return Permanent("no_session", "the customer has no chat that is open")
         if posted.outcome == "stored":
-            await hub.tell_now(post.session_id, hub.message(post, posted))
+            await hub.hub().tell(post.session_id, hub.message(post, posted))
         return Delivered(f"{posted.outcome} {posted.cursor}".strip())
 
 

@@ -9,6 +9,7 @@ from benchmarks.scenarios.intake import intake
 from benchmarks.scenarios.lateness import lateness
 from benchmarks.scenarios.pick import pick
 from benchmarks.scenarios.rpa import rpa
+from benchmarks.scenarios.sockets import sockets
 from benchmarks.scenarios.waiting import waiting
 from benchmarks.scenarios.webhook import webhook
 
@@ -21,4 +22,5 @@ SCENARIOS: dict[str, Scenario] = {
     "waiting": waiting,
     "pick": pick,
     "rpa": rpa,
+    "sockets": sockets,
 }

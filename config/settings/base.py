@@ -100,7 +100,7 @@ REDIS_URL = ENV.redis
 AFTERTOUCH_SENTINEL_MASTER = ENV.aftertouch_sentinel_master
 CHANNEL_LAYERS = {
     "default": {
-        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        "BACKEND": "sessions.layer.Layer",
         "CONFIG": {"hosts": [layer_host(REDIS_URL, AFTERTOUCH_SENTINEL_MASTER)], "prefix": "at:ws"},
     }
 }

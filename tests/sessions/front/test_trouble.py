@@ -43,7 +43,7 @@ def push(count: int, session: str = "s1") -> None:
         for number in range(count):
             post = Post(session, f"m{number}", "system", "x" * 15_000)
             (posted,) = inbox().put([post])
-            await hub.tell_now(session, hub.message(post, posted))
+            await hub.hub().tell(session, hub.message(post, posted))
         await get_channel_layer().flush()
 
     from sessions.frames import Frame
