@@ -23,6 +23,7 @@ from django.utils.translation import gettext_noop
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+import sessions.wording  # noqa: F401  (so that the codes of this app can be said)
 from scheduling.admin import wording
 from scheduling.models import Event, Touch
 from scheduling.services import put_customer

@@ -50,6 +50,17 @@ def test_every_frame_of_the_user_renews(enter: Open) -> None:
         eventually(lambda before=before: deadline() > before)
 
 
+def test_after_a_flush_the_next_ping_arms_again(enter: Open) -> None:
+    ann, bob = enter(), enter(role="agent")
+    ann.say("message", text="hi", id="m1")
+    ann.hear_until("ack")
+    store.live().server.client.flushall()
+    ann.say("ping")
+    assert eventually(deadline)
+    ann.say("message", text="still here")
+    assert bob.hear_until("message", text="still here")
+
+
 def test_an_agent_who_types_pauses_and_a_message_arms_again(enter: Open) -> None:
     ann, bob = enter(), enter(role="agent")
     ann.say("message", text="hi")

@@ -1,0 +1,17 @@
+"""What the codes of this app mean, wherever the back office shows them."""
+
+from __future__ import annotations
+
+from django.utils.translation import gettext_lazy as _
+
+from scheduling.admin.wording import learn
+
+learn(
+    {
+        "no_session": _("The customer has no chat that is open"),
+        "inapp_away": _("The live sessions cannot be reached, trying again"),
+        "inapp_busy": _("Too much waits for the live sessions, trying again"),
+        "stale": _("Too late to guide anybody"),
+    },
+    {},
+)

@@ -1,0 +1,67 @@
+"""Who may see the demo page, what the log keeps to itself, and where the channel layer looks for Redis."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from config.settings.layers import layer_host
+from config.settings.logging import WithoutTokens
+from sessions import tokens
+from sessions.models import SilencePolicy
+
+PAGE, BEGIN, STATE = "/demo/chat/", "/demo/chat/begin", "/demo/chat/state"
+
+
+@pytest.fixture
+def in_production(settings: Any, tmp_path: Any, house: None) -> None:
+    settings.AFTERTOUCH_DEMO = False
+    settings.STATIC_ROOT = tmp_path
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("in_production")
+def test_outside_of_a_demo_the_page_is_for_staff() -> None:
+    stranger, staff, customer = Client(), Client(), Client()
+    staff.force_login(User.objects.create_user("ops", is_staff=True))
+    customer.force_login(User.objects.create_user("customer"))
+    for visitor in (stranger, customer):
+        assert visitor.get(PAGE).status_code == visitor.post(BEGIN).status_code == 302
+        assert visitor.get(STATE, {"session": "demo-abcdef"}).status_code == 302
+    assert staff.get(PAGE).status_code == 200
+    assert not SilencePolicy.objects.filter(tag="demo").exists()
+    assert staff.post(BEGIN, {"tag": "default"}).status_code == 200
+    assert staff.post(BEGIN, {"tag": "demo"}).status_code == 422
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("house")
+def test_it_lets_nobody_into_a_session_of_a_customer() -> None:
+    visitor = Client()
+    visitor.get(PAGE)
+    for session in ("s1", "demo-", "demo-a/b-c-d", "x-demo-abcdef"):
+        assert visitor.post(BEGIN, {"tag": "demo", "session": session}).status_code == 422
+        assert visitor.get(STATE, {"session": session}).status_code == 422
+    told = visitor.post(BEGIN, {"tag": "demo"}).json()
+    again = visitor.post(BEGIN, {"tag": "demo", "session": told["session"]}).json()
+    assert (again["session"], again["user"]) == (told["session"], told["user"])
+    admission = tokens.read(again["tokens"]["agent"], told["session"])
+    assert (admission.user_id, admission.role, admission.tag) == (told["user"], "agent", "demo")
+
+
+def test_a_token_does_not_get_into_the_log() -> None:
+    words = ("127.0.0.1:1", "/ws/v1/sessions/s1?cursor=0&token=abc:def-_.~&x=1")
+    record = logging.LogRecord("uvicorn.error", logging.INFO, "", 0, '%s - "WebSocket %s" [accepted]', words, None)
+    assert WithoutTokens().filter(record)
+    assert record.getMessage() == '127.0.0.1:1 - "WebSocket /ws/v1/sessions/s1?cursor=0&token=…&x=1" [accepted]'
+
+
+def test_the_channel_layer_finds_redis_by_itself_or_by_sentinel() -> None:
+    assert layer_host("redis://:pw@h:1/2", "m")["address"] == "redis://:pw@h:1/2"
+    found = layer_host("sentinel://:p%40w@h1:1/2;sentinel://h2:2/2", "main")
+    assert (found["master_name"], found["sentinels"]) == ("main", [("h1", 1), ("h2", 2)])
+    assert (found["password"], found["db"]) == ("p@w", 2)
