@@ -23,13 +23,14 @@ from typing import Any
 import yaml
 from standardwebhooks import Webhook, WebhookVerificationError
 
+from config.demo_chat import POLICIES, silent_chat
 from config.demo_rpa import order_sync
 from config.environment import ROOT
 from config.stack.running import RunningStack, running_stack
 
 TIME_SCALE = 43_200  # half a day a second: 7 days take 14 s, 24 hours 2 s
 SECRET = "whsec_" + "ZGVtby1vbmx5LXNlY3JldC1vZi10aGlydHktdHdvLWI="
-SCOPES = ("events", "touches", "customers", "rpa")
+SCOPES = ("events", "touches", "customers", "sessions", "rpa")
 PATIENCE = 90.0
 LATE = timedelta(seconds=2)
 
@@ -142,13 +143,13 @@ class Demo:
 
 def main() -> None:
     receiver = Receiver()
-    say("Starting a stack of its own (PostgreSQL, Valkey, web, workers, beat) …")
+    say("Starting a stack of its own (PostgreSQL, Valkey, web, workers, watcher, beat) …")
     env = {
         "AFTERTOUCH_TIME_SCALE": str(TIME_SCALE),
         "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": receiver.address,
         "DJANGO_SETTINGS_MODULE": "config.settings.local",
     }
-    with running_stack(env, programs=["web", "core", "execution", "beat"]) as stack:
+    with running_stack(env, programs=["web", "core", "execution", "beat", "watcher"]) as stack:
         configure(stack, receiver)
         demo = Demo(stack, receiver)
         say(f"It answers at {stack.base_url}. One second is {timedelta(seconds=TIME_SCALE)} of node delay.\n")
@@ -163,6 +164,7 @@ def configure(stack: RunningStack, receiver: Receiver) -> None:
     shipped["channels"].append(
         {"key": "hook", "kind": "webhook", "url": f"http://{receiver.address}/", "secret": SECRET, "idempotent": True}
     )
+    shipped["silence_policies"] = POLICIES
     for node in shipped["nodes"]:
         node["channel"] = "hook"
     path = Path(stack.state_dir) / "demo.yaml"
@@ -200,11 +202,15 @@ def new_conversation(demo: Demo) -> None:
     demo.expect("dan", "the survey", survey, "suppressed", "conversation")
 
 
+def chats(demo: Demo) -> None:
+    silent_chat(demo, say)
+
+
 def shops(demo: Demo) -> None:
     order_sync(demo, say)
 
 
-SCENES: tuple[Callable[[Demo], None], ...] = (four_rows, same_content, new_conversation, shops)
+SCENES: tuple[Callable[[Demo], None], ...] = (four_rows, same_content, new_conversation, chats, shops)
 
 
 def scan_for_absence(demo: Demo) -> None:
