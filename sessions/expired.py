@@ -56,6 +56,17 @@ class Listener:
                 " Set it in its configuration file, or with CONFIG SET notify-keyspace-events Ex."
             )
 
+    def await_check(self) -> None:
+        """`check`, as soon as the server answers, or `stop`."""
+        while not self.stop.is_set():
+            try:
+                self.check()
+            except StoreAway as error:
+                self._wait(error)
+            else:
+                self._backoff.reset()
+                return
+
     def start(self) -> None:
         self._thread.start()
 
@@ -68,17 +79,20 @@ class Listener:
                 self._listen()
             except StoreAway as error:
                 self.connected.clear()
-                pause = self._backoff.next()
-                log.warning("gateway_away", error=str(error), again_in=round(pause, 1))
-                self.stop.wait(pause)
+                self._wait(error)
+
+    def _wait(self, error: StoreAway) -> None:
+        pause = self._backoff.next()
+        log.warning("gateway_away", error=str(error), again_in=round(pause, 1))
+        self.stop.wait(pause)
 
     def _listen(self) -> None:
-        with self.gateway.expiries() as following:
+        with self.gateway.expiries() as ear:
             self.connected.set()
             self._note()
             while not self.stop.is_set():
-                self._hear(following(LISTEN))
-                while self._heard and len(self._heard) < BATCH and (key := following(0)):
+                self._hear(ear.key(LISTEN))
+                while self._heard and len(self._heard) < BATCH and (key := ear.key(0)):
                     self._hear(key)
                 self._note()
                 self._backoff.reset()

@@ -3,12 +3,13 @@ people's keys. Raises `StoreAway` for whatever kept the server from answering.""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
 import redis
-from redis.client import Pipeline
+from redis.client import Pipeline, PubSub
 from redis.exceptions import ClusterDownError, NoScriptError, ResponseError
 
 from scheduling import redis_server
@@ -81,21 +82,37 @@ class Server:
         return str(next((text(value) for value in found.values()), ""))
 
     @contextmanager
-    def expiries(self) -> Iterator[Callable[[float], str | None]]:
-        """Hear of keys that expire: a function that waits so many seconds for the next one's name."""
-        database = self.client.connection_pool.connection_kwargs.get("db") or 0
-        with away(), closing(self._ear()) as ear:
-            ear.subscribe(f"__keyevent@{database}__:expired")
+    def expiries(self) -> Iterator[Ear]:
+        """Hear of keys that expire."""
+        with away(), closing(self.client.pubsub()) as line:  # type: ignore[no-untyped-call]
+            database = self.client.connection_pool.connection_kwargs.get("db") or 0
+            line.subscribe(f"__keyevent@{database}__:expired")
+            yield Ear(line)
 
-            def following(timeout: float) -> str | None:
-                with away():
-                    message = ear.get_message(timeout=timeout)
-                return text(message["data"]) if message else None
 
-            yield following
+class Ear:
+    """Hears from a server that also answers when it is asked whether it is there: a line may go dead without a sign."""
 
-    def _ear(self) -> Any:
-        return self.client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+    ASKED_EVERY, DEAD_AFTER = 5.0, 15.0  # seconds
+
+    def __init__(self, line: PubSub) -> None:
+        self._line = line
+        self._asked_at = self._heard_at = time.monotonic()
+        self.key(5.0)  # what it says first is that we are heard
+
+    def key(self, timeout: float) -> str | None:
+        """The next key that expired, None where there was none for so many seconds. Raises `StoreAway`."""
+        with away():
+            now = time.monotonic()
+            if now - self._asked_at > self.ASKED_EVERY:
+                self._asked_at = now
+                self._line.ping()
+            message = self._line.get_message(timeout=timeout)
+        if message:
+            self._heard_at = now
+        elif now - self._heard_at > self.DEAD_AFTER:
+            raise StoreAway("the line is dead")
+        return text(message["data"]) if message and message["type"] == "message" else None
 
 
 @contextmanager

@@ -242,15 +242,16 @@ def test_a_claim_tells_when_the_next_one_falls_due(chats: Chats) -> None:
     assert chats.store.claim_silent(10, 5 * SECOND).seconds_to_next == pytest.approx(5, abs=0.5)
 
 
-def test_confirming_twice_counts_once(chats: Chats) -> None:
-    chats.policies(default=Policy(60 * SECOND, max_nudges=3))
+@pytest.mark.parametrize("most", [1, 3])
+def test_confirming_twice_counts_once(chats: Chats, most: int) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=most))
     chats.user()
     chats.pass_time(61)
     claimed = chats.claim()
     assert chats.store.confirm(claimed) == 1
     assert chats.store.confirm(claimed) == 0
     chats.pass_time(121)
-    assert [each.nudge for each in chats.claim()] == [2]
+    assert [each.nudge for each in chats.claim()] == ([2] if most == 3 else [])
 
 
 def test_a_clock_that_goes_back_makes_nothing_early_and_no_name_twice(chats: Chats) -> None:
@@ -265,6 +266,18 @@ def test_a_clock_that_goes_back_makes_nothing_early_and_no_name_twice(chats: Cha
     (after,) = chats.claim()
     assert after.armed_at > before.armed_at
     assert after.deadline_ms - before.deadline_ms == pytest.approx(21_000, abs=500)
+
+
+def test_a_lease_that_lapses_after_a_clock_went_back_finds_its_session_alive(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    assert len(chats.claim(lease=5 * SECOND)) == 1
+    chats.pass_time(-2)
+    chats.user(kind="ping")
+    chats.pass_time(8)
+    assert chats.claim() == []
+    chats.pass_time(53)
+    assert len(chats.claim()) == 1
 
 
 # --- the ladder -------------------------------------------------------------------------------------------------------

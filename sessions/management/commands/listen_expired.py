@@ -38,7 +38,7 @@ class Command(BaseCommand):
             server(), live(), options["pattern"], tag=options["tag"], window=options["window"], stop=stop
         )
         try:
-            listener.check()
+            listener.await_check()
         except NotToldOfExpiry as error:
             raise CommandError(str(error)) from error
         listener.start()

@@ -1,0 +1,98 @@
+"""`silence_policies` and `campaigns`, applied and exported through the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from scheduling.models import Configuration
+from sessions.models import Campaign, SilencePolicy
+
+pytestmark = pytest.mark.django_db
+
+Apply = Callable[[str], str]
+SECOND = timedelta(seconds=1)
+POLICIES = """silence_policies:
+  - tag: default
+    threshold: 1m
+    jitter: 5s
+  - tag: new
+    threshold: 30s
+    max_nudges: 3
+    growth: 1.5
+  - tag: vip
+    threshold: 3m
+    grace: 15s
+campaigns:
+  - key: double-eleven
+    threshold: 1m30s
+    starts_at: '2026-11-10T16:00:00+00:00'
+    ends_at: '2026-11-11T16:00:00+00:00'
+"""
+
+
+@pytest.fixture(autouse=True)
+def default() -> None:
+    Configuration.objects.get_or_create(pk=1)
+    SilencePolicy.objects.all().delete()
+    SilencePolicy.objects.create(tag="default", threshold=60 * SECOND, jitter=5 * SECOND)
+
+
+@pytest.fixture
+def apply(tmp_path: Path) -> Apply:
+    def apply(text: str) -> str:
+        file = tmp_path / "chats.yaml"
+        file.write_text("version: 1\n" + text, encoding="utf-8")
+        out = StringIO()
+        call_command("apply_config", str(file), stdout=out)
+        return out.getvalue()
+
+    return apply
+
+
+def test_what_is_applied_is_stored_and_exported(apply: Apply) -> None:
+    assert apply(POLICIES) == (
+        "silence_policies\n  + new\n  + vip\ncampaigns\n  + double-eleven\napplied\n"
+    )  # fmt: skip
+    vip = SilencePolicy.objects.get(tag="vip")
+    assert (vip.threshold, vip.jitter, vip.grace, vip.max_nudges) == (180 * SECOND, 0 * SECOND, 15 * SECOND, 1)
+    out = StringIO()
+    call_command("export_config", stdout=out)
+    assert POLICIES in out.getvalue()
+    assert apply(POLICIES) == "no changes\n"
+
+
+def test_what_a_file_leaves_out_is_retired_but_never_the_default(apply: Apply) -> None:
+    apply(POLICIES)
+    assert apply("silence_policies: []\ncampaigns: []\n") == (
+        "silence_policies\n  - new (retired)\n  - vip (retired)\ncampaigns\n  - double-eleven (retired)\napplied\n"
+    )
+    assert list(SilencePolicy.objects.filter(retired_at=None).values_list("tag", flat=True)) == ["default"]
+    assert Campaign.objects.get().history.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("silence_policies: [{tag: vip}]", "silence_policies[0].threshold: is missing"),
+        ("silence_policies: [{tag: vip, threshold: 1s}]", "silence_policies[0].threshold: must be between 2s and 12h"),
+        (
+            'campaigns: [{key: a, threshold: 1m, starts_at: "2026-11-11", ends_at: "2026-11-12T00:00:00Z"}]',
+            'campaigns[0].starts_at: must be an instant like "2026-11-11T00:00:00+08:00"',
+        ),
+        (
+            'campaigns: [{key: a, threshold: 1m, starts_at: "2026-11-11T00:00:00Z", ends_at: "2026-11-11T00:00:00Z"}]',
+            "campaigns[0].ends_at: must be later than starts_at",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(apply: Apply, text: str, problem: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        apply(text)
+    assert str(refused.value).splitlines()[0] == problem

@@ -1,0 +1,205 @@
+"""The adapter for gateways that keep a key with a time to live for each user."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from config.embedded.processes import wait_until
+from sessions.expired import Listener
+from sessions.gateway import Pattern
+from sessions.policy_set import Policy
+from sessions.presence import Live
+from sessions.server import Server, StoreAway
+from sessions.store import Claim
+from tests.sessions.conftest import Chats
+from tests.sessions.test_presence import about
+
+SECOND = timedelta(seconds=1)
+PATIENCE = 20.0
+
+
+@pytest.fixture
+def telling(valkey: Any) -> Iterator[None]:
+    """A server that tells when keys expire, as a gateway's would."""
+    before = valkey.config_get("notify-keyspace-events")["notify-keyspace-events"]
+    valkey.config_set("notify-keyspace-events", "Ex")
+    yield
+    valkey.config_set("notify-keyspace-events", before)
+
+
+Listening = Callable[..., Any]
+
+
+@pytest.fixture
+def listening(chats: Chats, telling: None) -> Iterator[Listening]:
+    @contextmanager
+    def listening(pattern: str = "session:*", **changes: Any) -> Iterator[Listener]:
+        stop = threading.Event()
+        gateway = Server(settings.REDIS_URL)
+        options = {"tag": "", "window": 30 * SECOND, "stop": stop, **changes}
+        listener = Listener(gateway, chats.store, Pattern(pattern), **options)
+        listener.check()
+        listener.start()
+        try:
+            assert listener.connected.wait(PATIENCE)
+            yield listener
+        finally:
+            stop.set()
+            listener.join()
+            gateway.client.close()
+
+    return listening
+
+
+def expire(chats: Chats, key: str) -> None:
+    """As if the user's last ping had been a while ago. To look at it makes the server notice."""
+    client = chats.store.server.client
+    client.set(key, "1", px=1)
+    assert wait_until(lambda: not client.exists(key), PATIENCE)
+
+
+def heard(chats: Chats, count: int) -> list[Claim]:
+    found: list[Claim] = []
+
+    def enough() -> bool:
+        found.extend(chats.claim())
+        return len(found) >= count
+
+    assert wait_until(enough, PATIENCE)
+    return found
+
+
+def test_a_key_that_expires_is_a_silence_of_its_user(chats: Chats, listening: Listening) -> None:
+    with listening(tag="gateway"):
+        expire(chats, "other:ann")
+        expire(chats, "session:")
+        expire(chats, "session:ann")
+        (claim,) = heard(chats, 1)
+    assert (claim.session_id, claim.user_id, claim.tag, claim.nudge) == ("ann", "ann", "gateway", 1)
+    assert abs(claim.deadline - chats.now) < 60 * SECOND
+
+
+def test_many_listeners_hear_it_and_one_silence_comes_of_it(chats: Chats, listening: Listening) -> None:
+    with listening(), listening(), listening():
+        for user in range(20):
+            expire(chats, f"session:u{user}")
+        claims = heard(chats, 20)
+    assert len(claims) == len({claim.user_id for claim in claims}) == 20
+    assert chats.claim() == []
+
+
+def test_the_same_user_is_silent_again_after_the_window(chats: Chats) -> None:
+    def expired() -> int:
+        return chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
+
+    assert [expired(), expired()] == [1, 0]
+    (first,) = chats.claim()
+    chats.store.confirm([first])
+    chats.pass_time(29)
+    assert expired() == 0
+    chats.pass_time(2)
+    assert expired() == 1
+    (second,) = chats.claim()
+    assert second.armed_at > first.armed_at
+
+
+def test_a_session_that_sends_frames_needs_no_adapter(chats: Chats) -> None:
+    chats.user(session="ann")
+    assert chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND) == 0
+    assert chats.claim() == []
+
+
+def test_an_adapters_silence_has_no_ladder(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=3))
+    chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
+    chats.store.confirm(chats.claim())
+    chats.pass_time(3600)
+    assert chats.claim() == []
+
+
+def test_a_user_whose_key_is_there_again_has_answered(chats: Chats) -> None:
+    chats.store.note_expired([("ann", "session:ann"), ("bob", "session:bob")], window=30 * SECOND)
+    claims = sorted(chats.claim(), key=lambda claim: claim.user_id)
+    chats.store.confirm(claims)
+    chats.store.server.client.set("session:ann", "1", px=60_000)
+    assert Live(chats.store).objections([about(claim) for claim in claims]) == ["answered", ""]
+
+
+def test_what_was_heard_while_the_store_was_away_is_noted_when_it_is_back(
+    chats: Chats, listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, failures = chats.store.note_expired, 2
+
+    def away(*args: Any, **changes: Any) -> int:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise StoreAway("gone")
+        return note(*args, **changes)
+
+    monkeypatch.setattr(chats.store, "note_expired", away)
+    with listening():
+        expire(chats, "session:ann")
+        assert [claim.user_id for claim in heard(chats, 1)] == ["ann"]
+    assert failures < 0
+
+
+def test_a_listener_that_was_cut_off_listens_again(chats: Chats, listening: Listening) -> None:
+    client = chats.store.server.client
+
+    def ears() -> list[str]:
+        return [each["id"] for each in client.client_list(_type="pubsub")]
+
+    with listening():
+        (before,) = ears()
+        client.client_kill_filter(_id=before)
+        assert wait_until(lambda: ears() not in ([], [before]), PATIENCE)
+        expire(chats, "session:ann")
+        heard(chats, 1)
+
+
+def test_a_server_that_does_not_tell_is_refused_at_the_start(chats: Chats, valkey: Any) -> None:
+    for flags in ("", "Kx", "Eg", "E"):
+        valkey.config_set("notify-keyspace-events", flags)
+        with pytest.raises(CommandError, match="CONFIG SET notify-keyspace-events Ex"):
+            call_command("listen_expired", "--pattern", "session:*", stdout=StringIO())
+    valkey.config_set("notify-keyspace-events", "")
+
+
+@pytest.mark.parametrize("flags", ["Ex", "EA", "KEA"])
+def test_flags_that_tell_are_enough(chats: Chats, valkey: Any, flags: str) -> None:
+    valkey.config_set("notify-keyspace-events", flags)
+    Listener(
+        chats.store.server, chats.store, Pattern("a*"), tag="", window=SECOND, stop=threading.Event()
+    ).check()  # fmt: skip
+    valkey.config_set("notify-keyspace-events", "")
+
+
+@pytest.mark.parametrize("pattern", ["session", "*:*", "s?:*", "[ab]:*"])
+def test_a_pattern_has_one_star_for_the_user(pattern: str) -> None:
+    with pytest.raises(ValueError, match="one \\*"):
+        Pattern(pattern)
+
+
+def test_a_pattern_finds_the_user() -> None:
+    pattern = Pattern("at:*:live")
+    assert pattern.user_of("at:ann:live") == "ann"
+    assert pattern.user_of("at:a:b:live") == "a:b"
+    assert [pattern.user_of(key) for key in ("at::live", "at:live", "xat:ann:live", "at:ann:lives")] == [None] * 4
+
+
+def test_an_id_that_cannot_be_one_is_passed_over(chats: Chats, listening: Listening) -> None:
+    with listening():
+        expire(chats, "session:" + "x" * 300)
+        expire(chats, "session:ann")
+        assert [claim.user_id for claim in heard(chats, 1)] == ["ann"]

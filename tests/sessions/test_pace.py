@@ -1,0 +1,64 @@
+"""How often and how fast, under a clock of our own."""
+
+from __future__ import annotations
+
+import pytest
+
+from sessions.pace import Backoff, Bucket, Every
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_due_at_first_and_then_once_in_a_while(clock: Clock) -> None:
+    every = Every(2, clock)
+    assert [every.is_due(), every.is_due()] == [True, False]
+    clock.now += 1.9
+    assert not every.is_due()
+    clock.now += 0.2
+    assert every.is_due()
+
+
+def test_a_bucket_gives_its_rate_and_after_a_pause_no_flood(clock: Clock) -> None:
+    bucket = Bucket(2000, clock)
+    assert bucket.left(10_000) == 500
+    bucket.spend(500)
+    assert bucket.left(10_000) == 0
+    clock.now += 0.125
+    assert bucket.left(10_000) == 250
+    assert bucket.left(50) == 50
+    clock.now += 3600
+    assert bucket.left(10_000) == 500
+
+
+def test_what_was_overspent_is_waited_for(clock: Clock) -> None:
+    bucket = Bucket(100, clock)
+    bucket.spend(35)
+    clock.now += 0.0625
+    assert bucket.left(10) < 0
+    clock.now += 0.125
+    assert bucket.left(10) == 8
+
+
+def test_the_smallest_rate_still_gives_one(clock: Clock) -> None:
+    bucket = Bucket(1, clock)
+    assert bucket.left(500) == 1
+
+
+def test_tries_come_later_and_later_until_one_succeeds() -> None:
+    backoff = Backoff(0.2, 30)
+    waits = [backoff.next() for _ in range(20)]
+    for number, wait in enumerate(waits):
+        longest = min(0.2 * 2**number, 30)
+        assert longest / 2 <= wait <= longest
+    backoff.reset()
+    assert backoff.next() <= 0.2

@@ -1,0 +1,120 @@
+"""From what ops save to what the scripts read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.db import IntegrityError, OperationalError, transaction
+
+from config.embedded.ports import free_port
+from scheduling.errors import InvalidInput
+from sessions import policies, store, validation
+from sessions.models import Campaign, SilencePolicy
+from sessions.policy_set import SHIPPED_DEFAULT, Policy, PolicySet
+from tests.sessions.conftest import Chats
+
+SECOND = timedelta(seconds=1)
+NOW = datetime(2026, 11, 11, tzinfo=UTC)
+Captured = Callable[..., Any]
+
+
+def held() -> set[str]:
+    return set(store.live().claim_silent(1, SECOND).versions)
+
+
+@pytest.mark.django_db
+def test_a_house_begins_with_a_minute_and_some_jitter() -> None:
+    SilencePolicy.objects.all().delete()
+    import_module("sessions.migrations.0002_default_policy").add(apps, None)
+    row = SilencePolicy.objects.get()
+    assert (row.tag, row.spec()) == ("default", SHIPPED_DEFAULT)
+
+
+@pytest.mark.django_db
+def test_what_is_saved_is_in_the_store_as_soon_as_it_is_committed(
+    chats: Chats, django_capture_on_commit_callbacks: Captured
+) -> None:
+    with django_capture_on_commit_callbacks(execute=True):
+        row = SilencePolicy.objects.create(tag="vip", threshold=180 * SECOND)
+    assert held() == {policies.read().version}
+    before = held()
+    with django_capture_on_commit_callbacks(execute=True):
+        row.threshold = 90 * SECOND
+        row.save()
+    assert (row.version, row.history.count()) == (2, 2)
+    assert held() == {policies.read().version} != before
+    with django_capture_on_commit_callbacks(execute=True):
+        Campaign.objects.create(key="sale", threshold=90 * SECOND, starts_at=NOW, ends_at=NOW + 60 * SECOND)
+    assert held() == {policies.read().version}
+    assert len(policies.read().campaigns) == 1
+
+
+@pytest.mark.django_db
+def test_retired_policies_and_switched_off_campaigns_do_not_count() -> None:
+    SilencePolicy.objects.get_or_create(tag="default")
+    SilencePolicy.objects.create(tag="vip", threshold=180 * SECOND, retired_at=NOW)
+    Campaign.objects.create(key="off", starts_at=NOW, ends_at=NOW + SECOND, enabled=False)
+    Campaign.objects.create(key="gone", starts_at=NOW, ends_at=NOW + SECOND, retired_at=NOW)
+    found = policies.read()
+    assert set(found.tags) == {"default"}
+    assert found.campaigns == ()
+
+
+@pytest.mark.django_db
+def test_saving_does_not_wait_for_a_store_that_is_away(
+    settings: Any, django_capture_on_commit_callbacks: Captured
+) -> None:
+    settings.REDIS_URL = f"redis://127.0.0.1:{free_port()}/0"
+    with django_capture_on_commit_callbacks(execute=True):
+        SilencePolicy.objects.create(tag="vip")
+    assert SilencePolicy.objects.filter(tag="vip").exists()
+
+
+@pytest.mark.django_db
+def test_without_a_database_the_last_that_was_read_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    SilencePolicy.objects.create(tag="vip", threshold=180 * SECOND)
+    before = policies.current()
+
+    def away() -> PolicySet:
+        raise OperationalError("gone")
+
+    monkeypatch.setattr(policies, "read", away)
+    assert policies.current() == before
+    assert "vip" in before.tags
+
+
+def test_a_version_says_what_the_policies_say_and_nothing_else() -> None:
+    one = PolicySet({"a": Policy(), "b": Policy(2 * SECOND)})
+    assert one.version == PolicySet({"b": Policy(2 * SECOND), "a": Policy()}).version
+    assert one.version != PolicySet({"a": Policy(), "b": Policy(3 * SECOND)}).version
+    assert PolicySet({}).version == PolicySet({"default": SHIPPED_DEFAULT}).version
+
+
+@pytest.mark.django_db
+def test_a_campaign_cannot_end_before_it_starts() -> None:
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Campaign.objects.create(key="odd", starts_at=NOW, ends_at=NOW)
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"tag": "VIP"}, "tag"),
+        ({"threshold": SECOND}, "threshold"),
+        ({"threshold": timedelta(hours=13)}, "threshold"),
+        ({"jitter": timedelta(hours=2)}, "jitter"),
+        ({"grace": timedelta(hours=1)}, "grace"),
+        ({"max_nudges": 0}, "max_nudges"),
+        ({"max_nudges": 11}, "max_nudges"),
+        ({"growth": 0.5}, "growth"),
+    ],
+)
+def test_a_policy_that_cannot_be_meant_is_refused(values: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        validation.check_policy(values)
+    assert [error.field for error in refused.value.errors] == [field]

@@ -1,0 +1,114 @@
+"""What the live store says against a touch that is about to go out."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.test import override_settings
+
+from config.embedded.ports import free_port
+from scheduling import presence
+from scheduling.presence import Question
+from sessions.presence import Live, silence_of
+from sessions.server import Server, StoreAway
+from sessions.store import Claim, Store
+from tests.sessions.conftest import Chats
+
+SECOND = timedelta(seconds=1)
+
+
+def about(silence: Claim, planned_at: datetime | None = None) -> Question:
+    event_id = f"{silence.session_id}:{silence.armed_at}"
+    return Question(silence.user_id, silence.chat_id, "session.silent", event_id, silence.deadline, planned_at)
+
+
+def other(user: str, event_at: datetime) -> Question:
+    return Question(user, "", "material.downloaded", "e1", event_at)
+
+
+@pytest.fixture
+def live(chats: Chats) -> Live:
+    return Live(chats.store)
+
+
+def handed_in(chats: Chats, session: str = "s1") -> Claim:
+    chats.user(session=session)
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    chats.store.confirm([claim])
+    return claim
+
+
+def test_a_silence_that_stands_meets_no_objection(chats: Chats, live: Live) -> None:
+    assert live.objections([about(handed_in(chats))]) == [""]
+
+
+def test_a_word_of_the_user_answers_that_silence_and_no_other(chats: Chats, live: Live) -> None:
+    first, second = handed_in(chats, "s1"), handed_in(chats, "s:2")
+    chats.user(session="s:2")
+    assert live.objections([about(first), about(second)]) == ["", "answered"]
+
+
+def test_a_silence_whose_moment_is_long_gone_is_stale(chats: Chats, live: Live) -> None:
+    claim = handed_in(chats)
+    chats.pass_time(290)
+    assert live.objections([about(claim)]) == [""]
+    chats.pass_time(15)
+    assert live.objections([about(claim)]) == ["stale"]
+
+
+def test_late_is_counted_from_when_its_node_wanted_it(chats: Chats, live: Live) -> None:
+    claim = handed_in(chats)
+    chats.pass_time(1790)
+    assert live.objections([about(claim, claim.deadline + timedelta(minutes=30))]) == [""]
+    chats.pass_time(320)
+    assert live.objections([about(claim, claim.deadline + timedelta(minutes=30))]) == ["stale"]
+
+
+def test_a_user_who_was_heard_of_after_the_event_is_in_conversation(chats: Chats, live: Live) -> None:
+    chats.user(kind="ping")
+    now = chats.now
+    questions = [other("ann", now - 60 * SECOND), other("ann", now + 60 * SECOND), other("bob", now - 60 * SECOND)]
+    assert live.objections(questions) == ["conversation", "", ""]
+
+
+def test_what_the_agent_does_is_no_conversation(chats: Chats, live: Live) -> None:
+    chats.agent()
+    assert live.objections([other("ann", chats.now - 60 * SECOND)]) == [""]
+
+
+def test_a_conversation_is_over_after_its_window(chats: Chats, live: Live) -> None:
+    with override_settings(AFTERTOUCH_CONVERSATION_WINDOW=timedelta(milliseconds=1)):
+        chats.user()
+        while chats.store.last_frames(["ann"]) != [None]:
+            pass
+        assert live.objections([other("ann", chats.now - 60 * SECOND)]) == [""]
+
+
+def test_answers_come_in_the_order_of_the_questions(chats: Chats, live: Live) -> None:
+    claim = handed_in(chats)
+    chats.user(session="s9", user_id="bob")
+    then = chats.now - 600 * SECOND
+    questions = [other("bob", then), about(claim), other("carl", then), about(claim), other("bob", then)]
+    assert live.objections(questions) == ["conversation", "", "", "", "conversation"]
+    assert live.objections([]) == []
+
+
+@pytest.mark.parametrize("event_id", ["", "abc", "abc:", ":", "s1:-5", "s1:1.5", "s1:٣"])
+def test_an_event_of_somebody_else_names_no_silence_of_ours(chats: Chats, live: Live, event_id: str) -> None:
+    question = Question("ann", "", "session.silent", event_id, chats.now)
+    assert live.objections([question]) == [""]
+
+
+def test_the_last_colon_divides() -> None:
+    assert silence_of("a:b:12") == ("a:b", 12)
+
+
+def test_a_store_that_is_away_is_said_to_be_unknown(settings: Any, chats: Chats) -> None:
+    nowhere = f"redis://127.0.0.1:{free_port()}/0"
+    with pytest.raises(StoreAway):
+        Live(Store(Server(nowhere), lambda: chats.plan)).objections([other("ann", chats.now)])
+    settings.REDIS_URL = nowhere
+    assert presence.objections([other("ann", chats.now)]) == ["presence_unknown"]

@@ -1,0 +1,93 @@
+"""Many at the same moment, each with a connection of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TypeVar
+
+from django.conf import settings
+
+from sessions.frames import Frame
+from sessions.server import Server
+from sessions.store import COUNTED, Claim, Store
+from tests.sessions.conftest import LEASE, Chats
+
+Answer = TypeVar("Answer")
+PATIENCE = 30
+
+
+def race(chats: Chats, count: int, act: Callable[[Store, int], Answer]) -> list[Answer]:
+    start = threading.Barrier(count)
+
+    def run(number: int) -> Answer:
+        server = Server(settings.REDIS_URL)
+        try:
+            server.client.ping()
+            start.wait(PATIENCE)
+            return act(Store(server, lambda: chats.plan, clock_offset=chats.store.clock_offset), number)
+        finally:
+            server.client.close()
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+def test_64_watchers_that_claim_one_silence_get_one(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    claims = race(chats, 64, lambda store, _: store.claim_silent(10, LEASE).silences)
+    assert sorted(len(each) for each in claims) == [0] * 63 + [1]
+
+
+def test_64_watchers_share_a_thousand_silences_without_overlap(chats: Chats) -> None:
+    chats.store.note_activity([Frame(f"s{number}", "ann") for number in range(1000)])
+    chats.pass_time(61)
+
+    def work(store: Store, _: int) -> list[Claim]:
+        mine: list[Claim] = []
+        while claims := store.claim_silent(2, LEASE).silences:
+            mine += claims
+            assert store.confirm(claims) == len(claims)
+        return mine
+
+    handed_in = [claim.session_id for mine in race(chats, 64, work) for claim in mine]
+    assert len(handed_in) == 1000
+    assert len(set(handed_in)) == 1000
+
+
+def test_64_tellings_of_one_frame_count_once(chats: Chats) -> None:
+    frame = Frame("s1", "ann", seq=7)
+    noted = race(chats, 64, lambda store, _: store.note_activity([frame])[0].outcome)
+    assert noted.count(COUNTED) == 1
+
+
+def test_64_expiries_of_one_key_are_one_silence(chats: Chats) -> None:
+    news = race(
+        chats, 64, lambda store, _: store.note_expired([("ann", "session:ann")], window=timedelta(seconds=30))
+    )  # fmt: skip
+    assert sum(news) == 1
+
+
+def test_a_frame_and_a_watcher_never_both_win(chats: Chats) -> None:
+    """Either the frame came first and nothing is claimed, or the claim's silence is over when it is confirmed, or it
+    was handed in and confirmed before the frame came."""
+    for number in range(50):
+        session = f"s{number}"
+        chats.user(session=session)
+        chats.pass_time(61)
+
+        def act(store: Store, who: int, session: str = session) -> list[Claim]:
+            if who == 0:
+                store.note_activity([Frame(session, "ann")])
+                return []
+            claims = store.claim_silent(10, LEASE).silences
+            return claims if claims and store.confirm(claims) else []
+
+        confirmed = [claim for claims in race(chats, 2, act) for claim in claims]
+        assert all(not chats.stands(claim) for claim in confirmed)
+        shards = chats.store.shards()
+        assert (sum(each.armed for each in shards), sum(each.in_flight for each in shards)) == (1, 0)
+        chats.store.close(session, "ann")
