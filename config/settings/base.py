@@ -193,6 +193,8 @@ LEDGERS = {"touch": "scheduling.Touch", "rpa_job": "rpa_tasks.Job"}
 FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.failed_panel.panel"}
 # Other apps' part of the sidebar: dotted paths of lists of groups.
 ADMIN_MENUS = ["rpa_tasks.admin.menu.MENU"]
+# What other apps add to /metrics from the database: dotted paths of prometheus collectors.
+METRICS = ["rpa_tasks.metrics.RpaMetrics"]
 # Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.
 PRESENCE = ["sessions.presence.Live"]
 
