@@ -64,11 +64,15 @@ class Watcher:
             return self._backoff.next()
         except DATABASE_AWAY as error:
             log.warning("database_away", error=str(error))
-            self.give_back()
-            close_old_connections()
-            return self._backoff.next()
-        self._backoff.reset()
-        return pause
+        except Exception:
+            # A flaw in one thing must not end the watch over all the others.
+            log.exception("pass_failed")
+        else:
+            self._backoff.reset()
+            return pause
+        self.give_back()
+        close_old_connections()
+        return self._backoff.next()
 
     def run_once(self) -> float:
         """Claim, hand in, confirm; now and then look after the rest. Returns how many seconds to sleep."""

@@ -9,6 +9,7 @@ from benchmarks.scenarios.intake import intake
 from benchmarks.scenarios.lateness import lateness
 from benchmarks.scenarios.pick import pick
 from benchmarks.scenarios.rpa import rpa
+from benchmarks.scenarios.silence import silence
 from benchmarks.scenarios.sockets import sockets
 from benchmarks.scenarios.waiting import waiting
 from benchmarks.scenarios.webhook import webhook
@@ -22,5 +23,6 @@ SCENARIOS: dict[str, Scenario] = {
     "waiting": waiting,
     "pick": pick,
     "rpa": rpa,
+    "silence": silence,
     "sockets": sockets,
 }

@@ -1,0 +1,35 @@
+"""The article's detector: a key with a time to live for each session, and a listener to the events of its expiry.
+
+Written to its description: one message a user within a window, by SET NX. The key's name says when it should expire.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import redis
+
+LATENESS = "expired:lateness"
+PREFIX = "session:"
+WINDOW = 60  # seconds
+
+
+def key(number: int, expires_at: float) -> str:
+    return f"{PREFIX}{number}:{expires_at:.3f}"
+
+
+def listen(url: str) -> None:
+    client = redis.Redis.from_url(url, decode_responses=True)
+    database = url.rsplit("/", 1)[1]
+    ear = client.pubsub(ignore_subscribe_messages=True)
+    ear.subscribe(f"__keyevent@{database}__:expired")
+    client.set("expired:listening", 1)
+    for message in ear.listen():
+        heard_at, name = time.time(), message["data"]
+        if name.startswith(PREFIX) and client.set(f"nudged:{name}", 1, nx=True, ex=WINDOW):
+            client.rpush(LATENESS, heard_at - float(name.rsplit(":", 1)[1]))
+
+
+if __name__ == "__main__":
+    listen(sys.argv[1])

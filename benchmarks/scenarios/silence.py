@@ -1,0 +1,236 @@
+"""Live chats: what a frame and a session cost, and how soon a silence is noticed and answered."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from itertools import cycle
+
+import redis
+from django.db import connection
+
+from benchmarks import chats, readings, workload
+from benchmarks.bench import Bench, spent, wait_until
+from benchmarks.figures import percentile
+from benchmarks.peers import expired
+from sessions.frames import Frame
+from sessions.reports import watchers
+from sessions.store import Store
+
+WATCHER = ("manage", "watch_sessions")
+RATE = 1_600
+GOAL_FRAMES, GOAL_BYTES, GOAL_IDLE, GOAL_NOTICED, GOAL_DELIVERED = 35_000, 600, 1.0, 100.0, 300.0
+KINDS = ("ping", "ping", "message", "ping", "ping", "typing", "ping", "ping", "agent", "ping")
+
+
+def silence(bench: Bench) -> None:
+    chats.policies()
+    for count in (10_000, 100_000, 1_000_000):
+        if count <= bench.size(1_000_000, 10_000):
+            _measure_store(bench, count)
+    count, seconds = bench.size(100_000, 5_000), bench.size(30, 4)
+    for _ in range(bench.repeat):
+        _measure_silences(bench, count, seconds)
+        _measure_listener(bench, count, seconds)
+    if not bench.quick:
+        with redis.Redis.from_url(bench.redis_url(3)) as client:
+            chats.fill_others(client, 1_000_000)
+            for _ in range(bench.repeat):
+                _measure_silences(bench, count, seconds, " beside 1 M other keys")
+                _measure_listener(bench, count, seconds, " beside 1 M other keys")
+            client.flushdb()
+
+
+# --- what it costs ----------------------------------------------------------------------------------------------------
+
+
+def _measure_store(bench: Bench, count: int) -> None:
+    store = chats.open_store(bench.endpoints.redis_url)
+    client = store.server.client
+    client.flushall()
+    store.push(store.policies())
+    before = chats.memory(client)
+    sessions = chats.ids(count, bench.random)
+    chats.fill(store, sessions)
+    while users := store.active_users(10_000):  # as watchers do within minutes
+        store.forget_active(users)
+    used = (chats.memory(client) - before) / count
+    size = f"{count:,} sessions"
+    bench.figures.add("silence", f"{size}: memory each", used, "B", goal=GOAL_BYTES, note="ids of 36 characters")
+    goal = GOAL_FRAMES if count == 100_000 else None
+    for _ in range(bench.repeat):
+        noted = _frames_a_second(bench, store, sessions)
+        bench.figures.add("silence", f"{size}: frames", noted, "/s", goal=goal, at_least=True, note="two connections")
+    took = []
+    for _ in range(100):
+        began_at = time.perf_counter()
+        store.claim_silent(32, timedelta(seconds=1))
+        took.append((time.perf_counter() - began_at) * 1000)
+    bench.figures.add("silence", f"{size}: a look that finds nothing", percentile(took, 50), "ms")
+    if count == bench.size(100_000, 10_000):
+        _measure_idle(bench)
+    client.flushall()
+    client.close()
+
+
+def _frames_a_second(bench: Bench, store: Store, sessions: list[str]) -> float:
+    """Eight of ten are pings; all have numbers. One connection's answers are read while the other's work is done."""
+    total = bench.size(300_000, 20_000)
+    kinds, number = cycle(KINDS), time.time_ns()
+    frames = []
+    for at in range(total):
+        each, kind = sessions[at % len(sessions)], next(kinds)
+        side, said = ("agent", "message") if kind == "agent" else ("user", kind)
+        frames.append(Frame(each, each[::-1], each, sender=side, kind=said, seq=(number + at) % 2**52, tag=chats.LONG))
+    batches = [frames[at : at + chats.BATCH] for at in range(0, total, chats.BATCH)]
+    second = chats.open_store(bench.endpoints.redis_url)
+    began_at = time.perf_counter()
+    with ThreadPoolExecutor(2) as pool:
+        halves = [
+            pool.submit(lambda each, mine: [each.note_activity(batch) for batch in mine], each, batches[half::2])
+            for half, each in enumerate((store, second))
+        ]
+        assert sum(len(noted) for half in halves for noted in half.result()) == total
+    second.server.client.close()
+    return total / (time.perf_counter() - began_at)
+
+
+def _measure_idle(bench: Bench) -> None:
+    seconds = bench.size(30, 5)
+    with bench.running(*WATCHER) as watcher:
+        _await_watcher(bench)
+        time.sleep(5)
+        before = spent([watcher])
+        time.sleep(seconds)
+        burnt = (spent([watcher]) - before) / seconds * 100
+    bench.figures.add("silence", "an idle watcher", burnt, "% of a core", goal=GOAL_IDLE, note=f"over {seconds} s")
+
+
+# --- how soon ---------------------------------------------------------------------------------------------------------
+
+
+def _measure_silences(bench: Bench, count: int, seconds: float, suffix: str = "") -> None:
+    """From the deadline, by the store's clock, to the row of the event, and to the channel."""
+    _guide()
+    store = chats.open_store(bench.endpoints.redis_url)
+    store.server.client.flushdb()
+    live = chats.ids(count, bench.random)
+    chats.fill(store, live)
+    with bench.core() as worker, bench.running(*WATCHER) as watcher:
+        _await_watcher(bench)
+        with chats.Traffic(bench.endpoints.redis_url, [], rate=400, seconds=2) as warm_up:
+            pass
+        _await_end(warm_up.fell_silent)
+        workload.clear()
+        _customers(RATE * int(seconds) + 1_000)
+        involved = [worker, watcher, *bench.servers.values()]
+        before = spent(involved)
+        with chats.Traffic(bench.endpoints.redis_url, live, rate=RATE, seconds=seconds) as traffic:
+            pass
+        _await_end(traffic.fell_silent)
+        burnt = spent(involved) - before
+    _add_silences(bench, traffic.fell_silent, f"{count:,} live, {RATE:,} silent a second{suffix}", suffix, burnt)
+    store.server.client.close()
+
+
+def _add_silences(bench: Bench, count: int, note: str, suffix: str, burnt: float) -> None:
+    noticed, delivered = _noticed(), readings.of_touches().lateness
+    add, who = bench.figures.add, f"ours{suffix}"
+    for share in (50, 99):
+        last = share == 99
+        add(
+            "silence", f"{who}: deadline → recorded: p{share}", percentile(noticed, share) * 1000, "ms",
+            goal=GOAL_NOTICED if last else None, note=note if last else "",
+        )  # fmt: skip
+        add(
+            "silence", f"{who}: deadline → channel: p{share}", percentile(delivered, share) * 1000, "ms",
+            goal=GOAL_DELIVERED if last else None, note=note if last else "",
+        )  # fmt: skip
+    add("silence", f"{who}: early", sum(each < 0 for each in noticed), "silences", goal=0)
+    add("silence", f"{who}: lost or double", abs(count - len(noticed)) + abs(count - len(delivered)), "", goal=0)
+    add("silence", f"{who}: processor time each", burnt / count * 1e6, "µs", note="pings of the live included")
+
+
+def _customers(count: int) -> None:
+    """Those that fall silent are known; those that are there become known by their pings."""
+    workload.customers(count)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT setval(pg_get_serial_sequence('scheduling_customer', 'id'), %s)", [count])
+
+
+def _guide() -> None:
+    """The shipped node: a message at once, which the cap counts and nothing stops."""
+    (node,) = workload.matrix()
+    node.template.texts.update(body="您好 {{ user.name }}，您还在吗？")
+    node.trigger, node.delay, node.guard_cap = "session.silent", timedelta(0), "count_only"
+    node.guard_dedupe = node.guard_conversation = node.guard_quiet_hours = "ignore"
+    node.save()
+
+
+def _await_watcher(bench: Bench) -> None:
+    store = chats.open_store(bench.endpoints.redis_url)
+    wait_until(lambda: bool(watchers(store)), 60, "the watcher")
+    store.server.client.close()
+
+
+def _await_end(count: int) -> None:
+    def ended() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM scheduling_event")
+            return int(cursor.fetchone()[0]) >= count and workload.unfinished() == 0
+
+    wait_until(ended, 120, "the silences", pause=0.3)
+
+
+def _noticed() -> list[float]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT extract(epoch FROM received_at - occurred_at)::float8 FROM scheduling_event")
+        return [row[0] for row in cursor.fetchall()]
+
+
+# --- the article's ----------------------------------------------------------------------------------------------------
+
+
+def _measure_listener(bench: Bench, count: int, seconds: float, suffix: str = "") -> None:
+    url = bench.redis_url(1)
+    total = int(RATE * seconds)
+    with redis.Redis.from_url(url) as client, bench.running("benchmarks.peers.expired", url) as listener:
+        client.flushdb()
+        client.config_set("notify-keyspace-events", "Ex")
+        wait_until(lambda: bool(client.exists("expired:listening")), 30, "the article's listener")
+        begins_at = _plant(client, count, total, seconds)
+        before = spent([listener])
+        patience = bench.size(60, 10)
+        deadline = begins_at + seconds + patience
+        while client.llen(expired.LATENESS) < total and time.time() < deadline:
+            time.sleep(0.2)
+        late = [float(each) for each in client.lrange(expired.LATENESS, 0, -1)]
+        burnt = spent([listener]) - before
+        client.config_set("notify-keyspace-events", "")
+        client.flushdb()
+    add, who = bench.figures.add, f"the article's{suffix}"
+    add(
+        "silence",
+        f"{who}: not heard of",
+        (total - len(late)) / total * 100,
+        "%",
+        note=f"within {patience} s of the last",
+    )
+    for share in (50, 99):
+        add("silence", f"{who}: expiry → heard: p{share}", percentile(late, share) * 1000, "ms")
+    add("silence", f"{who}: processor time each", burnt / max(len(late), 1) * 1e6, "µs", note="the listener alone")
+
+
+def _plant(client: redis.Redis, live: int, total: int, seconds: float) -> float:
+    """Keys of everybody who is there, and of those that fall silent one after another."""
+    begins_at = time.time() + 5 + (live + total) / 20_000
+    pipe = client.pipeline(transaction=False)
+    for number in range(live + total):
+        expires_at = begins_at + (number * seconds / total if number < total else 3600)
+        pipe.set(expired.key(number, expires_at), 1, pxat=int(expires_at * 1000))
+        if number % 1_000 == 999:
+            pipe.execute()
+    pipe.execute()
+    assert time.time() < begins_at
+    return begins_at
