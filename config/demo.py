@@ -150,6 +150,8 @@ def main() -> None:
         "DJANGO_SETTINGS_MODULE": "config.settings.local",
     }
     with running_stack(env, programs=["web", "core", "execution", "beat", "watcher"]) as stack:
+        for worker in ("core", "execution"):  # on a busy machine they come later than the web
+            stack.wait_until(lambda name=worker: " ready." in stack.log(name), PATIENCE, f"the start of {worker}")
         configure(stack, receiver)
         demo = Demo(stack, receiver)
         say(f"It answers at {stack.base_url}. One second is {timedelta(seconds=TIME_SCALE)} of node delay.\n")

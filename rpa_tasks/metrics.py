@@ -30,7 +30,8 @@ def _waits() -> Iterator[Metric]:
         """
         SELECT percentile_cont(%(quantiles)b::float8[]) WITHIN GROUP (ORDER BY waited),
                percentile_cont(%(quantiles)b::float8[]) WITHIN GROUP (ORDER BY took)
-        FROM (SELECT extract(epoch FROM pool_wait) AS waited, extract(epoch FROM ended_at - started_at) AS took, ended_at
+        FROM (SELECT extract(epoch FROM pool_wait) AS waited, extract(epoch FROM ended_at - started_at) AS took,
+                     ended_at
               FROM rpa_tasks_run ORDER BY id DESC LIMIT %(latest)s) AS latest
         WHERE ended_at > statement_timestamp() - %(window)s
         """,
