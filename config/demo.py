@@ -150,14 +150,19 @@ def main() -> None:
         "DJANGO_SETTINGS_MODULE": "config.settings.local",
     }
     with running_stack(env, programs=["web", "core", "execution", "beat", "watcher"]) as stack:
-        for worker in ("core", "execution"):  # on a busy machine they come later than the web
-            stack.wait_until(lambda name=worker: " ready." in stack.log(name), PATIENCE, f"the start of {worker}")
+        for worker in ("core", "execution"):
+            await_worker(stack, worker)
         configure(stack, receiver)
         demo = Demo(stack, receiver)
         say(f"It answers at {stack.base_url}. One second is {timedelta(seconds=TIME_SCALE)} of node delay.\n")
         for scene in SCENES:
             scene(demo)
         finish(demo)
+
+
+def await_worker(stack: RunningStack, name: str) -> None:
+    """On a busy machine it comes later than the web."""
+    stack.wait_until(lambda: " ready." in stack.log(name), PATIENCE, f"the start of {name}")
 
 
 def configure(stack: RunningStack, receiver: Receiver) -> None:

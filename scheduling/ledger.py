@@ -19,6 +19,8 @@ from uuid import UUID
 from scheduling import sql
 from scheduling.models import LedgerRow
 
+MOMENT = timedelta(milliseconds=20)  #: until a hint that was too early is tried again, at least
+JUST_NOW = timedelta(seconds=1)  #: longer than it takes from a claim's look to the question what was early
 HINT_LEASE = timedelta(seconds=10)  #: how long past due a published hint is trusted; doubles with each hint
 
 
@@ -152,16 +154,21 @@ class Ledger:
         ]
 
     def early(self, task_ids: Sequence[UUID]) -> list[Hint]:
-        """Those of `task_ids` that are handed over but not yet due: their hint came too soon and is owed again. Their
-        `due_at` is by this node's clock, which was ahead: by the database's they would be owed again at once, and so
-        on, until they are due."""
+        """Those of `task_ids` that are handed over but were not yet due: their hint came too soon and is owed again.
+        Their `due_at` is by this node's clock, which was ahead: by the database's they would be owed again at once, and
+        so on, until they are due.
+
+        What has fallen due since the claim looked, a moment ago, is among them: nobody else would think of it before
+        its lease runs out. So may be what another worker has in its hands; a little later its second hint finds that.
+        """
         return _hints(
             f"""
-            SELECT task_id, %(here)b::timestamptz + (due_at - statement_timestamp()), priority, {self.route}
+            SELECT task_id, %(here)b::timestamptz + GREATEST(due_at - statement_timestamp(), %(moment)s), priority,
+                   {self.route}
             FROM {self.table}
-            WHERE task_id = ANY(%(ids)b) AND state = 'queued' AND due_at > statement_timestamp()
+            WHERE task_id = ANY(%(ids)b) AND state = 'queued' AND due_at > statement_timestamp() - %(since)s
             """,
-            {"ids": list(task_ids), "here": datetime.now(UTC)},
+            {"ids": list(task_ids), "here": datetime.now(UTC), "moment": MOMENT, "since": JUST_NOW},
         )
 
     def renew(self, claim: Claim, *, lease: timedelta) -> bool:

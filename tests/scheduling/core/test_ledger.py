@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
+from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from scheduling import history
@@ -106,6 +107,17 @@ def test_nothing_is_claimed_early_and_the_early_ones_are_owed_a_hint(waiting: An
     assert touches.claim([task_id], lease=LEASE) == []
     (hint,) = touches.early([task_id])
     assert hint.task_id == task_id
+    assert hint.due_at > now()
+
+
+def test_what_fell_due_between_the_claim_and_the_question_is_owed_a_hint_too(waiting: Any) -> None:
+    """A hint that is a few milliseconds early finds nothing to claim; as it asks what was early, it is due."""
+    (task_id,) = waiting(1, seconds=20)
+    touches.hand_over(horizon=timedelta(seconds=30))
+    assert touches.claim([task_id], lease=LEASE) == []
+    Touch.objects.update(due_at=Now())
+
+    (hint,) = touches.early([task_id])
     assert hint.due_at > now()
 
 
