@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import redis
 
 from config.embedded import servers
 from config.environment import ROOT, environment
@@ -20,6 +21,8 @@ def pytest_configure(config: pytest.Config) -> None:
     env = environment()
     servers.start(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)
     _point_settings_at(env)
+    with redis.Redis.from_url(env.redis) as client:
+        client.flushall()  # what a run that was killed left behind
 
 
 @pytest.hookimpl(wrapper=True)
@@ -110,10 +113,8 @@ def happen() -> Callable[..., Any]:
 
 @pytest.fixture
 def valkey(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The test server, empty."""
-    import redis
-
-    client = redis.Redis.from_url(environment().redis)
-    client.flushall()
-    yield client
-    client.close()
+    """The test server, empty before and after: who chats here is in the middle of a conversation everywhere."""
+    with redis.Redis.from_url(environment().redis) as client:
+        client.flushall()
+        yield client
+        client.flushall()

@@ -79,7 +79,7 @@ print(sorted(os.listdir("/proc/self/fd"))[:-1], repr(sys.stdin.read()), os.getsi
 
 def test_a_command_ignores_no_signal_that_a_worker_ignores(house: House) -> None:
     _, ending = hear_out(house.python("print(next(line for line in open('/proc/self/status') if 'SigIgn' in line))"))
-    ignored = int(ending.tail.split()[1], 16)
+    ignored = int(ending.tail.split()[1], 16) & (1 << 31) - 1  # the C library keeps 32 and 33 from everybody's hands
     python_itself = 1 << 12 | 1 << 24  # SIGPIPE and SIGXFSZ, ignored by every Python
     assert ignored == python_itself
 

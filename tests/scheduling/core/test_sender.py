@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from config.embedded.processes import wait_until
 from scheduling import delivery, sender
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.models import Attempt, FailedTask, Touch
@@ -78,7 +79,7 @@ def test_a_dead_endpoint_with_more_than_a_process_may_hold_does_not_hold_up_anot
     dead = [happen(user=f"user-{number}").task_ids[0] for number in range(12)]
     fall_due(*dead)
     delivery.deliver(dead)
-    assert theatre.on_stage.wait(10)
+    assert wait_until(lambda: len(theatre.heard) == 2, 10)
     theatre.blocks = False
 
     (alive,) = happen(type="other", user="bob").task_ids
@@ -89,6 +90,7 @@ def test_a_dead_endpoint_with_more_than_a_process_may_hold_does_not_hold_up_anot
     while Touch.objects.get(pk=alive).state != "delivered":
         assert time.monotonic() - started_at < 10, "it waits for the dead one"
 
+    given_back = Touch.objects.filter(node__key="dead", state="scheduled", reason="target_busy", attempt=0)
+    assert wait_until(lambda: given_back.count() == 10, 10)
     assert Touch.objects.filter(node__key="dead", state="running").count() == 2
-    assert Touch.objects.filter(node__key="dead", state="scheduled", reason="target_busy", attempt=0).count() == 10
     theatre.let_go.set()
