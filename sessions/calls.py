@@ -10,13 +10,15 @@ from typing import Any
 from django.conf import settings
 
 from sessions import keys, scripts
-from sessions.frames import USER, Frame
+from sessions.frames import KINDS, Frame
 from sessions.server import Call
 
 KEPT = timedelta(hours=24)  #: a session that was never closed vanishes so long after its last frame
 CLOSED_KEPT = timedelta(hours=1)  #: longer than a frame may be late
 TYPING_PAUSE = timedelta(minutes=2)  #: an agent who began to type and went away does not pause for ever
 RENEWED_EVERY = timedelta(hours=1)
+
+_WHAT = {(sender, kind): f"{sender[0]}:{kind}" for sender, kinds in KINDS.items() for kind in kinds}
 
 Silence = tuple[str, int]  #: a session and the arming that it was silent after
 
@@ -28,12 +30,12 @@ def note_activity(frames: Sequence[Frame], groups: Mapping[int, Sequence[int]]) 
 
 def _note_activity(shard: int, frames: Sequence[Frame]) -> Call:
     names = [keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard], keys.ACTIVE[shard]]
-    words: list[Any] = [ms(KEPT), ms(CLOSED_KEPT), ms(TYPING_PAUSE), ms(RENEWED_EVERY)]
     prefix = keys.SESSION[shard]
+    words: list[Any] = [ms(KEPT), ms(CLOSED_KEPT), ms(TYPING_PAUSE), ms(RENEWED_EVERY), len(prefix)]
     for frame in frames:
         names.append(prefix + frame.session_id)
         words += (
-            frame.session_id, frame.user_id, frame.chat_id, "u" if frame.sender == USER else "a", frame.kind,
+            _WHAT[frame.sender, frame.kind], frame.user_id, frame.chat_id,
             "" if frame.seq is None else frame.seq, frame.tag,
         )  # fmt: skip
     return scripts.NOTE_ACTIVITY, names, words

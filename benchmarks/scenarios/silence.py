@@ -20,6 +20,7 @@ from sessions.store import Store
 
 WATCHER = ("manage", "watch_sessions")
 RATE = 1_600
+CONNECTIONS = 4
 GOAL_FRAMES, GOAL_BYTES, GOAL_IDLE, GOAL_NOTICED, GOAL_DELIVERED = 35_000, 600, 1.0, 100.0, 300.0
 KINDS = ("ping", "ping", "message", "ping", "ping", "typing", "ping", "ping", "agent", "ping")
 
@@ -30,16 +31,10 @@ def silence(bench: Bench) -> None:
         if count <= bench.size(1_000_000, 10_000):
             _measure_store(bench, count)
     count, seconds = bench.size(100_000, 5_000), bench.size(30, 4)
-    for _ in range(bench.repeat):
-        _measure_silences(bench, count, seconds)
-        _measure_listener(bench, count, seconds)
-    if not bench.quick:
-        with redis.Redis.from_url(bench.redis_url(3)) as client:
-            chats.fill_others(client, 1_000_000)
-            for _ in range(bench.repeat):
-                _measure_silences(bench, count, seconds, " beside 1 M other keys")
-                _measure_listener(bench, count, seconds, " beside 1 M other keys")
-            client.flushdb()
+    for others in (0,) if bench.quick else (0, 1_000_000):
+        for _ in range(bench.repeat):
+            _measure_silences(bench, count, seconds, others)
+            _measure_listener(bench, count, seconds, others)
 
 
 # --- what it costs ----------------------------------------------------------------------------------------------------
@@ -61,7 +56,9 @@ def _measure_store(bench: Bench, count: int) -> None:
     goal = GOAL_FRAMES if count == 100_000 else None
     for _ in range(bench.repeat):
         noted = _frames_a_second(bench, store, sessions)
-        bench.figures.add("silence", f"{size}: frames", noted, "/s", goal=goal, at_least=True, note="two connections")
+        bench.figures.add(
+            "silence", f"{size}: frames", noted, "/s", goal=goal, at_least=True, note=f"{CONNECTIONS} connections"
+        )
     took = []
     for _ in range(100):
         began_at = time.perf_counter()
@@ -75,7 +72,7 @@ def _measure_store(bench: Bench, count: int) -> None:
 
 
 def _frames_a_second(bench: Bench, store: Store, sessions: list[str]) -> float:
-    """Eight of ten are pings; all have numbers. One connection's answers are read while the other's work is done."""
+    """Seven of ten are pings; all have numbers. While one connection's answers are read the others' frames are counted."""
     total = bench.size(300_000, 20_000)
     kinds, number = cycle(KINDS), time.time_ns()
     frames = []
@@ -84,15 +81,13 @@ def _frames_a_second(bench: Bench, store: Store, sessions: list[str]) -> float:
         side, said = ("agent", "message") if kind == "agent" else ("user", kind)
         frames.append(Frame(each, each[::-1], each, sender=side, kind=said, seq=(number + at) % 2**52, tag=chats.LONG))
     batches = [frames[at : at + chats.BATCH] for at in range(0, total, chats.BATCH)]
-    second = chats.open_store(bench.endpoints.redis_url)
     began_at = time.perf_counter()
-    with ThreadPoolExecutor(2) as pool:
-        halves = [
-            pool.submit(lambda each, mine: [each.note_activity(batch) for batch in mine], each, batches[half::2])
-            for half, each in enumerate((store, second))
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        parts = [
+            pool.submit(lambda mine: [*map(store.note_activity, mine)], batches[n::CONNECTIONS])
+            for n in range(CONNECTIONS)
         ]
-        assert sum(len(noted) for half in halves for noted in half.result()) == total
-    second.server.client.close()
+        assert sum(len(noted) for part in parts for noted in part.result()) == total
     return total / (time.perf_counter() - began_at)
 
 
@@ -110,11 +105,12 @@ def _measure_idle(bench: Bench) -> None:
 # --- how soon ---------------------------------------------------------------------------------------------------------
 
 
-def _measure_silences(bench: Bench, count: int, seconds: float, suffix: str = "") -> None:
+def _measure_silences(bench: Bench, count: int, seconds: float, others: int) -> None:
     """From the deadline, by the store's clock, to the row of the event, and to the channel."""
     _guide()
     store = chats.open_store(bench.endpoints.redis_url)
     store.server.client.flushdb()
+    chats.fill_others(store.server.client, others)
     live = chats.ids(count, bench.random)
     chats.fill(store, live)
     with bench.core() as worker, bench.running(*WATCHER) as watcher:
@@ -130,7 +126,8 @@ def _measure_silences(bench: Bench, count: int, seconds: float, suffix: str = ""
             pass
         _await_end(traffic.fell_silent)
         burnt = spent(involved) - before
-    _add_silences(bench, traffic.fell_silent, f"{count:,} live, {RATE:,} silent a second{suffix}", suffix, burnt)
+    _add_silences(bench, traffic.fell_silent, f"{count:,} live, {RATE:,} silent a second", _beside(others), burnt)
+    store.server.client.flushdb()
     store.server.client.close()
 
 
@@ -192,11 +189,12 @@ def _noticed() -> list[float]:
 # --- the article's ----------------------------------------------------------------------------------------------------
 
 
-def _measure_listener(bench: Bench, count: int, seconds: float, suffix: str = "") -> None:
+def _measure_listener(bench: Bench, count: int, seconds: float, others: int) -> None:
     url = bench.redis_url(1)
     total = int(RATE * seconds)
     with redis.Redis.from_url(url) as client, bench.running("benchmarks.peers.expired", url) as listener:
         client.flushdb()
+        chats.fill_others(client, others)
         client.config_set("notify-keyspace-events", "Ex")
         wait_until(lambda: bool(client.exists("expired:listening")), 30, "the article's listener")
         begins_at = _plant(client, count, total, seconds)
@@ -209,7 +207,7 @@ def _measure_listener(bench: Bench, count: int, seconds: float, suffix: str = ""
         burnt = spent([listener]) - before
         client.config_set("notify-keyspace-events", "")
         client.flushdb()
-    add, who = bench.figures.add, f"the article's{suffix}"
+    add, who = bench.figures.add, f"the article's{_beside(others)}"
     add(
         "silence",
         f"{who}: not heard of",
@@ -220,6 +218,10 @@ def _measure_listener(bench: Bench, count: int, seconds: float, suffix: str = ""
     for share in (50, 99):
         add("silence", f"{who}: expiry → heard: p{share}", percentile(late, share) * 1000, "ms")
     add("silence", f"{who}: processor time each", burnt / max(len(late), 1) * 1e6, "µs", note="the listener alone")
+
+
+def _beside(others: int) -> str:
+    return f" beside {others / 1e6:g} M other keys" if others else ""
 
 
 def _plant(client: redis.Redis, live: int, total: int, seconds: float) -> float:

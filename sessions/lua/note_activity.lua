@@ -14,13 +14,15 @@
 -- ARGV[3]  how long a closed one is remembered, ms
 -- ARGV[4]  how long typing of the agent pauses, ms
 -- ARGV[5]  how often it is renewed, and its customer's activity noted, ms
--- ARGV[6…] seven a frame: session id, user id, chat id, side (u or a), kind, seq or '', tag or ''
+-- ARGV[6]  how many characters of such a key come before the session's id
+-- ARGV[7…] five a frame: side and kind (like u:ping or a:message), user id, chat id or '', seq or '', tag or ''
 -- Returns two a frame: 1 counted, 0 dropped for its seq, 2 of no consequence; and the deadline, ms, 0 for none.
 local policies = read_policies(KEYS[3])
 if not policies then return NO_POLICIES end
 
 local DUE, INFLIGHT = KEYS[1], KEYS[2]
 local kept, remembered, typing_pause, renewed_every = ARGV[2], ARGV[3], ARGV[4] + 0, ARGV[5] + 0
+local id_begins = ARGV[6] + 1
 local HARD = {tool = true, transfer = true, queue = true}
 local call = redis.call
 
@@ -51,7 +53,8 @@ local function pause_after(side, kind, pause, ends)
   return pause, pause == 'typing' and ends or 0
 end
 
-local function note(key, id, user, chat, side, kind, seq, tag)
+local function note(key, what, user, chat, seq, tag)
+  local id, side, kind = key:sub(id_begins), what:sub(1, 1), what:sub(3)
   local held = call('HMGET', key, 'a', 'd', 'n', 't', 'u', 'l', 'x', 'p', 'q', 'r', 'e', 'c')
   local by_user, ping, due = side == 'u', kind == 'ping', (held[2] or 0) + 0
   local seen, last = 'r', held[10]
@@ -107,8 +110,8 @@ end
 
 local answers = {}
 for number = 0, #KEYS - 5 do
-  local at = 6 + number * 7
+  local at = 7 + number * 5
   local answer = 2 * number + 1
-  answers[answer], answers[answer + 1] = note(KEYS[5 + number], unpack(ARGV, at, at + 6))
+  answers[answer], answers[answer + 1] = note(KEYS[5 + number], unpack(ARGV, at, at + 4))
 end
 return answers
