@@ -72,7 +72,7 @@ def _measure_store(bench: Bench, count: int) -> None:
 
 
 def _frames_a_second(bench: Bench, store: Store, sessions: list[str]) -> float:
-    """Seven of ten are pings; all have numbers. While one connection's answers are read the others' frames are counted."""
+    """Seven of ten are pings; all have numbers. While one connection's answers are read the others' frames count."""
     total = bench.size(300_000, 20_000)
     kinds, number = cycle(KINDS), time.time_ns()
     frames = []
