@@ -1,0 +1,43 @@
+"""The two READMEs say the same to people who read different languages."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from config.environment import ROOT
+from tests.docs.pages import blocks, commands, images, inline_code, links
+
+ENGLISH = (ROOT / "README.md").read_text("utf-8")
+CHINESE = (ROOT / "README.zh-CN.md").read_text("utf-8")
+
+
+def targets(text: str) -> set[str]:
+    return {target for target in links(text) if not target.startswith("README")}
+
+
+def drawn(text: str) -> list[list[tuple[str, ...]]]:
+    """The arrows of each diagram, without the words on them."""
+    return [
+        re.findall(r"^\s*(\w+)(?:\[.*?\]|\(.*?\)|\{.*?\})* *(-\.->|-->)", block, re.MULTILINE)
+        for block in blocks(text, "mermaid")
+    ]
+
+
+@pytest.mark.parametrize("said", [commands, images, inline_code, targets, drawn])
+def test_both_readmes_name_the_same(said: object) -> None:
+    assert callable(said)
+    assert said(CHINESE) == said(ENGLISH)
+
+
+def test_each_readme_leads_to_the_other() -> None:
+    assert "README.zh-CN.md" in links(ENGLISH)
+    assert "README.md" in links(CHINESE)
+
+
+def test_the_chinese_one_is_chinese() -> None:
+    """A paragraph that somebody added to one and forgot in the other would stay English."""
+    for line in re.sub(r"^```.*?^```$", "", CHINESE, flags=re.MULTILINE | re.DOTALL).splitlines():
+        words = re.findall(r"[A-Za-z]{2,}", re.sub(r"`[^`]*`|\]\([^)]*\)", "", line))
+        assert len(words) < 8 or re.search(r"[\u4e00-\u9fff]", line), line
