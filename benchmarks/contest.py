@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -18,6 +18,7 @@ from benchmarks.readings import Reading
 WARM_UP = 200
 PATIENCE = 180.0
 Offsets = Sequence[float]  #: seconds from the first due time
+Programs = Mapping[str, psutil.Process]
 
 
 def ours(
@@ -44,11 +45,12 @@ def ours(
         if time.time() > begins_at - 6:
             raise TimeoutError("planning took so long that no tick is left before the first is due")
         time.sleep(max(begins_at - time.time() - 0.5, 0))
-        involved = [worker, *bench.servers.values()]
-        before, worker_mb, broker_mb = spent(involved), resident([worker]), resident([bench.servers["Valkey"]])
+        involved = {"worker": worker, **bench.servers}
+        before, worker_mb, broker_mb = _spent(involved), resident([worker]), resident([bench.servers["Valkey"]])
         time.sleep(max(begins_at + max(offsets) - time.time(), 0) + 0.5)
         workload.await_finished(PATIENCE)
-        return replace(readings.of_touches(), cpu=spent(involved) - before, worker_mb=worker_mb, broker_mb=broker_mb)
+        burnt = _since(before, involved)
+        return replace(readings.of_touches(), cpu=burnt, worker_mb=worker_mb, broker_mb=broker_mb)
 
 
 def warm_up(node: workload.Node) -> None:
@@ -68,7 +70,7 @@ def by_article(bench: Bench, offsets: Offsets) -> Reading:
         wait_until(lambda: client.llen(article.LATENESS) >= WARM_UP, 30, "the article's dispatcher")
         begins_at = time.time() + 5
         client.zadd(article.DUE, {f"call-{number}": begins_at + each for number, each in enumerate(offsets)})
-        involved = [program, bench.servers["Valkey"]]
+        involved = {"dispatcher": program, "Valkey": bench.servers["Valkey"]}
         return _collect(client, article.LATENESS, begins_at, offsets, involved)
 
 
@@ -92,20 +94,26 @@ def by_plain_celery(bench: Bench, offsets: Offsets) -> Reading:
                 plain_celery.handle.apply_async((begins_at + each,), eta=eta)
             if time.time() > begins_at:
                 raise TimeoutError("plain Celery was not done publishing before the first was due")
-            involved = [worker, bench.servers["Valkey"]]
+            involved = {"worker": worker, "Valkey": bench.servers["Valkey"]}
             return _collect(client, plain_celery.LATENESS, begins_at, offsets, involved)
 
 
-def _collect(
-    client: redis.Redis, key: str, begins_at: float, offsets: Offsets, involved: list[psutil.Process]
-) -> Reading:
+def _collect(client: redis.Redis, key: str, begins_at: float, offsets: Offsets, involved: Programs) -> Reading:
     count = len(offsets) + WARM_UP
     time.sleep(max(begins_at - time.time() - 0.5, 0))
-    before = spent(involved)
+    before = _spent(involved)
     time.sleep(max(begins_at + max(offsets) - time.time(), 0))
     ended_at = _until(lambda: client.llen(key) >= count)
     lateness = [float(each) for each in client.lrange(key, WARM_UP, -1)]
-    return Reading(lateness, len(offsets) / (ended_at - begins_at), cpu=spent(involved) - before)
+    return Reading(lateness, len(offsets) / (ended_at - begins_at), cpu=_since(before, involved))
+
+
+def _spent(involved: Programs) -> dict[str, float]:
+    return {name: spent([program]) for name, program in involved.items()}
+
+
+def _since(before: Mapping[str, float], involved: Programs) -> dict[str, float]:
+    return {name: seconds - before[name] for name, seconds in _spent(involved).items()}
 
 
 def _until(happened: Callable[[], bool]) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from django.db import connection
 
@@ -15,7 +16,7 @@ class Reading:
 
     lateness: list[float]
     per_second: float
-    cpu: float = 0.0  #: processor seconds of everything that took part
+    cpu: Mapping[str, float] = field(default_factory=dict)  #: processor seconds of each program that took part
     worker_mb: float = 0.0
     broker_mb: float = 0.0
 
@@ -26,7 +27,10 @@ class Reading:
     @property
     def cpu_each(self) -> float:
         """Microseconds of processor time a call: what neighbours on the machine disturb least."""
-        return self.cpu / len(self.lateness) * 1e6 if self.lateness else float("nan")
+        return sum(map(self.cpu_of, self.cpu))
+
+    def cpu_of(self, program: str) -> float:
+        return self.cpu[program] / len(self.lateness) * 1e6 if self.lateness else float("nan")
 
     def milliseconds(self, percent: float) -> float:
         return percentile(self.lateness, percent) * 1000

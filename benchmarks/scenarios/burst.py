@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks import contest, readings
+from benchmarks import contest, floor, readings
 from benchmarks.bench import Bench
 
 GOAL = 20_000.0
@@ -24,7 +24,11 @@ def burst(bench: Bench) -> None:
         add("burst", "ours: lateness p50", ours.milliseconds(50), "ms")
         add("burst", "ours: lateness p99", ours.milliseconds(99), "ms")
         add("burst", "ours: early", ours.early, "calls", goal=0)
-        add("burst", "ours: processor time each", ours.cpu_each, "µs", note="worker, PostgreSQL and Valkey together")
+        add("burst", "ours: processor time each", ours.cpu_each, "µs", note="all programs together")
+        for program in ours.cpu:
+            add("burst", f"ours: processor time each: {program}", ours.cpu_of(program), "µs")
+        add("burst", "the floor: PostgreSQL", floor.postgres(bench, count), "µs", note="its rows, by the server itself")
+        add("burst", "the floor: worker", floor.worker(count), "µs", note="its rows, read and written from Python")
         add("burst", "the article's", article.per_second, "/s")
         add("burst", "the article's: processor time each", article.cpu_each, "µs")
         add("burst", "plain Celery", plain.per_second, "/s")

@@ -1,0 +1,82 @@
+"""What a burst cannot do without: the rows that a delivered touch leaves.
+
+*PostgreSQL*: written by the server itself; no worker, no message, no guard, no history, nothing that crosses a socket
+but the command. *Worker*: the same rows read and written from Python by the product's own statements; nothing is
+judged, rendered, logged or told by Celery. Whoever keeps a reason for each touch in PostgreSQL pays at least this.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+from django.db import connection, transaction
+
+from benchmarks import workload
+from benchmarks.bench import Bench, spent
+from scheduling import configuration, delivery, history, outcomes, sql
+from scheduling.models import Touch
+from scheduling.touches import Decision, touches
+
+BATCH = 500
+LEASE = timedelta(seconds=60)
+
+
+def postgres(bench: Bench, count: int) -> float:
+    """Microseconds of the server's processor time a touch."""
+    _plan(count)
+    server = [bench.servers["PostgreSQL"]]
+    before = spent(server)
+    with connection.cursor() as cursor:
+        for _ in range(-(-count // BATCH)):
+            with transaction.atomic():
+                cursor.execute(_WRITE, {"batch": BATCH, "body": workload.BODY})
+    return (spent(server) - before) / count * 1e6
+
+
+def worker(count: int) -> float:
+    """Microseconds of this process's processor time a touch."""
+    _plan(count)
+    task_ids = list(Touch.objects.values_list("task_id", flat=True))
+    config = configuration.current()
+    began_at = time.process_time()
+    for start in range(0, count, BATCH):
+        batch = task_ids[start : start + BATCH]
+        with transaction.atomic():
+            history.lock_customers(batch)
+            due, at = history.lock_due(batch)
+            assert at is not None
+            history.load(due, config)
+            touches.decide({Decision("delivered"): [row.claim.task_id for row in due]}, at=at, lease=LEASE)
+            rows = [(row.claim.task_id, at.isoformat(), "send", "", 0, "", "", None) for row in due]
+            sql.copy(delivery._COPY_VERDICTS, rows)
+            ends = [(row.claim.task_id, 1, 1, at, at, "delivered", "", "", None, "", workload.BODY) for row in due]
+            sql.copy(outcomes._COPY_ATTEMPTS, ends)
+    return (time.process_time() - began_at) / count * 1e6
+
+
+def _plan(count: int) -> None:
+    (cell,) = workload.matrix()
+    workload.clear()
+    workload.customers(count)
+    now = datetime.now(UTC)
+    workload.plan([workload.Plan(number + 1, cell, now) for number in range(count)])
+
+
+_WRITE = """
+WITH due AS (
+    SELECT task_id FROM scheduling_touch WHERE state = 'scheduled' ORDER BY due_at LIMIT %(batch)s
+    FOR NO KEY UPDATE SKIP LOCKED
+), touch AS (
+    UPDATE scheduling_touch AS row
+    SET state = 'delivered', lease_no = 1, attempt = 1, sending_at = now(), settled_at = now(), reserved_at = now(),
+        content_type = 'guide-0', template_version = 1
+    FROM due WHERE row.task_id = due.task_id RETURNING row.task_id
+), verdict AS (
+    INSERT INTO scheduling_verdict (touch_id, at, decision, rule, rule_version, observed, "limit")
+    SELECT task_id, now(), 'send', '', 0, '', '' FROM touch
+)
+INSERT INTO scheduling_attempt
+    (touch_id, number, lease_no, started_at, ended_at, outcome, reason, detail, subject, body)
+SELECT task_id, 1, 1, now(), now(), 'delivered', '', '', '', %(body)s FROM touch
+"""
