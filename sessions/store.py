@@ -135,17 +135,29 @@ class Store:
 
     def last_frames(self, user_ids: Sequence[str]) -> list[datetime | None]:
         """When each user was last heard of, None for longer ago than the conversation window."""
-        found = self.server.ask(
-            lambda pipe: [pipe.time(), *(pipe.pttl(calls.presence_key(user_id)) for user_id in user_ids)]
-        )
-        seconds, micros = found[0]
-        written_by = seconds * 1000 + micros // 1000 - calls.ms(settings.AFTERTOUCH_CONVERSATION_WINDOW)
-        return [instant(written_by + left) if left >= 0 else None for left in found[1:]]
+        heard: list[datetime | None] = [None] * len(user_ids)
+        there = [number for number, session in enumerate(self.sessions_of(user_ids)) if session is not None]
+        if there:
+            found = self.server.ask(
+                lambda pipe: [pipe.time(), *(pipe.pttl(calls.presence_key(user_ids[number])) for number in there)]
+            )
+            seconds, micros = found[0]
+            written_by = seconds * 1000 + micros // 1000 - calls.ms(settings.AFTERTOUCH_CONVERSATION_WINDOW)
+            for number, left in zip(there, found[1:], strict=True):
+                heard[number] = instant(written_by + left) if left >= 0 else None
+        return heard
 
     def sessions_of(self, user_ids: Sequence[str]) -> list[str | None]:
-        """The session in which each user was last heard of."""
-        found = self.server.ask(lambda pipe: [pipe.get(calls.presence_key(user_id)) for user_id in user_ids])
-        return [None if each is None else text(each) for each in found]
+        """The session in which each user was last heard of. One command a shard: most are heard of in none."""
+        sessions: list[str | None] = [None] * len(user_ids)
+        groups = calls.by_shard(user_ids)
+        found = self.server.ask(
+            lambda pipe: [pipe.mget([calls.presence_key(user_ids[at]) for at in group]) for group in groups.values()]
+        )
+        for group, answers in zip(groups.values(), found, strict=True):
+            for at, each in zip(group, answers, strict=True):
+                sessions[at] = None if each is None else text(each)
+        return sessions
 
     def active_users(self, limit: int) -> dict[int, dict[str, datetime]]:
         """By shard, customers whose activity is to be noted, about `limit` in all, those first that wait longest."""
