@@ -80,7 +80,8 @@ class SessionClient:
         if seq is not None:
             frame["seq"] = seq  # type: ignore[assignment]
         self._unacknowledged[str(frame["id"])] = frame
-        await self._send(frame)
+        if self.connected.is_set():
+            await self._send(frame)  # else those before it have to go first
         return str(frame["id"])
 
     async def sign(self, kind: str) -> None:
@@ -157,17 +158,29 @@ class SessionClient:
         kind = frame["type"]
         if kind == "welcome":
             self.cursor = self.cursor or frame["cursor"]
-            self.connected.set()
-            for waiting in list(self._unacknowledged.values()):
-                await self._send(waiting)
+            await self._send_waiting()
         elif kind == "message":
             self.cursor = frame["cursor"]
         elif kind == "ack":
             self._unacknowledged.pop(frame["id"], None)
-        elif kind == "error" and frame["id"] in self._unacknowledged and frame["reason"] != "invalid":
+        elif kind == "error" and frame["reason"] == "invalid":
+            self._unacknowledged.pop(frame["id"], None)
+        elif kind == "error" and frame["id"] in self._unacknowledged:
+            # A later seq may be stored by now, and this one would be ignored: its id is enough.
+            self._unacknowledged[frame["id"]].pop("seq", None)
             asyncio.get_running_loop().call_later(FIRST_PAUSE * 2, self._repeat, frame["id"])
         if kind not in ("welcome", "pong"):
             await self._frames.put(frame)
+
+    async def _send_waiting(self) -> None:
+        """In their order, with what is said while they go: a seq that is overtaken would be ignored."""
+        sent: set[str] = set()
+        while left := [name for name in self._unacknowledged if name not in sent]:
+            for name in left:
+                sent.add(name)
+                if frame := self._unacknowledged.get(name):
+                    await self._send(frame)
+        self.connected.set()
 
     def _repeat(self, name: str) -> None:
         if name in self._unacknowledged:

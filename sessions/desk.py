@@ -60,17 +60,18 @@ REPLAYED = Posted("replayed", "", "")
 
 def _fresh(slips: Sequence[Slip]) -> dict[int, Post]:
     """The messages by their place. What came in one batch with a higher seq before it is a replay: the inbox knows only
-    what is counted."""
-    highest: dict[tuple[str, str], int] = {}
+    what is counted. The same message again is none; the inbox knows it by its key."""
+    highest: dict[tuple[str, str], tuple[int, str]] = {}
     fresh = {}
     for number, slip in enumerate(slips):
         if slip.post is None:
             continue
-        side = (slip.frame.session_id, slip.frame.sender)
-        if slip.frame.seq is not None:
-            if slip.frame.seq <= highest.get(side, -1):
+        side, seq = (slip.frame.session_id, slip.frame.sender), slip.frame.seq
+        if seq is not None:
+            last, key = highest.get(side, (-1, ""))
+            if seq < last or (seq == last and slip.post.key != key):
                 continue
-            highest[side] = slip.frame.seq
+            highest[side] = seq, slip.post.key
         fresh[number] = slip.post
     return fresh
 

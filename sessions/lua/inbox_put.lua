@@ -20,11 +20,13 @@ local before = last[1] and last[1][1] or '0-0'
 
 local held = redis.call('HMGET', KEYS[1], 'a', 'x', 'q', 'r')
 if side == '' and (not held[1] or held[2]) then return {'no_session', '', before} end
+-- Before its seq: whoever repeats a message that is there, because they were cut off, has to be told that it is there.
+if key ~= '' and redis.call('ZSCORE', KEYS[3], key) then return {'duplicate', '', before} end
 local seen = side == 'u' and held[3] or side == 'a' and held[4]
 if seq ~= '' and seen and seq + 0 <= seen + 0 then return {'replayed', '', before} end
 
 if key ~= '' then
-  if redis.call('ZADD', KEYS[3], 'NX', whole(now), key) == 0 then return {'duplicate', '', before} end
+  redis.call('ZADD', KEYS[3], whole(now), key)
   redis.call('ZREMRANGEBYRANK', KEYS[3], 0, -keys_most - 1)
   redis.call('PEXPIRE', KEYS[3], kept)
 end

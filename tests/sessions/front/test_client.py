@@ -76,6 +76,51 @@ def test_a_lost_connection_costs_no_message_and_brings_none_twice(address: str, 
     assert not [frame for frame in ann.heard_so_far() if frame["type"] == "message"]
 
 
+def test_what_is_said_while_it_comes_back_overtakes_nothing(address: str, enter: Callable[..., Page]) -> None:
+    """An earlier seq that came later would be ignored."""
+    bob = enter(role="agent")
+
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", lambda: fresh("user")) as chat:
+            for number in range(3):
+                await chat.message(f"before {number}", seq=number)
+            async with asyncio.timeout(PATIENCE):
+                while chat._socket is None:
+                    await asyncio.sleep(0)
+                last = await chat.message("while it comes in", seq=3)
+                await the_next(aiter(chat), "ack", id=last)
+                assert not chat._unacknowledged
+
+    asyncio.run(gateway())
+    assert [bob.hear_until("message")["text"] for _ in range(4)] == [
+        "before 0", "before 1", "before 2", "while it comes in",
+    ]  # fmt: skip
+
+
+def test_what_could_not_be_stored_is_stored_later_though_a_later_seq_is_there(
+    address: str, enter: Callable[..., Page]
+) -> None:
+    bob = enter(role="agent")
+
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", lambda: fresh("user")) as chat:
+            frames = aiter(chat)
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            send, chat._send = chat._send, lost  # type: ignore[method-assign]
+            name = await chat.message("one", seq=1)
+            chat._send = send  # type: ignore[method-assign]
+            await the_next(frames, "ack", id=await chat.message("two", seq=2))
+            await chat._take({"type": "error", "id": name, "reason": "unavailable"})
+            await the_next(frames, "ack", id=name)
+
+    asyncio.run(gateway())
+    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["two", "one"]
+
+
+async def lost(frame: dict[str, Any]) -> None:
+    """Redis was away when it came."""
+
+
 def test_it_ends_when_the_session_is_closed(address: str, enter: Callable[..., Page]) -> None:
     async def gateway() -> list[Any]:
         async with SessionClient(f"http://{address}", "s1", fresh) as chat:

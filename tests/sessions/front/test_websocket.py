@@ -105,6 +105,22 @@ def test_a_message_that_is_sent_again_after_a_reconnect_is_there_once(enter: Ope
     assert [bob.hear_until("message")["text"] for _ in range(2)] == ["hi", "end"]
 
 
+def test_a_repeat_is_acknowledged_though_its_seq_is_not_above_the_last(enter: Open) -> None:
+    """Who was cut off before the acknowledgement came would repeat it for ever."""
+    bob = enter(role="agent")
+    ann = enter()
+    ann.say("message", text="hi", id="m1", seq=1)
+    ann.say("message", text="hi", id="m1", seq=1)
+    assert [ann.hear_until("ack", id="m1")["duplicate"] for _ in range(2)] == [False, True]
+    ann.socket.close()
+    ann = enter()
+    ann.say("message", text="hi", id="m1", seq=1)
+    assert ann.hear_until("ack", id="m1")["duplicate"] is True
+    ann.say("message", text="forged", id="m2", seq=1)
+    ann.say("message", text="end", id="m3", seq=2)
+    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["hi", "end"]
+
+
 def test_who_comes_back_with_a_cursor_gets_what_was_missed_in_order(enter: Open) -> None:
     ann, bob = enter(), enter(role="agent")
     bob.say("message", text="seen")
