@@ -57,6 +57,8 @@ class Environment(BaseSettings):
     aftertouch_rpa_browser_uses: int = Field(200, ge=1)
     aftertouch_rpa_browser_age: timedelta = Field(timedelta(hours=4), ge=timedelta(minutes=1))
     aftertouch_rpa_browser_memory_mb: int = Field(1500, ge=100)
+    aftertouch_retention_days: int = Field(90, ge=7, le=3650)
+    aftertouch_rpa_retention_days: int = Field(90, ge=7, le=3650)
     aftertouch_rpa_evidence_kept: timedelta = Field(timedelta(days=14), ge=timedelta(hours=1))
     aftertouch_node: str = Field(default_factory=gethostname, max_length=100)
     rpa_chromium_path: str = ""
@@ -73,6 +75,8 @@ class Environment(BaseSettings):
     aftertouch_sentinel_master: str = "aftertouch"
     aftertouch_secrets_keys: Annotated[list[SecretStr], NoDecode] = []
     aftertouch_email_url: str = ""
+    aftertouch_login_tries: int = Field(5, ge=1, le=1000)
+    aftertouch_login_lockout: timedelta = Field(timedelta(minutes=15), ge=timedelta(minutes=1), le=timedelta(days=1))
     aftertouch_email_from: str = "aftertouch@localhost"
 
     @field_validator(

@@ -126,6 +126,10 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
+# The first one only stops those who guess passwords; the other knows people.
+AUTHENTICATION_BACKENDS = ["scheduling.logins.Lockout", "django.contrib.auth.backends.ModelBackend"]
+AFTERTOUCH_LOGIN_TRIES = ENV.aftertouch_login_tries
+AFTERTOUCH_LOGIN_LOCKOUT = ENV.aftertouch_login_lockout
 SESSION_COOKIE_AGE = 8 * 3600
 SESSION_COOKIE_HTTPONLY = True
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1_048_576
@@ -148,6 +152,8 @@ AFTERTOUCH_RPA_BROWSER_WAIT = ENV.aftertouch_rpa_browser_wait
 AFTERTOUCH_RPA_BROWSER_USES = ENV.aftertouch_rpa_browser_uses
 AFTERTOUCH_RPA_BROWSER_AGE = ENV.aftertouch_rpa_browser_age
 AFTERTOUCH_RPA_BROWSER_MEMORY_MB = ENV.aftertouch_rpa_browser_memory_mb
+AFTERTOUCH_RETENTION_DAYS = ENV.aftertouch_retention_days
+AFTERTOUCH_RPA_RETENTION_DAYS = ENV.aftertouch_rpa_retention_days
 AFTERTOUCH_RPA_EVIDENCE_KEPT = ENV.aftertouch_rpa_evidence_kept
 RPA_CHROMIUM_PATH = ENV.rpa_chromium_path
 AFTERTOUCH_SILENCE_BACKLOG = ENV.aftertouch_silence_backlog
@@ -192,9 +198,11 @@ REPUBLISHERS = {
 LEDGERS = {"touch": "scheduling.Touch", "rpa_job": "rpa_tasks.Job"}
 FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.failed_panel.panel"}
 # Other apps' part of the sidebar: dotted paths of lists of groups.
-ADMIN_MENUS = ["rpa_tasks.admin.menu.MENU"]
+ADMIN_MENUS = ["rpa_tasks.admin.menu.MENU", "sessions.admin.menu.MENU"]
 # What other apps add to /metrics from the database: dotted paths of prometheus collectors.
 METRICS = ["rpa_tasks.metrics.RpaMetrics"]
+# Other apps' rows that are deleted when they are old: dotted paths of `retention.Kind`.
+RETENTION = ["rpa_tasks.retention.JOBS"]
 # Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.
 PRESENCE = ["sessions.presence.Live"]
 

@@ -57,6 +57,7 @@ MENU: list[tuple[str | Promise, list[Item]]] = [
             (_("API keys"), "key", "scheduling_apikey_changelist", "scheduling.view_apikey"),
             (_("Users"), "manage_accounts", "auth_user_changelist", "auth.view_user"),
             (_("Groups"), "badge", "auth_group_changelist", "auth.view_group"),
+            (_("Failed logins"), "lock_person", "scheduling_failedlogin_changelist", "scheduling.view_failedlogin"),
         ],
     ),
     (

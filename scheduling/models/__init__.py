@@ -5,6 +5,7 @@ from scheduling.models.customer import Community, Complaint, Customer
 from scheduling.models.event import Event, EventType
 from scheduling.models.failed_task import FailedTask
 from scheduling.models.ledger import LEASED, WAITING, LedgerRow, Priority
+from scheduling.models.login import FailedLogin
 from scheduling.models.node import (
     CapSwitch,
     Category,
@@ -24,7 +25,7 @@ from scheduling.models.versioned import Configuration
 
 __all__ = [
     "LEASED", "WAITING", "ApiKey", "Attempt", "CapSwitch", "Category", "ChannelConfig", "Community", "Complaint",
-    "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event", "EventType", "FailedTask", "HarassmentRule",
-    "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause", "Priority", "Scope", "Stage", "Switch", "Template",
-    "TemplateText", "Touch", "TouchState", "Verdict",
+    "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event", "EventType", "FailedLogin", "FailedTask",
+    "HarassmentRule", "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause", "Priority", "Scope", "Stage", "Switch",
+    "Template", "TemplateText", "Touch", "TouchState", "Verdict",
 ]  # fmt: skip

@@ -1,0 +1,20 @@
+"""`manage.py unlock_login NAME`"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+
+from scheduling import logins
+
+
+class Command(BaseCommand):
+    help = "Let somebody try again who typed too many wrong passwords."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("name")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        count = logins.unlock(options["name"])
+        self.stdout.write(f"{options['name']}: unlocked for {count} addresses" if count else "nothing was counted")

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class FailedLogin(models.Model):
+    """How often a name was tried from an address since somebody last came in with it. Moved by `scheduling.logins`."""
+
+    #: A keyed digest of the name: now and then people type their password there.
+    digest = models.CharField(max_length=64, editable=False)
+    address = models.CharField(_("address"), max_length=45, editable=False)
+    user = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, editable=False, on_delete=models.CASCADE, verbose_name=_("user")
+    )
+    tries = models.PositiveIntegerField(_("failed tries"), editable=False)
+    last_at = models.DateTimeField(_("last try"), editable=False, db_index=True)
+
+    class Meta:
+        verbose_name = _("failed login")
+        verbose_name_plural = _("failed logins")
+        ordering = ["-last_at"]
+        constraints = [models.UniqueConstraint(fields=["digest", "address"], name="failed_login_once")]
+
+    def __str__(self) -> str:
+        return f"{self.user or '?'} · {self.address}"

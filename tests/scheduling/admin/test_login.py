@@ -1,0 +1,168 @@
+"""Who guesses passwords is stopped, and nobody else is."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import call_command
+from django.db import connections
+from django.db.models import F
+from django.test import Client
+from django.urls import reverse
+
+from scheduling.models import FailedLogin
+
+pytestmark = pytest.mark.django_db
+
+LOCKED = "Too many failed logins"
+
+
+@pytest.fixture(autouse=True)
+def ann(db: None) -> User:
+    return User.objects.create_superuser("ann", password="right")
+
+
+def attempt(password: str = "wrong", name: str = "ann", address: str = "192.0.2.1", language: str = "en") -> Any:
+    """One login by a browser of its own. None where it came in."""
+    client = Client(REMOTE_ADDR=address)
+    client.cookies["django_language"] = language
+    answer = client.post(reverse("admin:login"), {"username": name, "password": password})
+    return answer.content.decode() if answer.status_code == 200 else None
+
+
+def guess(times: int = 5, **how: str) -> None:
+    for _ in range(times):
+        assert attempt(**how) is not None
+
+
+def test_five_wrong_passwords_lock_the_name_where_they_came_from() -> None:
+    guess(4)
+    assert LOCKED in attempt()
+    assert LOCKED in attempt("right")
+
+
+def test_nobody_is_locked_elsewhere_or_by_another_name() -> None:
+    User.objects.create_superuser("bob", password="right")
+    guess(6)
+    assert attempt("right", address="192.0.2.2") is None
+    assert attempt("right", name="bob") is None
+
+
+def test_coming_in_ends_the_count() -> None:
+    for _ in range(3):
+        guess(4)
+        assert attempt("right") is None
+    assert not FailedLogin.objects.exists()
+
+
+def test_the_lock_ends_by_itself_and_guessing_on_does_not_prolong_it(settings: Any) -> None:
+    guess(5)
+    last = FailedLogin.objects.get().last_at
+    guess(3)
+    assert FailedLogin.objects.get().last_at == last
+    FailedLogin.objects.update(last_at=F("last_at") - settings.AFTERTOUCH_LOGIN_LOCKOUT - timedelta(seconds=1))
+    assert LOCKED not in attempt()
+    assert attempt("right") is None
+
+
+def test_an_unknown_name_is_locked_in_the_same_words_and_not_written_down() -> None:
+    guess(5, name="my password by mistake")
+    assert LOCKED in attempt(name="my password by mistake")
+    row = FailedLogin.objects.get()
+    assert row.user is None
+    assert "mistake" not in str(row.__dict__)
+
+
+def test_other_spellings_of_the_name_are_the_same_name() -> None:
+    for spelling in ("ann", " ann ", "ａｎｎ", "ann", "ａnn"):
+        attempt(name=spelling)
+    assert LOCKED in attempt("right")
+
+
+def test_addresses_that_belong_to_one_line_are_one_address() -> None:
+    for last in range(5):
+        attempt(address=f"2001:db8:1:2::{last}")
+    assert LOCKED in attempt("right", address="2001:db8:1:2:ffff::1")
+    assert attempt("right", address="2001:db8:1:3::1") is None
+    guess(5, address="::ffff:192.0.2.7")
+    assert LOCKED in attempt("right", address="192.0.2.7")
+
+
+def test_the_page_says_so_in_chinese() -> None:
+    guess(5, language="zh-hans")
+    page = attempt(language="zh-hans")
+    assert "失败次数过多" in page
+    assert "15 分钟" in page
+    assert LOCKED not in page
+
+
+def test_a_command_unlocks() -> None:
+    guess(5)
+    guess(5, address="192.0.2.2")
+    said = StringIO()
+    call_command("unlock_login", "ann", stdout=said)
+    assert "2 addresses" in said.getvalue()
+    assert attempt("right") is None
+
+
+def test_an_administrator_unlocks_and_others_only_look(as_member: Any, admin_url: Any) -> None:
+    guess(5)
+    url = admin_url("failedlogin_changelist")
+    pick = {"action": "unlock", "_selected_action": [FailedLogin.objects.get().pk]}
+    viewer = as_member("viewer")
+    assert "192.0.2.1" in viewer.get(url).content.decode()
+    viewer.post(url, pick)
+    assert FailedLogin.objects.exists()
+    as_member("admin").post(url, pick)
+    assert attempt("right") is None
+
+
+def test_old_tries_are_forgotten() -> None:
+    guess(1, name="somebody")
+    FailedLogin.objects.update(last_at=F("last_at") - timedelta(days=2))
+    guess(1)
+    assert FailedLogin.objects.get().user is not None
+
+
+def test_redis_has_no_part_in_it(settings: Any) -> None:
+    settings.REDIS_URL = settings.CELERY_BROKER_URL = "redis://127.0.0.1:1/0"
+    guess(4)
+    assert attempt("right") is None
+
+
+@pytest.mark.django_db(transaction=True)
+def test_guesses_at_the_same_moment_are_counted_one_by_one() -> None:
+    start = threading.Barrier(16)
+    answers: list[Any] = []
+
+    def one() -> None:
+        try:
+            start.wait()
+            answers.append(attempt())
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=one) for _ in range(16)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len([page for page in answers if LOCKED not in page]) == 4
+    assert FailedLogin.objects.get().tries == 5
+    assert LOCKED in attempt("right")
+
+
+def test_coming_in_makes_a_new_session() -> None:
+    """Whoever knows a visitor's session from before the login knows nothing afterwards."""
+    client = Client()
+    session = client.session
+    session["planted"] = True
+    session.save()
+    before = session.session_key
+    client.post(reverse("admin:login"), {"username": "ann", "password": "right"})
+    assert client.cookies["sessionid"].value != before
