@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from django.utils.translation import gettext_lazy as _
+from django.utils.translation import gettext_noop
 
 from scheduling.admin.wording import learn
 
@@ -14,4 +15,5 @@ learn(
         "stale": _("Too late to guide anybody"),
     },
     {},
+    ((r"must be later than starts_at", gettext_noop("must be later than the beginning")),),
 )

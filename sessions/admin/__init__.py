@@ -1,0 +1,7 @@
+"""The back office of live chats. One module a noun; importing them registers their pages."""
+
+from __future__ import annotations
+
+from sessions.admin import campaign, policy
+
+__all__ = ["campaign", "policy"]

@@ -1,0 +1,160 @@
+"""Ops decide how long silence may last: what they save is checked, remembered, and in the store at once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils.timezone import now
+
+from sessions import policies, store
+from sessions.models import Campaign, SilencePolicy
+from tests.sessions.admin.conftest import text, url
+from tests.sessions.conftest import Chats
+
+pytestmark = pytest.mark.django_db
+
+SECOND = timedelta(seconds=1)
+VIP = {
+    "tag": "vip", "threshold": "3m", "jitter": "5s", "grace": "0s", "max_nudges": "2", "growth": "2",
+    "change_reason": "they take their time",
+}  # fmt: skip
+SALE = {
+    "key": "double-11", "threshold": "90s", "starts_at_0": "2026-11-11", "starts_at_1": "00:00:00",
+    "ends_at_0": "2026-11-12", "ends_at_1": "00:00:00", "enabled": "on", "change_reason": "",
+}  # fmt: skip
+Committed = Callable[..., Any]
+
+
+def complaints(page: str) -> str:
+    return " ".join(re.findall(r"<li[^>]*>\s*([^<]*?)\s*</li>", page))
+
+
+@pytest.fixture
+def default() -> SilencePolicy:
+    row, _ = SilencePolicy.objects.get_or_create(tag="default", defaults={"threshold": 60 * SECOND})
+    return row
+
+
+def test_a_saved_policy_is_in_the_store_at_once_and_holds_from_the_next_frame_on(
+    editor: Client, chats: Chats, default: SilencePolicy, django_capture_on_commit_callbacks: Committed
+) -> None:
+    policies.push()
+    armed = store.live().note_activity([_frame("s1", "vip")])[0].deadline_ms
+    with django_capture_on_commit_callbacks(execute=True):
+        assert editor.post(url("silencepolicy_add"), VIP).status_code == 302
+    row = SilencePolicy.objects.get(tag="vip")
+    assert (row.threshold, row.max_nudges) == (180 * SECOND, 2)
+    assert store.live().claim_silent(1, SECOND).versions == {policies.read().version}
+    later = store.live().note_activity([_frame("s2", "vip")])[0].deadline_ms
+    assert later - armed > 100_000
+    # Shorter for new waits; nobody who waits already falls silent for it.
+    with django_capture_on_commit_callbacks(execute=True):
+        editor.post(url("silencepolicy_change", row.pk), {**VIP, "threshold": "2s", "jitter": "0s"})
+    assert store.live().claim_silent(10, SECOND).silences == []
+    assert store.live().note_activity([_frame("s3", "vip")])[0].deadline_ms < later - 100_000
+
+
+def _frame(session: str, tag: str) -> Any:
+    from sessions.frames import Frame
+
+    return Frame(session, "ann", tag=tag)
+
+
+def test_its_history_says_who_changed_what_when_and_why(editor: Client, default: SilencePolicy) -> None:
+    editor.post(url("silencepolicy_add"), VIP)
+    row = SilencePolicy.objects.get(tag="vip")
+    editor.post(url("silencepolicy_change", row.pk), {**VIP, "threshold": "2m", "change_reason": "too slow"})
+    row.refresh_from_db()
+    assert row.version == 2
+    page = text(editor.get(url("silencepolicy_history", row.pk)))
+    for said in ("editor", "too slow", "they take their time", "3m", "2m"):
+        assert said in page, said
+    latest = row.history.latest()
+    assert (latest.history_user.username, latest.threshold) == ("editor", 120 * SECOND)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("threshold", "1s", "must be between 2s and 12h"),
+        ("threshold", "soon", "is not a duration"),
+        ("jitter", "2h", "must not be longer than 1h"),
+        ("grace", "11m", "must not be longer than 10m"),
+        ("max_nudges", "11", "must be between 1 and 10"),
+        ("growth", "0.5", "must be between 1 and 10"),
+        ("tag", "VIP customers", "must be lower-case letters"),
+        ("tag", "default", "already exists"),
+    ],
+)
+def test_what_a_policy_must_not_say_is_said_at_its_field(
+    editor: Client, default: SilencePolicy, field: str, value: str, said: str
+) -> None:
+    answer = editor.post(url("silencepolicy_add"), {**VIP, field: value})
+    form = answer.context["adminform"].form
+    assert list(form.errors) == [field]
+    assert said in complaints(text(answer))
+    assert not SilencePolicy.objects.exclude(tag="default").exists()
+
+
+def test_the_default_cannot_be_retired_or_renamed(editor: Client, default: SilencePolicy) -> None:
+    page = text(editor.get(url("silencepolicy_change", default.pk)))
+    assert 'name="tag"' not in page
+    retire = re.search(r'href="([^"]*retire[^"]*)"', page)
+    assert retire is not None
+    assert "Every tag without a policy" in text(editor.get(retire[1]))
+    editor.post(retire[1])
+    default.refresh_from_db()
+    assert default.retired_at is None
+    other = SilencePolicy.objects.create(tag="vip")
+    editor.post(retire[1].replace(f"/{default.pk}/", f"/{other.pk}/"))
+    other.refresh_from_db()
+    assert other.retired_at is not None
+    assert editor.post(url("silencepolicy_delete", other.pk), {"post": "yes"}).status_code == 403
+
+
+def test_a_campaign_is_planned_and_one_that_ends_before_it_begins_is_refused(editor: Client) -> None:
+    answer = editor.post(url("campaign_add"), {**SALE, "ends_at_0": "2026-11-10"})
+    assert list(answer.context["adminform"].form.errors) == ["ends_at"]
+    assert "must be later than the beginning" in text(answer)
+    assert "between 2s and 12h" in text(editor.post(url("campaign_add"), {**SALE, "threshold": "13h"}))
+    assert editor.post(url("campaign_add"), SALE).status_code == 302
+    row = Campaign.objects.get()
+    assert (row.key, row.threshold, row.ends_at - row.starts_at) == ("double-11", 90 * SECOND, timedelta(days=1))
+    editor.post(url("campaign_change", row.pk), {**SALE, "threshold": "2m", "change_reason": "calmer"})
+    history = text(editor.get(url("campaign_history", row.pk)))
+    assert "calmer" in history
+    assert "1m30s" in history
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "enabled", "said"),
+    [(-1, 1, True, "Runs for"), (1, 2, True, "Begins in"), (-2, -1, True, "Over"), (-1, 1, False, "Switched off")],
+)
+def test_the_list_says_how_a_campaign_stands(editor: Client, begins: int, ends: int, enabled: bool, said: str) -> None:
+    hour = timedelta(hours=1)
+    Campaign.objects.create(key="sale", starts_at=now() + begins * hour, ends_at=now() + ends * hour, enabled=enabled)
+    assert said in text(editor.get(url("campaign_changelist")))
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator"])
+def test_who_may_look_sees_them_and_changes_nothing(
+    as_member: Callable[[str], Client], default: SilencePolicy, group: str
+) -> None:
+    client = as_member(group)
+    campaign = Campaign.objects.create(key="sale", starts_at=now(), ends_at=now() + timedelta(hours=1))
+    for page in (
+        url("silencepolicy_changelist"), url("silencepolicy_change", default.pk),
+        url("silencepolicy_history", default.pk), url("campaign_changelist"), url("campaign_change", campaign.pk),
+    ):  # fmt: skip
+        assert 'name="_save"' not in text(client.get(page)), page
+    for act in (
+        url("silencepolicy_add"), url("silencepolicy_change", default.pk), url("campaign_add"),
+        url("campaign_change", campaign.pk), url("campaign_delete", campaign.pk),
+    ):  # fmt: skip
+        assert client.post(act, {**VIP, **SALE}).status_code == 403, act
+    assert (SilencePolicy.objects.count(), Campaign.objects.count()) == (1, 1)
