@@ -68,6 +68,8 @@ class Touch(LedgerRow):
             ),
             # Read by cancel_on, on_repeat and slot_hold.
             models.Index(fields=["customer", "node"], name="touch_waiting", condition=Q(state__in=WAITING)),
+            # Read by the overview and by lists of what ended in a span of time. Written once a touch, at its end.
+            models.Index(fields=["settled_at"], name="touch_ended", condition=Q(settled_at__isnull=False)),
         ]
         constraints = [
             *LedgerRow.constraints_for("touch"),
