@@ -101,12 +101,21 @@ def _conclude(results: Sequence[Result]) -> None:
         settlements = [outcomes.settlement(parcel, result) for parcel, result in results]
         stood = touches.settle(settlements)
         outcomes.record_attempts([each for each in results if each[0].claim.task_id in stood])
-        failures.bury_touches(
-            [each.task_id for each in settlements if each.task_id in stood and each.state in ("failed", "unknown")]
-        )
+        buried = {
+            each.task_id: each for each in settlements if each.task_id in stood and each.state in ("failed", "unknown")
+        }
+        failures.bury_touches(list(buried))
         outcomes.disable_targets(results)
+    for parcel, _ in results:
+        if end := buried.get(parcel.claim.task_id):
+            _say(parcel.claim.task_id, parcel.message.trace_id, end, channel=parcel.spec.key, attempt=parcel.attempt)
     if len(stood) < len(results):
         log.warning("stale_results_dropped", count=len(results) - len(stood))
+
+
+def _say(task_id: UUID, trace_id: UUID | None, end: Settlement | Decision, **more: object) -> None:
+    trace = trace_id.hex if trace_id else ""
+    log.warning("touch_failed", task_id=str(task_id), trace_id=trace, state=end.state, reason=end.reason, **more)
 
 
 @cache
@@ -133,6 +142,7 @@ class _Batch:
     parcels: list[Parcel] = field(default_factory=list)  #: for the sender, after the commit
     delivered: list[Result] = field(default_factory=list)
     failed: dict[UUID, str] = field(default_factory=dict)
+    buried: dict[UUID, Decision] = field(default_factory=dict)
 
     def lock(self) -> bool:
         """Whether there is anything to judge."""
@@ -233,6 +243,7 @@ class _Batch:
             event={"source": event.source, "id": event.event_id, "type": event.type, "time": event.occurred_at},
             repeatable=spec.idempotent,
             target=target,
+            trace_id=event.trace_id,
         )
         return Parcel(
             row.claim, message, channel, spec, row.attempt + 1, self.now, row.expires_at, self.clock,
@@ -243,13 +254,13 @@ class _Batch:
         touches.decide(self.decisions, at=self.now, lease=LEASE)
         outcomes.record_attempts(self.delivered)
         _record_verdicts(self.verdicts, self.now)
-        buried = [
-            task_id
+        self.buried = {
+            task_id: decision
             for decision, task_ids in self.decisions.items()
             if decision.state in ("failed", "unknown")
             for task_id in task_ids
-        ]
-        failures.bury_touches(buried, details=self.failed)
+        }
+        failures.bury_touches(list(self.buried), details=self.failed)
 
     def announce_early(self) -> None:
         """A hint that came too soon, because this node's clock is ahead, is owed again."""
@@ -262,6 +273,9 @@ class _Batch:
     def send(self) -> None:
         for parcel, _ in self.delivered:
             parcel.channel.send_now(parcel.message)  # type: ignore[attr-defined]
+        for row in self.due if self.buried else ():
+            if decision := self.buried.get(row.claim.task_id):
+                _say(row.claim.task_id, row.event.trace_id, decision, node=self.config.nodes[row.node_id].key)
         if self.parcels:
             sender().submit(self.parcels)
 

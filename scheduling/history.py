@@ -81,8 +81,8 @@ def lock_due(task_ids: Sequence[UUID]) -> tuple[list[Due], datetime | None]:
     much as everything else that is done about it. Until then the lock is the claim.
     """
     rows = sql.rows(_LOCK_DUE, {"ids": list(task_ids)})
-    due = [Due(Claim(row[0], row[1]), *row[2:12], EventSpec(*row[12:20])) for row in rows]  # type: ignore[call-arg]
-    return due, rows[0][20] if rows else None
+    due = [Due(Claim(row[0], row[1]), *row[2:12], EventSpec(*row[12:21])) for row in rows]  # type: ignore[call-arg]
+    return due, rows[0][21] if rows else None
 
 
 def load(due: Sequence[Due], config: Snapshot) -> History:
@@ -191,7 +191,8 @@ WITH due AS MATERIALIZED (
 )
 SELECT due.task_id, due.lease_no + 1, due.attempt, due.root_id, due.node_id, due.customer_id, due.priority, due.due_at,
        due.expires_at, due.reserved_at, due.template_id, due.attempt > 0 OR due.retry_of IS NOT NULL,
-       e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data, statement_timestamp()
+       e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data,
+       COALESCE(e.trace_id, e.id), statement_timestamp()
 FROM due JOIN scheduling_event AS e ON e.id = due.event_id
 """
 

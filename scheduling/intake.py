@@ -41,6 +41,7 @@ class NewEvent:
     chat_id: str = ""
     occurred_at: datetime | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
+    trace_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +111,7 @@ class _Batch:
                     user_id=event.user_id,
                     chat_id=event.chat_id,
                     data=event.data,
+                    trace_id=event.trace_id,
                 )
             )
         ordered = sorted(self.events, key=lambda event: (event.source, event.event_id, event.id))
@@ -125,6 +127,7 @@ class _Batch:
                 "user_ids": [event.user_id for event in ordered],
                 "chat_ids": [event.chat_id for event in ordered],
                 "data": [Jsonb(event.data) for event in ordered],
+                "traces": [event.trace_id for event in ordered],
             },
         )
         self.accepted = {row[0] for row in inserted}
@@ -310,7 +313,8 @@ class _Batch:
         return [
             Receipt(event.id, False, tuple(by_event.get(event.id, ())))
             if event.id in self.accepted
-            else earlier[event.source, event.event_id]
+            # Forgotten since the insert met it: it was known then, so it is not told anew.
+            else earlier.get((event.source, event.event_id), Receipt(event.id, True))
             for event in self.events
         ]
 
@@ -372,11 +376,12 @@ ORDER BY id FOR NO KEY UPDATE
 
 _INSERT_EVENTS = """
 INSERT INTO scheduling_event
-    (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data)
-SELECT id, source, event_id, type, occurred_at, statement_timestamp(), customer_id, user_id, chat_id, data
+    (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data, trace_id)
+SELECT id, source, event_id, type, occurred_at, statement_timestamp(), customer_id, user_id, chat_id, data, trace_id
 FROM unnest(%(ids)b::uuid[], %(sources)b::text[], %(event_ids)b::text[], %(types)b::text[], %(times)b::timestamptz[],
-            %(customers)b::bigint[], %(user_ids)b::text[], %(chat_ids)b::text[], %(data)b::jsonb[])
-    AS e(id, source, event_id, type, occurred_at, customer_id, user_id, chat_id, data)
+            %(customers)b::bigint[], %(user_ids)b::text[], %(chat_ids)b::text[], %(data)b::jsonb[],
+            %(traces)b::uuid[])
+    AS e(id, source, event_id, type, occurred_at, customer_id, user_id, chat_id, data, trace_id)
 ON CONFLICT (source, event_id) DO NOTHING
 RETURNING id
 """
@@ -419,6 +424,7 @@ SELECT %(event)s, %(customer)s, (
     WHERE customer_id = %(customer)s AND state = 'delivered' AND reserved_at <= %(at)s
       AND (%(task_id)s::uuid IS NULL OR task_id = %(task_id)s::uuid)
     ORDER BY reserved_at DESC LIMIT 1
+    FOR KEY SHARE
 ), %(at)s
 """
 

@@ -116,6 +116,7 @@ class EventSpec:
     user_id: str
     chat_id: str
     data: Mapping[str, Any] = field(default_factory=dict)
+    trace_id: UUID | None = None  #: None: its own id
 
 
 def bucket(salt: str, key: str) -> float:

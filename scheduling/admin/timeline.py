@@ -65,6 +65,7 @@ def _event(touch: Touch) -> Moment:
         (_("type"), event.type),
         (_("source"), f"{event.source} # {event.event_id}"),
         (_("received at"), clock(event.received_at)),
+        (_("trace id"), event.trace.hex),
     ]
     link = reverse("admin:scheduling_event_change", args=[event.pk])
     return Moment(event.occurred_at, "bolt", "plain", _("Event"), facts, link=link, link_text=_("open the event"))

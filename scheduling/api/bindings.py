@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import unquote
@@ -16,6 +17,7 @@ from scheduling.api.problems import Problem
 from scheduling.api.strict_json import ERRORS_SHOWN, NotJson, decode
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.intake import NewEvent
+from scheduling.tracing import read_traceparent
 
 STRUCTURED = "application/cloudevents+json"
 BATCH = "application/cloudevents-batch+json"
@@ -27,7 +29,13 @@ QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\Z', re.DOTALL)
 
 def read_events(request: HttpRequest, now: datetime) -> list[NewEvent]:
     """The events of a request. Raises `Problem` where it cannot be read, `InvalidInput` where it can but does not
-    fit; of a batch none counts unless all of them fit."""
+    fit; of a batch none counts unless all of them fit. An event without a trace of its own is part of the request's."""
+    events = _read(request, now)
+    trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
+    return [each if each.trace_id or not trace_id else replace(each, trace_id=trace_id) for each in events]
+
+
+def _read(request: HttpRequest, now: datetime) -> list[NewEvent]:
     media_type = _media_type(request)
     if media_type == BATCH:
         return _batch(_decode(request.body), now)

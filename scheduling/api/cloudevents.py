@@ -1,7 +1,8 @@
 """CloudEvents 1.0, read strictly: what is missing or cannot be meant is refused with the name of the attribute.
 
 An event is known by `source` and `id`, so an id that were made up here would make every repetition a new event.
-Extension attributes are allowed, as the specification asks, and not kept.
+Extension attributes are allowed, as the specification asks, and not kept; of `traceparent` (its distributed tracing
+extension) the trace is.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.intake import NewEvent
+from scheduling.tracing import read_traceparent
 
 LATEST = timedelta(minutes=5)  #: how far ahead of this clock an event's time may be
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
@@ -49,6 +51,7 @@ def parse_event(raw: Any, now: datetime, *, prefix: str = "") -> NewEvent:
         chat_id=chat_id,
         occurred_at=occurred_at,
         data=data,
+        trace_id=read_traceparent(raw.get("traceparent")),
     )
 
 

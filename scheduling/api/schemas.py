@@ -54,7 +54,8 @@ class EventsOut(Schema):
 
 
 class EventIn(Schema):
-    """CloudEvents 1.0. `subject` is the user id. Extension attributes are accepted and not kept."""
+    """CloudEvents 1.0. `subject` is the user id. Extension attributes are accepted and not kept, but for
+    the trace of `traceparent`."""
 
     specversion: str
     id: str
@@ -70,6 +71,7 @@ class EventRefOut(Schema):
     source: str
     id: str
     type: str
+    trace_id: str
 
 
 class VerdictOut(Schema):

@@ -89,7 +89,12 @@ def _told(rows: Sequence[Touch]) -> list[dict[str, Any]]:
         | {
             "delivery_key": row.root_id,
             "retried_as": again.get(row.task_id),
-            "event": {"source": row.event.source, "id": row.event.event_id, "type": row.event.type},
+            "event": {
+                "source": row.event.source,
+                "id": row.event.event_id,
+                "type": row.event.type,
+                "trace_id": row.event.trace.hex,
+            },
             "node": row.node.key,
             "user_id": row.customer.user_id,
             "verdicts": [{name: getattr(each, name) for name in ("at", *VERDICT)} for each in row.verdicts.all()],

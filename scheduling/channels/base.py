@@ -30,6 +30,7 @@ class Message:
     event: Mapping[str, Any]  #: {"source", "id", "type", "time"}
     repeatable: bool = True  #: the channel row says that a repeat with the same key has no second effect
     target: Mapping[str, Any] = field(default_factory=dict)  #: where to: {"url", "secret"} of a robot, {"address"} …
+    trace_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)

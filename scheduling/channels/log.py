@@ -44,6 +44,7 @@ class Log:
             "action": "touch_logged",
             "task_id": str(message.task_id),
             "delivery_key": str(message.delivery_key),
+            "trace_id": message.trace_id.hex if message.trace_id else "",
         }
         logger.info(
             "Touch logged",

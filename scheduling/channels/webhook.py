@@ -19,6 +19,7 @@ from scheduling.channels.base import Message, Outcome, Permanent, Quota, Transie
 from scheduling.channels.failures import Failure
 from scheduling.channels.replies import judge_status
 from scheduling.channels.transport import Transport, shared_transport
+from scheduling.tracing import traceparent
 
 EVENT_TYPE = "touch.due"
 SECRET_PREFIX = "whsec_"  # noqa: S105  a prefix, not a secret
@@ -69,6 +70,8 @@ class Webhook:
         now = datetime.now(UTC)
         body = payload(message, now)
         headers = signed_headers(message, body, now, read_secrets(message.target) or self._secrets)
+        if message.trace_id:
+            headers["traceparent"] = traceparent(message.trace_id, message.task_id)
         transport = self._transport or shared_transport()
         url = str(message.target.get("url") or self._url)
         try:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from uuid import UUID
+
 from django.db import models
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
@@ -40,6 +42,8 @@ class Event(models.Model):
     user_id = models.CharField(_("user id"), max_length=200)
     chat_id = models.CharField(_("chat id"), max_length=200, blank=True)
     data = models.JSONField(_("data"), default=dict)
+    #: Where it came with one of its own; else its row's id is its trace.
+    trace_id = models.UUIDField(_("trace id"), null=True, editable=False)
 
     class Meta:
         verbose_name = _("event")
@@ -52,3 +56,7 @@ class Event(models.Model):
 
     def __str__(self) -> str:
         return f"{self.type} {self.source}#{self.event_id}"
+
+    @property
+    def trace(self) -> UUID:
+        return self.trace_id or self.id

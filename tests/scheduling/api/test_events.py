@@ -6,6 +6,7 @@ import json
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 import requests
@@ -33,6 +34,19 @@ def test_a_structured_event_is_stored_and_its_touches_are_named(api: Client, mat
     assert (event.user_id, event.chat_id, event.data) == ("ann", "c1", {"chat_id": "c1"})
     assert event.occurred_at == datetime(2026, 3, 1, tzinfo=UTC)
     assert touch.due_at == event.occurred_at + timedelta(minutes=15)
+
+
+def test_the_events_own_trace_goes_before_the_requests(api: Client) -> None:
+    theirs = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"  # the recommendation's example
+    other = theirs.replace("4bf9", "0000")
+    own = api.raw(json.dumps(told("own", traceparent=theirs)).encode(), traceparent=other)
+    of_the_request = api.raw(json.dumps(told("request")).encode(), traceparent=theirs)
+    none = api.event(told("none", traceparent="nonsense"))
+
+    assert [each.status_code for each in (own, of_the_request, none)] == [202] * 3
+    trace = UUID(theirs[3:35])
+    traces = {event.event_id: event.trace for event in Event.objects.all()}
+    assert traces == {"own": trace, "request": trace, "none": Event.objects.get(event_id="none").id}
 
 
 def test_plain_json_is_read_like_structured(api: Client) -> None:

@@ -37,7 +37,9 @@ def test_a_touch_says_everything_about_itself(api: Client, touch: Touch) -> None
     told = api.get(f"/touches/{touch.task_id}").json()
 
     assert told.keys() == SHAPE
-    assert told["event"] == {"source": "shop", "id": "e1", "type": "material.downloaded"}
+    assert told["event"] == {
+        "source": "shop", "id": "e1", "type": "material.downloaded", "trace_id": touch.event_id.hex,
+    }  # fmt: skip
     assert (told["node"], told["user_id"], told["chat_id"], told["state"]) == ("guide", "ann", "c1", "scheduled")
     assert told["delivery_key"] == told["task_id"] == str(touch.task_id)
     assert told["verdicts"] == [

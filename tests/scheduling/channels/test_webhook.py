@@ -4,6 +4,7 @@ import asyncio
 import json
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
+from uuid import UUID
 
 import pytest
 import time_machine
@@ -38,6 +39,19 @@ def test_the_public_vector_of_standard_webhooks() -> None:
 
     assert headers["webhook-timestamp"] == "1614265330"
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+async def test_the_trace_is_handed_on_with_the_same_span_on_each_attempt(cast: Cast) -> None:
+    trace_id = UUID("4bf92f3577b34da6a3ce929d0e0e4736")
+    async with Receiver() as receiver:
+        channel = Webhook({"url": receiver.url}, TIMEOUT)
+        for message in (cast.message(), cast.message(trace_id=trace_id), cast.message(trace_id=trace_id)):
+            await channel.send(message, far())
+
+    without, first, second = receiver.requests
+    assert "traceparent" not in without.headers
+    assert first.headers["traceparent"] == f"00-{trace_id.hex}-{cast.task_id.hex[16:]}-01"
+    assert second.headers["traceparent"] == first.headers["traceparent"]
 
 
 async def test_the_receiver_gets_the_touch_signed(cast: Cast) -> None:

@@ -1,0 +1,28 @@
+"""One name for all that comes of an event, from the front door to the receiver: the trace of W3C Trace Context.
+
+An event that comes with a `traceparent` keeps its trace; any other begins one, whose id is the row's own. Log lines
+about a touch carry it as `trace_id`, and a webhook hands it on.
+"""
+
+from __future__ import annotations
+
+import re
+from uuid import UUID
+
+TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}(-.*)?\Z", re.ASCII | re.DOTALL)
+
+
+def read_traceparent(value: object) -> UUID | None:
+    """The trace that is named. None where none is, or not as the recommendation writes it: a trace that cannot be read
+    begins anew, and nothing is refused because of it."""
+    found = TRACEPARENT.match(value) if isinstance(value, str) else None
+    if not found or not int(found[1], 16) or not int(found[2], 16):
+        return None
+    if value[:2] == "00" and found[3]:  # type: ignore[index]  # only later versions may be longer
+        return None
+    return UUID(found[1])
+
+
+def traceparent(trace_id: UUID, touch: UUID) -> str:
+    """The header of a request that is sent for this touch: the same span on each attempt."""
+    return f"00-{trace_id.hex}-{touch.hex[16:]}-01"
