@@ -161,9 +161,7 @@ class SessionClient:
             await self._send_waiting()
         elif kind == "message":
             self.cursor = frame["cursor"]
-        elif kind == "ack":
-            self._unacknowledged.pop(frame["id"], None)
-        elif kind == "error" and frame["reason"] == "invalid":
+        elif kind == "ack" or (kind == "error" and frame["reason"] == "invalid"):
             self._unacknowledged.pop(frame["id"], None)
         elif kind == "error" and frame["id"] in self._unacknowledged:
             # A later seq may be stored by now, and this one would be ignored: its id is enough.

@@ -11,11 +11,9 @@ from typing import Any
 
 from sessions import keys
 from sessions.frames import Frame
-from sessions.policy_set import PolicySet
 from sessions.server import Server, StoreAway
 from sessions.store import Store
-
-THRESHOLD = 2.0  #: seconds, of the policy that the house is given
+from tests.sessions.faults.house import POLICIES, THRESHOLD, House
 
 
 @dataclass
@@ -55,7 +53,7 @@ class Chatter:
         self._thread.join()
 
     def _run(self) -> None:
-        store = Store(Server(self.redis_url), lambda: PolicySet({}))
+        store = Store(Server(self.redis_url), lambda: POLICIES)
         began_at = last_ping = time.monotonic()
         while not self._stop.is_set():
             now = time.monotonic()
@@ -109,7 +107,7 @@ class Count:
         return f"{name} · seed {seed} · {self.sessions} sessions, {self.events} silences: {states}"
 
 
-def count(house: Any, chatter: Chatter) -> Count:
+def count(house: House, chatter: Chatter) -> Count:
     rows = house.sql(_TOUCHES, [f"{chatter.prefix}%"])
     by_event: dict[str, list[tuple[Any, ...]]] = {}
     for event_id, *touch in rows:

@@ -2,158 +2,94 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from uuid import uuid4
 
 import psutil
-import psycopg
 import pytest
 
 from config.embedded.processes import wait_until
-from config.environment import ROOT
-from config.stack import RunningStack, running_stack
-from sessions.policy_set import PolicySet
-from sessions.reports import watchers
 from sessions.server import Server
-from sessions.store import Store
-from tests.sessions.faults.chats import THRESHOLD, Chatter, Count, count
+from tests.sessions.faults.chats import Chatter, armings, count
+from tests.sessions.faults.house import PATIENCE, House, Program, seed_of_this_run
 
 pytestmark = pytest.mark.faults
 
-PATIENCE = 120.0
-CONFIGURATION = {
-    "version": 1,
-    "channels": [{"key": "log", "kind": "log"}],
-    "templates": [{"key": "guide", "content_type": "guide", "category": "service", "body": "hi {{ user.id }}"}],
-    "stages": [{"key": "chat", "name": "Chat"}],
-    "nodes": [
-        {
-            "key": "guide", "stage": "chat", "trigger": "session.silent", "delay": "0s", "template": "guide",
-            "channel": "log",
-            "guards": {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"},
-        }
-    ],
-    "harassment_rules": [],
-    "silence_policies": [{"tag": "default", "threshold": f"{THRESHOLD:g}s"}],
-}  # fmt: skip
 
+class Watchers:
+    """The one of the stack, which is started anew when it dies, and a second one of ours."""
 
-class House:
-    """The stack with its watcher, and a second watcher of our own."""
+    def __init__(self, house: House) -> None:
+        self.house = house
+        self.second: Program = house.watcher()
 
-    def __init__(self, stack: RunningStack) -> None:
-        self.stack = stack
-        self.second = self.watcher()
-
-    def watcher(self) -> subprocess.Popen[bytes]:
-        with (self.stack.state_dir / "logs" / "second.log").open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, str(ROOT / "manage.py"), "watch_sessions"],
-                cwd=ROOT, env=self.stack.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
-
-    def await_second(self) -> None:
-        """It has made itself known since it was started."""
-        store = Store(Server(self.stack.endpoints.redis_url), lambda: PolicySet({}))
-        own = f":{self.second.pid}"
-        assert wait_until(lambda: any(each.name.endswith(own) for each in watchers(store)), PATIENCE)
-        store.server.client.close()
-
-    def kill_a_watcher(self, chance: random.Random) -> None:
+    def kill_one(self, chance: random.Random) -> None:
         if chance.random() < 0.5:
             self.second.kill()
-            self.second.wait()
-            self.second = self.watcher()
+            self.second = self.house.watcher()
         else:
-            self.stack.kill("watcher")
-
-    def sql(self, statement: str, parameters: list[object]) -> list[tuple[object, ...]]:
-        with psycopg.connect(self.stack.endpoints.database_url, autocommit=True) as connection:
-            return connection.execute(statement, parameters).fetchall()
-
-    def at_rest(self, prefix: str) -> bool:
-        """Every touch is settled and no session is armed or in flight any more."""
-        try:
-            unsettled = self.sql(_UNSETTLED, [f"{prefix}%"])[0][0]
-        except psycopg.OperationalError:
-            return False
-        server = Server(self.stack.endpoints.redis_url)
-        left = server.ask(
-            lambda pipe: [
-                pipe.zcard(f"{{at:s{shard:02}}}:{name}") for shard in range(16) for name in ("due", "inflight")
-            ]
-        )
-        server.client.close()
-        return unsettled == 0 and sum(left) == 0
+            self.house.stack.kill("watcher")
 
 
-@pytest.fixture(scope="module")
-def the_house() -> Iterator[House]:
-    folder = Path(tempfile.mkdtemp(prefix="chats-"))
-    folder.chmod(0o755)
-    environment = {"DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_WORKER_CONCURRENCY": "2"}
+@pytest.fixture
+def two_watchers(the_house: House) -> Iterator[Watchers]:
+    made = Watchers(the_house)
     try:
-        with running_stack(environment, programs=["core", "beat", "watcher"], state_dir=folder) as stack:
-            file = folder / "chats.json"
-            file.write_text(json.dumps(CONFIGURATION))
-            stack.manage("apply_config", str(file))
-            house = House(stack)
-            yield house
-            house.second.send_signal(signal.SIGTERM)
-            house.second.wait(30)
+        the_house.await_watcher(made.second)
+        yield made
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        with the_house.running(made.second):
+            pass
 
 
-@contextmanager
-def chatting(
-    house: House, name: str, *, rate: float = 20.0, keeps_pinging: bool = False
-) -> Iterator[tuple[Chatter, random.Random]]:
-    """Load for the length of the block, then the end of everything, then the count."""
-    seed = int(os.environ.get("FAULTS_SEED") or random.SystemRandom().randrange(2**32))
-    print(f"{name}: seed {seed} (FAULTS_SEED={seed} repeats it)")
-    chance = random.Random(seed)
-    chatter = Chatter(house.stack.endpoints.redis_url, f"{uuid4().hex[:8]}-", rate, random.Random(seed + 1))
-    chatter.keeps_pinging = keeps_pinging
-    with chatter:
-        yield chatter, chance
-        chatter.hush()
-    wait_until(lambda: house.at_rest(chatter.prefix), PATIENCE, pause=0.3)
-    found: Count = count(house, chatter)
-    print(found.line(name, seed))
-    logs = "".join(path.read_text(errors="replace")[-3000:] for path in (house.stack.state_dir / "logs").glob("*.log"))
-    assert not found.problems, "\n".join([*found.problems[:20], logs])
-    assert found.sessions == len(chatter.chats) > 0
+Chatting = Callable[..., AbstractContextManager[tuple[Chatter, random.Random]]]
 
 
-def test_watchers_killed_at_random_points(the_house: House) -> None:
-    with chatting(the_house, "kill -9 watcher") as (_, chance):
-        for _ in range(6):
+@pytest.fixture
+def chatting(two_watchers: Watchers, told: Callable[[str], None]) -> Chatting:
+    house = two_watchers.house
+
+    @contextmanager
+    def chatting(
+        name: str, *, rate: float = 20.0, keeps_pinging: bool = False
+    ) -> Iterator[tuple[Chatter, random.Random]]:
+        """Load for the length of the block, then the end of everything, then the count."""
+        seed = seed_of_this_run()
+        print(f"{name}: seed {seed} (FAULTS_SEED={seed} repeats it)")
+        chatter = Chatter(house.stack.endpoints.redis_url, f"{uuid4().hex[:8]}-", rate, random.Random(seed + 1))
+        chatter.keeps_pinging = keeps_pinging
+        with chatter:
+            yield chatter, random.Random(seed)
+            chatter.hush()
+        wait_until(lambda: house.at_rest(chatter.prefix), PATIENCE, pause=0.3)
+        found = count(house, chatter)
+        told(found.line(name, seed))
+        assert not found.problems, "\n".join([*found.problems[:20], house.logs()])
+        assert found.sessions == len(chatter.chats) > 0
+
+    return chatting
+
+
+def test_watchers_killed_at_random_points(two_watchers: Watchers, chatting: Chatting) -> None:
+    with chatting("kill -9 watcher, 3 points") as (_, chance):
+        for _ in range(3):
             time.sleep(chance.uniform(0.3, 1.5))
-            the_house.kill_a_watcher(chance)
+            two_watchers.kill_one(chance)
 
 
 @pytest.mark.campaign
-def test_watchers_killed_at_twenty_random_points(the_house: House) -> None:
-    with chatting(the_house, "kill -9 watcher, 20 points", rate=60) as (_, chance):
+def test_watchers_killed_at_twenty_random_points(two_watchers: Watchers, chatting: Chatting) -> None:
+    with chatting("kill -9 watcher, 20 points", rate=60) as (_, chance):
         for _ in range(20):
             time.sleep(chance.uniform(0.3, 3.0))
-            the_house.kill_a_watcher(chance)
+            two_watchers.kill_one(chance)
 
 
-def test_postgresql_killed_and_then_out_of_reach(the_house: House) -> None:
-    with chatting(the_house, "PostgreSQL down") as (_, chance):
+def test_postgresql_killed_and_then_out_of_reach(the_house: House, chatting: Chatting) -> None:
+    with chatting("PostgreSQL killed, then out of reach for 10 s") as (_, chance):
         time.sleep(chance.uniform(1.0, 3.0))
         killed = the_house.stack.kill("PostgreSQL")
         assert wait_until(lambda: the_house.stack.server_pids.get("PostgreSQL", killed) != killed, PATIENCE)
@@ -172,38 +108,33 @@ def test_postgresql_killed_and_then_out_of_reach(the_house: House) -> None:
         time.sleep(2)
 
 
-def test_valkey_killed(the_house: House) -> None:
-    with chatting(the_house, "kill -9 Valkey") as (_, chance):
+def test_valkey_killed(the_house: House, chatting: Chatting) -> None:
+    with chatting("kill -9 Valkey") as (_, chance):
         time.sleep(chance.uniform(2.0, 4.0))
         killed = the_house.stack.kill("Valkey")
         assert wait_until(lambda: the_house.stack.server_pids.get("Valkey", killed) != killed, PATIENCE)
         time.sleep(3)
 
 
-def test_everything_flushed_while_everybody_pings(the_house: House) -> None:
+def test_everything_flushed_while_everybody_pings(the_house: House, chatting: Chatting) -> None:
     """Who is there is armed again by the next ping. What had fallen silent and was not handed in yet is lost."""
-    with chatting(the_house, "FLUSHALL", keeps_pinging=True) as (chatter, chance):
+    with chatting("FLUSHALL", keeps_pinging=True) as (chatter, chance):
         time.sleep(chance.uniform(2.0, 4.0))
         server = Server(the_house.stack.endpoints.redis_url)
         server.client.flushall()
         server.client.script_flush()
         server.client.close()
-        time.sleep(2)
-        assert len(chatter.chats) > 20
+        there = {chat.session for chat in chatter.chats}
+        assert wait_until(lambda: there <= armings(chatter).keys(), PATIENCE)
+        assert len(there) > 20
 
 
-def test_a_watcher_that_is_stopped_leaves_the_rest_to_the_other(the_house: House) -> None:
-    with chatting(the_house, "SIGTERM watcher"):
+def test_a_watcher_that_is_stopped_leaves_the_rest_to_the_other(two_watchers: Watchers, chatting: Chatting) -> None:
+    house = two_watchers.house
+    with chatting("SIGTERM watcher"):
         for _ in range(3):
-            the_house.await_second()
+            house.await_watcher(two_watchers.second)
             time.sleep(0.5)
-            the_house.second.send_signal(signal.SIGTERM)
-            assert the_house.second.wait(30) == 0
+            assert two_watchers.second.terminate() == 0
             time.sleep(0.5)
-            the_house.second = the_house.watcher()
-
-
-_UNSETTLED = """
-SELECT count(*) FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
-WHERE e.event_id LIKE %s AND t.state IN ('scheduled', 'queued', 'running')
-"""
+            two_watchers.second = house.watcher()

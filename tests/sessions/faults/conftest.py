@@ -1,0 +1,120 @@
+"""One stack for most of these tests, and the lines that they leave at the end of the output."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import requests
+
+from config.embedded.processes import wait_until
+from tests.sessions.faults.crowd import Crowd
+from tests.sessions.faults.crowd_count import Count
+from tests.sessions.faults.house import House, Program, house, seed_of_this_run
+
+LINES = pytest.StashKey[list[str]]()
+
+
+@pytest.fixture(scope="session")
+def folder() -> Iterator[Callable[[], Path]]:
+    """Folders for state, short enough for sockets, gone at the end."""
+    made: list[Path] = []
+
+    def folder() -> Path:
+        made.append(Path(tempfile.mkdtemp(prefix="chats-")))
+        made[-1].chmod(0o755)  # PostgreSQL runs as somebody else where we are root
+        return made[-1]
+
+    yield folder
+    for path in made:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def the_house(folder: Callable[[], Path]) -> Iterator[House]:
+    with house(folder()) as made:
+        yield made
+
+
+@pytest.fixture
+def told(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Say a line that is shown at the end, whether the test passes or not."""
+    return request.config.stash.setdefault(LINES, []).append
+
+
+CHATS = 20
+
+
+@dataclass
+class Run:
+    """A crowd in a house, while something is done to the house."""
+
+    house: House
+    crowd: Crowd
+    chance: random.Random
+    notes: list[str] = field(default_factory=list)
+
+    def go_on(self) -> None:
+        """To a random point: until so many more messages were acknowledged."""
+        more = self.chance.randint(20, 60)
+        aim = self._acknowledged() + more
+        self.house.wait(lambda: self._acknowledged() >= aim, f"{more} more messages are acknowledged")
+
+    def _acknowledged(self) -> int:
+        return sum(len(person.acknowledged) for person in self.crowd.people)
+
+    def silences(self) -> int:
+        """How many were handed in."""
+        where = "SELECT count(*) FROM scheduling_event WHERE type = 'session.silent' AND event_id LIKE %s"
+        return int(self.house.sql(where, [f"{self.crowd.prefix}%"])[0][0])
+
+
+Crowded = Callable[..., AbstractContextManager[Run]]
+
+
+@pytest.fixture
+def crowded(told: Callable[[str], None]) -> Crowded:
+    @contextmanager
+    def crowded(house: House, name: str, *nodes: Program, in_order: bool = True) -> Iterator[Run]:
+        """Load for the length of the block, then the end of everything, then the count."""
+        seed = seed_of_this_run()
+        print(f"{name}: seed {seed} (FAULTS_SEED={seed} repeats it)")
+        for node in nodes:
+            house.wait(lambda node=node: _answers(node), f"{node.name} answers")  # type: ignore[misc]
+        chance = random.Random(seed)
+        crowd = Crowd([node.address for node in nodes], f"{uuid4().hex[:8]}-", CHATS, random.Random(seed + 1))
+        run = Run(house, crowd, chance)
+        with crowd:
+            yield run
+            crowd.hush()
+            house.wait(lambda: house.at_rest(crowd.prefix), "all silences have ended")
+            count = Count(house, crowd, in_order)
+            # What is told last may still be on its way to somebody.
+            wait_until(lambda: not count.problems(), 30, pause=0.5)
+        problems = count.problems()
+        told(count.line(name, seed, *run.notes))
+        assert not problems, "\n".join([*problems[:20], house.logs()])
+
+    return crowded
+
+
+def _answers(node: Program) -> bool:
+    try:
+        return requests.get(f"http://{node.address}/health/live", timeout=5).status_code == 200
+    except requests.RequestException:
+        return False
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    lines = config.stash.get(LINES, [])
+    if lines:
+        terminalreporter.section("chats under faults")
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -1,0 +1,74 @@
+"""Web nodes and watchers that are taken away, and nodes whose clocks jump, while people write."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+import requests
+
+from tests.sessions.faults.clock import Clock, missing_for_clocks
+from tests.sessions.faults.conftest import Crowded
+from tests.sessions.faults.house import House, Program
+
+pytestmark = pytest.mark.faults
+
+RESTARTS = 1012
+
+
+@pytest.fixture
+def chat_house(the_house: House) -> Iterator[House]:
+    """Guide messages appear in the chats."""
+    the_house.send_by("inapp")
+    yield the_house
+    the_house.send_by("log")
+
+
+def test_one_of_two_web_nodes_and_one_of_two_watchers_are_taken_away(chat_house: House, crowded: Crowded) -> None:
+    """Who was on that node comes back on the other one, and has missed nothing."""
+    house = chat_house
+    stays, goes, watcher = house.web("web-a"), house.web("web-b"), house.watcher()
+    with house.running(stays, goes, watcher):
+        house.await_watcher(watcher)
+        with crowded(house, "SIGTERM of a web node and of a watcher", stays, goes) as run:
+            run.go_on()
+            moved = [person for person in run.crowd.people if person.client.node == goes.address]
+            first, second = run.chance.sample([goes, watcher], 2)
+            first.process.send_signal(signal.SIGTERM)
+            run.go_on()
+            second.process.send_signal(signal.SIGTERM)
+            assert watcher.process.wait(30) == 0
+            goes.process.wait(30)
+            house.wait(lambda: all(person.client.connected.is_set() for person in run.crowd.people), "all are back")
+            run.go_on()
+            run.notes.append(f"{len(moved)} of {len(run.crowd.people)} connections came back on the other node")
+        assert moved
+        assert {person.client.node for person in run.crowd.people} == {stays.address}
+        assert {person.client.codes[0] for person in moved} == {RESTARTS}
+
+
+@pytest.mark.skipif(bool(missing_for_clocks()), reason=f"missing service: {missing_for_clocks()}")
+def test_the_clock_of_a_node_jumps_by_30_s(chat_house: House, crowded: Crowded) -> None:
+    """A web node and all watchers run by a clock that goes half a minute ahead, and then half a minute behind."""
+    house, clock = chat_house, Clock(chat_house.stack.state_dir / "clock")
+    right, odd, watcher = house.web("web-a"), house.web("web-b", clock.env), house.watcher(clock.env)
+    house.stack.stop("watcher")
+    try:
+        with house.running(right, odd, watcher):
+            house.await_watcher(watcher)
+            with crowded(house, "the clock of a node jumps", right, odd) as run:
+                run.go_on()
+                for seconds in (30, -30):
+                    clock.jump(seconds)
+                    house.wait(lambda seconds=seconds: abs(skew(odd) - abs(seconds)) < 5, "it jumped")  # type: ignore[misc]
+                    run.go_on()
+                assert skew(right) < 5
+    finally:
+        house.stack.start("watcher")
+
+
+def skew(node: Program) -> float:
+    """How far the node says to be from the database's clock, in seconds."""
+    found = requests.get(f"http://{node.address}/health/ready", timeout=20).json()
+    return float(found["database"].get("clock_skew_seconds", 0))
