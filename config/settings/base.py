@@ -37,6 +37,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "scheduling.page_headers.page_headers",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
@@ -137,6 +138,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 1_048_576
 # --- Aftertouch ---------------------------------------------------------------------------------------------------
 
 AFTERTOUCH_STATE_DIR = ENV.aftertouch_state_dir
+AFTERTOUCH_METRICS_DIR = ENV.aftertouch_metrics_dir or ENV.aftertouch_state_dir / "metrics"
 AFTERTOUCH_TIME_SCALE = ENV.aftertouch_time_scale
 AFTERTOUCH_HORIZON = ENV.aftertouch_horizon
 AFTERTOUCH_SLOT_HOLD = ENV.aftertouch_slot_hold
@@ -199,8 +201,12 @@ LEDGERS = {"touch": "scheduling.Touch", "rpa_job": "rpa_tasks.Job"}
 FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.failed_panel.panel"}
 # Other apps' part of the sidebar: dotted paths of lists of groups.
 ADMIN_MENUS = ["rpa_tasks.admin.menu.MENU", "sessions.admin.menu.MENU"]
+# Other apps' part of the overview: dotted paths of functions of the request (`scheduling.admin.cards`).
+DASHBOARD = ["rpa_tasks.admin.cards.card", "sessions.cards.card"]
 # What other apps add to /metrics from the database: dotted paths of prometheus collectors.
-METRICS = ["rpa_tasks.metrics.RpaMetrics"]
+METRICS = ["rpa_tasks.metrics.RpaMetrics", "sessions.metrics.SessionMetrics"]
+# Queues that other apps publish to besides those that are declared: dotted paths of functions that name them.
+QUEUES = ["rpa_tasks.tokens.further_queues"]
 # Other apps' rows that are deleted when they are old: dotted paths of `retention.Kind`.
 RETENTION = ["rpa_tasks.retention.JOBS"]
 # Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.

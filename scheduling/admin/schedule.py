@@ -53,6 +53,8 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
 @admin.register(PeriodicTask)
 class PeriodicTaskAdmin(beat.PeriodicTaskAdmin, ModelAdmin):  # type: ignore[misc]
     form = PeriodicTaskForm
+    #: Beat's own writes a script into the page, which may not run here; `crontab_translation` says the same.
+    change_form_template = None
 
     @display(description=_("in words"))  # type: ignore[untyped-decorator]
     def crontab_translation(self, row: PeriodicTask) -> str:

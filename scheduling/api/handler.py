@@ -19,6 +19,7 @@ from django.urls import set_script_prefix, set_urlconf
 from scheduling.api import metrics
 from scheduling.api.problems import MEDIA_TYPE, Problem, problem_response
 from scheduling.api.threads import in_database_thread
+from scheduling.page_headers import NOT_A_PAGE, POLICY, protect
 
 BODY_TIMEOUT = 30  #: seconds in which a body has to be there
 DETAILS = {
@@ -54,6 +55,8 @@ class ApiHandler(ASGIHandler):
             response = problem.response()
             response["Connection"] = "close"
         response["X-Content-Type-Options"] = "nosniff"
+        response["Referrer-Policy"] = "no-referrer"
+        response.headers.setdefault(POLICY, NOT_A_PAGE)
         if "Cache-Control" not in response:
             response["Cache-Control"] = "no-store"
         metrics.requests.labels(route, response.status_code).observe(time.monotonic() - started_at)
@@ -69,6 +72,7 @@ class ApiHandler(ASGIHandler):
             return problem_response(400, "The address cannot be read."), "unread"
         response = await self.get_response_async(request)
         route = request.resolver_match.route if request.resolver_match else "unknown"
+        protect(request, response)
         if response.status_code >= 400 and not str(response.get("Content-Type", "")).startswith(MEDIA_TYPE):
             return _as_problem(response), route
         return response, route

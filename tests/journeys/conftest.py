@@ -42,14 +42,17 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
-    """A page of an operator who is logged in, in a language and a light."""
+    """A page of an operator who is logged in, in a language and a light. Nothing on it may break the house's policy of
+    what a page may do (`scheduling.page_headers`)."""
     User.objects.create_superuser("ops", password="a day in operations")
     contexts = []
+    violations: list[str] = []
 
     def ops(language: str = "zh-hans", scheme: str = "light", width: int = 1400) -> Any:
         context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         context.add_cookies([{"name": "django_language", "value": language, "url": live_server.url}])
         contexts.append(context)
+        watch_policy(context, violations)
         page = context.new_page()
         page.goto(f"{live_server.url}/admin/")
         page.fill("[name=username]", "ops")
@@ -61,6 +64,18 @@ def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
     yield ops
     for context in contexts:
         context.close()
+    assert violations == []
+
+
+def watch_policy(context: Any, violations: list[str]) -> None:
+    """What the browser refuses, and what fails because of it."""
+
+    def heard(page: Any, text: str) -> None:
+        if "Content Security Policy" in text:
+            violations.append(f"{page.url if page else '?'}: {text}")
+
+    context.on("console", lambda said: heard(said.page, said.text))
+    context.on("weberror", lambda error: heard(error.page, str(error.error)))
 
 
 def picture(page: Any, name: str) -> None:

@@ -6,6 +6,7 @@ const words = settled.words;
 const $ = (id) => document.getElementById(id);
 const say = (text, values) => text.replace(/\{(\w+)\}/g, (_, name) => values[name]);
 const clock = (at) => new Date(at).toLocaleTimeString(settled.language, { hour12: false });
+document.querySelector("[name=language]").addEventListener("change", ({ target }) => target.form.submit());
 const element = (tag, name, text) => Object.assign(document.createElement(tag), { className: name, textContent: text ?? "" });
 
 class Side {

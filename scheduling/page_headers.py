@@ -1,0 +1,63 @@
+"""What a browser may do with our answers. Nothing is loaded from anywhere but this house, nothing written inside a page
+runs, and nobody frames one. Why the back office gets a little more: docs/decisions/0018-nothing-inline-runs.md."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from asgiref.sync import iscoroutinefunction
+from django.conf import settings
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.utils.decorators import sync_and_async_middleware
+
+POLICY = "Content-Security-Policy"
+#: What is no page: JSON, CSV, metrics, and whatever else a browser might be talked into showing.
+NOT_A_PAGE = "default-src 'none'; frame-ancestors 'none'"
+STRICT = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self' data:",
+    "font-src": "'self'",
+    "connect-src": "'self'",
+    "form-action": "'self'",
+    "base-uri": "'none'",
+    "frame-ancestors": "'none'",
+}
+#: Alpine compiles the expressions in Unfold's markup; Unfold writes its colours into the page, and styles into tags.
+BACK_OFFICE = {**STRICT, "script-src": "'self' 'unsafe-eval'", "style-src": "'self' 'unsafe-inline'"}
+NOT_NEEDED = "accelerometer camera display-capture geolocation gyroscope magnetometer microphone midi payment usb"
+PERMISSIONS = ", ".join(f"{each}=()" for each in NOT_NEEDED.split())
+
+
+def policy_of(request: HttpRequest, response: HttpResponseBase) -> str:
+    if not str(response.get("Content-Type", "")).startswith("text/html"):
+        return NOT_A_PAGE
+    match = request.resolver_match
+    directives = BACK_OFFICE if match and "admin" in match.namespaces else STRICT
+    return "; ".join(f"{name} {sources}" for name, sources in directives.items())
+
+
+def protect(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
+    """A page that says more about itself, as evidence of failed runs does, is believed."""
+    if not (settings.DEBUG and response.status_code >= 400):  # Django's own pages for developers
+        response.headers.setdefault(POLICY, policy_of(request, response))
+    response.headers.setdefault("Permissions-Policy", PERMISSIONS)
+    return response
+
+
+@sync_and_async_middleware
+def page_headers(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+    if iscoroutinefunction(get_response):
+
+        async def answer_later(request: HttpRequest) -> HttpResponseBase:
+            return protect(request, await cast("Awaitable[HttpResponseBase]", get_response(request)))
+
+        return answer_later
+
+    def answer(request: HttpRequest) -> HttpResponseBase:
+        return protect(request, get_response(request))
+
+    return answer

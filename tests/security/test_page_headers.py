@@ -1,0 +1,106 @@
+"""What browsers are told about our answers, whichever way they are served."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.test import Client
+
+from scheduling.page_headers import NOT_A_PAGE
+from tests.scheduling.api.serving import serving
+
+pytestmark = pytest.mark.django_db
+
+PAGES = ["/u/no-token", "/demo/chat/", "/admin/login/", "/api/v1/docs", "/no/such/page"]
+FILES = ["/health/live", "/metrics", "/api/v1/touches", "/api/v1/openapi.json", "/static/scheduling/live.js"]
+
+
+@pytest.fixture(autouse=True)
+def static_root(settings: Any, tmp_path: Path) -> None:
+    settings.STATIC_ROOT = tmp_path
+
+
+def check(path: str, headers: Any) -> None:
+    policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+    assert (policy["default-src"], policy["frame-ancestors"]) == ("'none'", "'none'"), path
+    assert headers["X-Content-Type-Options"] == "nosniff", path
+    assert headers["Referrer-Policy"] in ("same-origin", "no-referrer"), path
+    assert "camera=()" in headers["Permissions-Policy"], path
+    if path in FILES:
+        assert headers["Content-Security-Policy"] == NOT_A_PAGE, path
+        return
+    assert policy["base-uri"] == "'none'"
+    assert policy["form-action"] == "'self'"
+    allowed = "'self' 'unsafe-eval'" if path.startswith("/admin/") else "'self'"
+    assert policy["script-src"] == allowed, path
+
+
+@pytest.mark.parametrize("path", PAGES + FILES)
+def test_every_answer_tells_the_browser_how_little_it_may_do(client: Client, path: str) -> None:
+    check(path, client.get(path).headers)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_web_process_says_the_same() -> None:
+    with serving(DJANGO_SETTINGS_MODULE="config.settings.test") as address:
+        for path in PAGES + FILES:
+            check(path, requests.get(address + path, timeout=30).headers)
+
+
+def test_an_admin_page_is_not_framed_or_sniffed(client: Client) -> None:
+    client.force_login(User.objects.create_superuser("ann"))
+    answer = client.get("/admin/")
+    check("/admin/", answer.headers)
+    assert answer["X-Frame-Options"] == "DENY"
+    assert answer["Cross-Origin-Opener-Policy"] == "same-origin"
+
+
+def test_the_way_out_of_marketing_tells_no_other_site_its_token(client: Client) -> None:
+    assert client.get("/u/no-token")["Referrer-Policy"] == "no-referrer"
+
+
+PRODUCTION = """
+import django; django.setup()
+from django.test import Client
+from django.conf import settings
+client = Client(HTTP_HOST="aftertouch.example")
+plain = client.get("/u/x")
+assert plain.status_code == 301 and plain["Location"] == "https://aftertouch.example/u/x", plain
+answer = client.get("/u/x", HTTP_X_FORWARDED_PROTO="https")
+assert "max-age=31536000; includeSubDomains" in answer["Strict-Transport-Security"]
+assert client.get("/u/x", HTTP_HOST="evil.example", HTTP_X_FORWARDED_PROTO="https").status_code == 400
+assert settings.SESSION_COOKIE_SECURE and settings.CSRF_COOKIE_SECURE and settings.SESSION_COOKIE_HTTPONLY
+assert settings.SESSION_COOKIE_SAMESITE == "Lax" and not settings.DEBUG
+"""
+
+
+def test_production_insists_on_tls_and_on_its_own_name(tmp_path: Path) -> None:
+    environ = {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "config.settings.production",
+        "AFTERTOUCH_STATE_DIR": str(tmp_path),
+        "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
+        "REDIS_URL": "redis://127.0.0.1:1/0",
+        "DJANGO_SECRET_KEY": "k" * 64,
+        "DJANGO_ALLOWED_HOSTS": "aftertouch.example",
+        "AFTERTOUCH_BASE_URL": "https://aftertouch.example",
+        "AFTERTOUCH_SECRETS_KEYS": "one",
+    }
+    (tmp_path / "static").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", PRODUCTION],
+        cwd=settings.BASE_DIR,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
