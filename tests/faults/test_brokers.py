@@ -9,11 +9,19 @@ from pathlib import Path
 import pytest
 
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, sentinels
-from tests.faults.house import Run, house
+from tests.faults.house import House, Run, house
+from tests.faults.workers import Program, worker
 
 pytestmark = pytest.mark.faults
 
 UnderLoad = Callable[..., AbstractContextManager[Run]]
+CORE = "ticks,touch.high,touch.normal,touch.low"
+DELIVERED = "Task scheduling.deliver["
+
+
+def node(made: House, folder: Path) -> AbstractContextManager[Program]:
+    environment = {**made.stack.environment, "AFTERTOUCH_STATE_DIR": str(folder)}
+    return worker(environment, "-Q", CORE, "-c", "2", "-n", f"{folder.name}@%h")
 
 
 def test_sentinels_name_another_primary(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
@@ -30,6 +38,34 @@ def test_sentinels_name_another_primary(state_folder: Callable[[str], Path], und
             run.notes.append(f"new primary after {(made.now() - run.struck_at[-1]).total_seconds():.1f} s")
             run.go_on(20)
         assert made.stack.pids["core"] == worker
+
+
+@pytest.mark.campaign
+def test_one_of_two_nodes_is_killed_and_a_third_joins_while_sentinels_name_another_primary(
+    state_folder: Callable[[str], Path], under_load: UnderLoad
+) -> None:
+    """Each node has a state folder of its own; all they share is the database and the broker."""
+    folder = state_folder("nodes")
+    with sentinels(folder) as watched, house(folder / "house", {"CELERY_BROKER_URL": watched.broker_url}) as made:
+        before = watched.primary_port()
+        with (
+            under_load(made, "one of two nodes killed, a third joins, Sentinel fail-over") as run,
+            node(made, state_folder("second")) as second,
+        ):
+            second.await_ready()
+            made.wait(lambda: second.log.count(DELIVERED) >= 5, "the second node has its share", 120)
+            shares = (made.stack.log("core").count(DELIVERED), second.log.count(DELIVERED))
+            run.strike()
+            second.kill()
+            run.go_on(10)
+            with node(made, state_folder("third")) as third:
+                third.await_ready()
+                run.strike()
+                watched.primary.kill()
+                made.wait(lambda: watched.primary_port() not in (0, before), "another primary is named")
+                made.wait(lambda: DELIVERED in third.log, "the third node has its share", 120)
+            run.notes.append(f"batches of the two nodes: {shares[0]} and {shares[1]}")
+        assert shares[0]
 
 
 @pytest.mark.rabbitmq
