@@ -17,6 +17,8 @@ SCHEDULE = {
     # RPA
     "hand over jobs that fall due": tick("rpa_tasks.hand_over", 5),
     "bring back lost runs, wake who sleeps": tick("rpa_tasks.keep_moving", 5),
+    # what is over long enough
+    "forget what is old": tick("scheduling.forget", 60),
     # customers
     "find who stays away": tick("scheduling.scan_inactive", 60),
 }

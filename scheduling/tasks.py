@@ -9,7 +9,7 @@ import redis
 from celery import shared_task
 from django.db import InterfaceError, OperationalError
 
-from scheduling import absence, delivery, dispatcher
+from scheduling import absence, delivery, dispatcher, retention
 
 #: What passes by itself. Everything else is a fault of the work, not of the house.
 INFRASTRUCTURE = (OperationalError, InterfaceError, redis.ConnectionError, redis.TimeoutError)
@@ -40,3 +40,8 @@ def rescue() -> None:
 @shared_task(name="scheduling.scan_inactive", is_tick=True)
 def scan_inactive() -> None:
     absence.scan()
+
+
+@shared_task(name="scheduling.forget", is_tick=True)
+def forget() -> None:
+    retention.forget()

@@ -91,8 +91,8 @@ class Verdict(models.Model):
     """What the guards decided about a touch at one moment, and by which rule. Append-only.
 
     The database does not check that its touch is there (nor does it for an attempt): both are written while that row
-    is locked, and no touch is ever deleted. Asking once more for each of them cost a twelfth of a delivery. Who deletes
-    touches by SQL one day has to delete these as well.
+    is locked. Asking once more for each of them cost a twelfth of a delivery. Who deletes touches deletes these as well
+    (`scheduling.retention`).
     """
 
     class Decision(models.TextChoices):

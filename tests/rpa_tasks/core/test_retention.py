@@ -1,0 +1,69 @@
+"""Jobs that are over go with their runs and evidence; what may still be published again, or delivers a touch, stays."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from random import getrandbits
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connection
+from django.utils.timezone import now
+
+from rpa_tasks.models import Evidence, Job, Run
+from scheduling import retention
+from scheduling.models import FailedTask
+
+pytestmark = pytest.mark.django_db(transaction=True)
+OLD = timedelta(days=100)
+
+
+@pytest.fixture
+def ended(market: Any) -> Any:
+    """A job that ended long ago, with a run and its log."""
+    market.shop()
+    market.flow()
+
+    def ended(state: str = "succeeded", **changes: Any) -> Job:
+        task_id = UUID(int=retention.first_id_at(datetime.now(UTC) - OLD).int + getrandbits(70))
+        Job.objects.filter(pk=market.publish(dedupe_key=str(task_id)).task_id).update(
+            **{"task_id": task_id, "state": state, "lease_until": None, "settled_at": now() - OLD} | changes
+        )
+        job = Job.objects.get(pk=str(task_id))
+        run = Run.objects.create(job=job, number=1, lease_no=1, started_at=now() - OLD, outcome="business")
+        Evidence.objects.create(run=run, kind="log", content=b"x")
+        return job
+
+    return ended
+
+
+def test_a_job_goes_with_its_runs_and_what_is_left_of_their_evidence(ended: Any) -> None:
+    ended()
+    ended("cancelled")
+    ended("queued", lease_until=now())
+
+    assert retention.forget()["rpa_tasks_job"] == 2
+    assert (Job.objects.count(), Run.objects.count(), Evidence.objects.count()) == (1, 1, 1)
+
+
+def test_a_job_stays_as_long_as_its_failed_task_and_as_the_job_it_was_published_again_as(ended: Any) -> None:
+    first = ended("failed")
+    second = ended("failed", retry_of=first.pk)
+    FailedTask.objects.create(origin="rpa_job", task_id=second.pk, failure="failed", reason="x", fingerprint="x")
+    assert retention.forget()["rpa_tasks_job"] == 0
+
+    FailedTask.objects.all().delete()
+    assert [retention.forget()["rpa_tasks_job"] for _ in range(3)] == [1, 1, 0]
+
+
+def test_a_job_stays_as_long_as_the_touch_that_it_delivers(ended: Any, matrix: Any, happen: Any) -> None:
+    """Or the touch, sent once more, would publish a second job."""
+    matrix.node(delay=timedelta(days=1))
+    (task_id,) = happen().task_ids
+    ended(touch_key=task_id)
+    assert retention.forget()["rpa_tasks_job"] == 0
+
+    with connection.cursor() as cursor:
+        cursor.execute("DELETE FROM scheduling_touch")
+    assert retention.forget()["rpa_tasks_job"] == 1
