@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 
 from config.settings.base import *  # noqa: F403
-from config.settings.base import ENV
+from config.settings.base import AFTERTOUCH_SECRETS_KEYS, ENV
 
 AFTERTOUCH_DEMO = False
+
+SHORTEST_KEY = 32  #: whoever has the database may guess as long as they like
 
 _required = {
     "DATABASE_URL": ENV.database_url,
@@ -20,6 +22,8 @@ _required = {
 _problems = [f"  {name}: must be set in production" for name, value in _required.items() if not value]
 if ENV.aftertouch_time_scale != 1:
     _problems.append("  AFTERTOUCH_TIME_SCALE: must be 1 in production, it shortens every delay")
+if any(len(key) < SHORTEST_KEY for key in AFTERTOUCH_SECRETS_KEYS):
+    _problems.append(f"  AFTERTOUCH_SECRETS_KEYS: each needs {SHORTEST_KEY} characters or more, as random as they come")
 if _problems:
     sys.exit("Aftertouch cannot start, these settings do not fit:\n" + "\n".join(_problems))
 

@@ -20,7 +20,7 @@ from tests.scheduling.api.serving import serving
 pytestmark = pytest.mark.django_db
 
 PAGES = ["/u/no-token", "/demo/chat/", "/admin/login/", "/api/v1/docs", "/no/such/page"]
-FILES = ["/health/live", "/metrics", "/api/v1/touches", "/api/v1/openapi.json", "/static/scheduling/live.js"]
+FILES = ["/health/live", "/metrics", "/api/v1/touches", "/api/v1/openapi.json"]
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_every_answer_tells_the_browser_how_little_it_may_do(client: Client, pat
 @pytest.mark.django_db(transaction=True)
 def test_the_web_process_says_the_same() -> None:
     with serving(DJANGO_SETTINGS_MODULE="config.settings.test") as address:
-        for path in PAGES + FILES:
+        for path in [*PAGES, *FILES]:
             check(path, requests.get(address + path, timeout=30).headers)
 
 
@@ -82,25 +82,31 @@ assert settings.SESSION_COOKIE_SAMESITE == "Lax" and not settings.DEBUG
 """
 
 
-def test_production_insists_on_tls_and_on_its_own_name(tmp_path: Path) -> None:
+def in_production(state_dir: Path, code: str, **changes: str) -> subprocess.CompletedProcess[str]:
     environ = {
         **os.environ,
         "DJANGO_SETTINGS_MODULE": "config.settings.production",
-        "AFTERTOUCH_STATE_DIR": str(tmp_path),
+        "AFTERTOUCH_STATE_DIR": str(state_dir),
         "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
         "REDIS_URL": "redis://127.0.0.1:1/0",
         "DJANGO_SECRET_KEY": "k" * 64,
         "DJANGO_ALLOWED_HOSTS": "aftertouch.example",
         "AFTERTOUCH_BASE_URL": "https://aftertouch.example",
-        "AFTERTOUCH_SECRETS_KEYS": "one",
+        "AFTERTOUCH_SECRETS_KEYS": "s" * 44,
+        **changes,
     }
-    (tmp_path / "static").mkdir()
-    done = subprocess.run(
-        [sys.executable, "-c", PRODUCTION],
-        cwd=settings.BASE_DIR,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    (state_dir / "static").mkdir(exist_ok=True)
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, cwd=settings.BASE_DIR, env=environ, capture_output=True, text=True, timeout=120)
+
+
+def test_production_insists_on_tls_and_on_its_own_name(tmp_path: Path) -> None:
+    done = in_production(tmp_path, PRODUCTION)
     assert done.returncode == 0, done.stderr
+
+
+def test_production_takes_no_short_key_for_secrets(tmp_path: Path) -> None:
+    done = in_production(tmp_path, "import django; django.setup()", AFTERTOUCH_SECRETS_KEYS=f"{'s' * 44},short")
+    assert done.returncode == 1
+    assert "AFTERTOUCH_SECRETS_KEYS: each needs 32 characters" in done.stderr
+    assert "short" not in done.stderr.replace("each needs", "")

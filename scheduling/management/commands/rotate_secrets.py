@@ -1,0 +1,20 @@
+"""`manage.py rotate_secrets`: after a new key was put in front of `AFTERTOUCH_SECRETS_KEYS`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from scheduling.models.secret import Unreadable, encrypt_anew
+
+
+class Command(BaseCommand):
+    help = "Encrypt every stored secret with the first key of AFTERTOUCH_SECRETS_KEYS; then the others can go."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            for name, count in encrypt_anew():
+                self.stdout.write(f"{name}: {count}")
+        except Unreadable as error:
+            raise CommandError(str(error)) from error

@@ -1,0 +1,112 @@
+"""What is as good as a password lies encrypted, and is never handed out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.core.management import CommandError, call_command
+from django.db import connection
+
+from scheduling.models import ApiKey, ChannelConfig, Community
+from scheduling.models.secret import _cipher
+from scheduling.services import create_api_key
+
+pytestmark = pytest.mark.django_db
+
+SECRET = "whsec_" + "Y" * 32
+HUSH = "https://example.com/in?token=hush"
+
+
+@pytest.fixture
+def keys(settings: Any) -> Iterator[Any]:
+    """Choose the keys, first the one that encrypts."""
+
+    def keys(*chosen: str) -> None:
+        settings.AFTERTOUCH_SECRETS_KEYS = list(chosen)
+        _cipher.cache_clear()
+
+    yield keys
+    _cipher.cache_clear()
+
+
+def channel() -> ChannelConfig:
+    return ChannelConfig.objects.create(key="hook", kind="webhook", config={"url": HUSH, "secret": SECRET})
+
+
+def stored() -> str:
+    """Every text of the database's tables of ours, as somebody with a stolen dump reads it."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        tables = [name for (name,) in cursor.fetchall()]
+        found = []
+        for table in tables:
+            cursor.execute(f'SELECT row_to_json(each)::text FROM "{table}" AS each')
+            found += [text for (text,) in cursor.fetchall()]
+    return "\n".join(found)
+
+
+def test_a_stolen_database_tells_no_secret() -> None:
+    row = channel()
+    row.timeout *= 2
+    row.save()  # once more into the history
+    Community.objects.create(chat_id="c1", targets={"wecom": {"url": HUSH}})
+    key = create_api_key("shop", ["events"])
+    User.objects.create_user("ann", password="correct horse")
+    dump = stored()
+    assert '"hook"' in dump
+    for secret in ("hush", SECRET, key, "correct horse"):
+        assert secret not in dump
+
+
+def test_a_new_key_in_front_reads_what_the_old_one_wrote_and_replaces_it(keys: Any) -> None:
+    keys("old")
+    row = channel()
+    Community.objects.create(chat_id="c1", targets={"wecom": {"url": HUSH}})
+    keys("new", "old")
+    said = StringIO()
+    call_command("rotate_secrets", stdout=said)
+    assert set(said.getvalue().split("\n")) >= {"scheduling.ChannelConfig.config: 1", "scheduling.Community.targets: 1"}
+    keys("new")
+    assert ChannelConfig.objects.get().config == {"url": HUSH, "secret": SECRET}
+    assert Community.objects.get().targets == {"wecom": {"url": HUSH}}
+    assert ChannelConfig.objects.get().version == row.version
+    assert row.history.count() == 1
+
+
+def test_a_row_that_no_key_reads_is_named_and_kept(keys: Any) -> None:
+    keys("lost")
+    row = channel()
+    keys("new", "old")
+    with pytest.raises(CommandError, match=f"ChannelConfig {row.pk}: none of the keys"):
+        call_command("rotate_secrets", stdout=StringIO())
+    keys("lost")
+    assert ChannelConfig.objects.get().config["secret"] == SECRET
+
+
+@pytest.mark.parametrize("words", [[], ["--dry-run"]])
+def test_what_is_written_out_says_kept(words: list[str], tmp_path: Any) -> None:
+    channel()
+    said = StringIO()
+    call_command("export_config", stdout=said)
+    assert "(kept)" in said.getvalue()
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(said.getvalue().replace("(kept)", "whsec_" + "Z" * 32, 2), "utf-8")
+    told = StringIO()
+    try:
+        call_command("apply_config", str(changed), *words, stdout=told, stderr=told)
+    except CommandError as error:
+        told.write(str(error))
+    for secret in ("hush", SECRET, "whsec_ZZZ"):
+        assert secret not in said.getvalue()
+        assert secret not in told.getvalue()
+
+
+def test_api_keys_are_kept_as_digests() -> None:
+    key = create_api_key("shop", ["events"])
+    row = ApiKey.objects.get()
+    assert key not in str(row.__dict__)
+    assert len(row.digest) == 64
