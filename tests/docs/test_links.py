@@ -9,20 +9,20 @@ import pytest
 from tests.docs.pages import anchors, images, links, name, pages
 
 
-@pytest.mark.parametrize("page", pages(), ids=name)
-def test_relative_links_lead_somewhere(page: Path) -> None:
+@pytest.mark.parametrize("path", pages(), ids=name)
+def test_relative_links_lead_somewhere(path: Path) -> None:
     broken = []
-    for target in links(page.read_text("utf-8")):
+    for target in links(path.read_text("utf-8")):
         if "://" in target or target.startswith("mailto:"):
             continue
-        path, _, anchor = target.partition("#")
-        there = (page.parent / path).resolve() if path else page
+        file, _, anchor = target.partition("#")
+        there = (path.parent / file).resolve() if file else path
         if not there.exists() or (anchor and there.suffix == ".md" and anchor not in anchors(there.read_text("utf-8"))):
             broken.append(target)
     assert broken == []
 
 
-@pytest.mark.parametrize("page", pages(), ids=name)
-def test_pictures_have_a_file_of_their_own(page: Path) -> None:
-    for target in images(page.read_text("utf-8")):
-        assert (page.parent / target).stat().st_size > 1_000, target
+@pytest.mark.parametrize("path", pages(), ids=name)
+def test_pictures_have_a_file_of_their_own(path: Path) -> None:
+    for target in images(path.read_text("utf-8")):
+        assert (path.parent / target).stat().st_size > 1_000, target

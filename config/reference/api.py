@@ -1,0 +1,25 @@
+"""The requests that the HTTP API knows as one table, each with the scope that its key needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from config.reference.tables import Table
+
+ROOT = "/api/v1"
+
+
+def tables() -> dict[str, Table]:
+    from scheduling.api.application import api
+
+    return {"requests": Table(("request", "scope"), list(_rows(api)))}
+
+
+def _rows(api: object) -> Iterator[list[str]]:
+    for prefix, router in api._routers:  # type: ignore[attr-defined]
+        for path, view in router.path_operations.items():
+            for operation in view.operations:
+                doors = operation.auth_callbacks or [router.auth]
+                scopes = ", ".join(f"`{door.scope}`" for door in doors)
+                for method in operation.methods:
+                    yield [f"`{method} {ROOT}{prefix}{path.replace('{path:', '{')}`", scopes]

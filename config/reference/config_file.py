@@ -1,0 +1,72 @@
+"""The sections of the configuration file as tables: which keys an entry has, what they take, what silence means."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from config.reference.tables import Table
+from scheduling.config_file.fields import REQUIRED, Field
+from scheduling.config_file.registry import sections
+from scheduling.config_file.section import Section
+from scheduling.config_file.values import Choice, Clock, Duration, Flag, ListOf, MapOf, Named, Number, Text, Whole
+
+
+def tables() -> dict[str, Table]:
+    return {name: Table(("key", "takes", "default"), _rows(section)) for name, section in sections().items()}
+
+
+def _rows(section: Section) -> list[list[str]]:
+    fields = [*section.fields, *getattr(section, "text_fields", ())]
+    if by := getattr(section, "by", None):
+        fields.append(by)
+    return [[f"`{field.path}`", takes(field), default(field)] for field in fields]
+
+
+def takes(field: Field) -> str:
+    return f"a key of `{field.refers}`" if field.refers else _kind(field.value)
+
+
+def default(field: Field) -> str:
+    value = field.default
+    if value is REQUIRED:
+        return "required"
+    if value is None or value == "" or value == [] or value == {}:
+        return "none"
+    written = field.written(value)
+    return f"`{str(written).lower() if isinstance(written, bool) else written}`"
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case Text(longest=longest):
+            return f"text of up to {longest:,} characters"
+        case Choice(options=options):
+            return ", ".join(f"`{option}`" for option in options)
+        case Named(names=names):
+            return ", ".join(f"`{each}`" for each in names)
+        case ListOf(each=each):
+            return f"a list: {_kind(each)}"
+        case MapOf(each=each):
+            return f"a mapping to: {_kind(each)}"
+        case Flag():
+            return "`true` or `false`"
+        case Whole():
+            return "a whole number"
+        case Number():
+            return "a number"
+        case Clock():
+            return 'a time of day like `"22:00"`'
+        case Duration():
+            return "a duration"
+        case _:
+            return _by_name(type(value).__name__)
+
+
+def _by_name(kind: str) -> str:
+    """Values of other apps, and those that only one section has."""
+    return {
+        "Seconds": "a duration",
+        "OwnDelayRules": "a mapping like `delay_rules`",
+        "Instant": 'an instant with its offset, like `"2026-11-11T00:00:00+08:00"`',
+        "Anything": "a mapping",
+    }.get(kind, kind.lower())

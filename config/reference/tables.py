@@ -1,0 +1,42 @@
+"""Tables in a page, between `<!-- table: name -->` and `<!-- end -->`, of which people write the last column."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_TABLE = re.compile(r"(<!-- table: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+_CELLS = re.compile(r"(?<!\\)\|")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    head: Sequence[str]  #: of the columns that come from the code
+    rows: Sequence[Sequence[str]]
+
+
+def rewritten(page: str, tables: Mapping[str, Table]) -> str:
+    """The page with these tables in their places. Raises `LookupError` for a place or a table without its other."""
+    places = [name for _, name, _, _ in _TABLE.findall(page)]
+    if sorted(places) != sorted(tables):
+        raise LookupError(f"the page has places for {sorted(places)}, the code has {sorted(tables)}")
+    return _TABLE.sub(lambda found: found[1] + _written(tables[found[2]], _said(found[3])) + found[4], page)
+
+
+def silent(page: str) -> list[str]:
+    """The rows about which nobody has said anything yet, by their first column."""
+    return [first for _, _, body, _ in _TABLE.findall(page) for first, about in _said(body).items() if not about]
+
+
+def _said(body: str) -> dict[str, str]:
+    """The last column by the first one."""
+    lines = [line for line in body.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in _CELLS.split(line)[1:-1]] for line in lines[2:]]
+    return {row[0]: row[-1] for row in rows}
+
+
+def _written(table: Table, said: Mapping[str, str]) -> str:
+    lines = [[*table.head, "what it is for"], ["---"] * (len(table.head) + 1)]
+    lines += [[*row, said.get(row[0], "")] for row in table.rows]
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)

@@ -1,0 +1,88 @@
+"""The reference says what the code says, about everything, in words."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from config.environment import ROOT, Environment
+from config.reference import settings as settings_page
+from config.reference.__main__ import pages
+from config.reference.tables import rewritten, silent
+from scheduling.config_file.registry import sections
+from tests.docs.pages import anchors
+
+SETTINGS = ROOT / "docs/reference/settings.md"
+CONFIG_FILE = ROOT / "docs/reference/config-file.md"
+API = ROOT / "docs/reference/api.md"
+PACKAGES = ("config", "scheduling", "rpa_tasks", "sessions")
+
+
+@pytest.mark.parametrize("path", [SETTINGS, CONFIG_FILE, API], ids=lambda path: path.name)
+def test_tables_are_what_the_code_says(path: Path) -> None:
+    assert path.read_text("utf-8") == pages()[path], "run python -m config.reference, say what new rows are for"
+
+
+@pytest.mark.parametrize("path", [SETTINGS, CONFIG_FILE, API], ids=lambda path: path.name)
+def test_every_row_says_what_it_is_for(path: Path) -> None:
+    assert silent(path.read_text("utf-8")) == []
+
+
+def test_every_variable_has_a_row() -> None:
+    text = SETTINGS.read_text("utf-8")
+    missing = [name.upper() for name in Environment.model_fields if f"\n| `{name.upper()}` |" not in text]
+    assert missing == []
+
+
+def test_variables_that_are_read_elsewhere_are_told_of_too() -> None:
+    """Not through the one door: the place's own name, and what flows are given."""
+    told = SETTINGS.read_text("utf-8")
+    read = re.compile(r"environ(?:\.get|\.setdefault)?[\[(]\s*\"([A-Z_]+)\"")
+    found = {
+        name
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        for name in read.findall(path.read_text("utf-8"))
+    }
+    assert [name for name in sorted(found) if f"`{name}`" not in told] == []
+
+
+def test_durations_are_written_as_the_page_says(tmp_path: Path) -> None:
+    def start(value: str) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "AFTERTOUCH_RPA_EVIDENCE_KEPT": value, "AFTERTOUCH_STATE_DIR": str(tmp_path)}
+        words = [sys.executable, "-c", "from config.environment import environment; environment()"]
+        return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+
+    for value in ("00:00:01", "3600"):
+        refused = start(value)
+        assert refused.returncode == 1
+        assert "AFTERTOUCH_RPA_EVIDENCE_KEPT" in refused.stderr
+    for value in ("04:00:00", "P14D", "PT4H"):
+        assert start(value).returncode == 0, value
+
+
+def test_every_section_has_a_heading() -> None:
+    assert set(sections()) <= anchors(CONFIG_FILE.read_text("utf-8"))
+
+
+def test_the_shipped_matrix_speaks_of_keys_that_are_told_of() -> None:
+    told = CONFIG_FILE.read_text("utf-8")
+    shipped = yaml.safe_load((ROOT / "scheduling/shipped.yaml").read_text("utf-8"))
+    for name, entries in shipped.items():
+        for entry in entries if isinstance(entries, list) else [entries] if isinstance(entries, dict) else []:
+            for key in entry:
+                assert re.search(rf"\| `{key}(\.\w+)?` \|", told), f"{name}: {key}"
+
+
+def test_what_people_wrote_survives_a_new_row() -> None:
+    page = SETTINGS.read_text("utf-8")
+    older = re.sub(r"^\| `DATABASE_URL`.*\n", "", page, flags=re.MULTILINE)
+    newer = rewritten(older, settings_page.tables())
+    assert silent(newer) == ["`DATABASE_URL`"]
+    assert re.sub(r"^\| `DATABASE_URL`.*\n", "", newer, flags=re.MULTILINE) == older

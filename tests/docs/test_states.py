@@ -1,0 +1,151 @@
+"""The drawn state machines are those of the ledger: every move is tried from every state, on real rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import transaction
+from django.utils.timezone import now
+
+from config.environment import ROOT
+from rpa_tasks.lanes import jobs
+from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
+from scheduling import failed_tasks
+from scheduling.errors import Conflict
+from scheduling.failed_tasks import Actor
+from scheduling.ids import new_id
+from scheduling.ledger import Ledger, Settlement
+from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
+from scheduling.touches import Decision, touches
+from tests.docs.pages import blocks
+
+Arrow = tuple[str, str]
+TOUCH, JOB, FAILED_TASK = blocks((ROOT / "docs/explanation/states.md").read_text("utf-8"), "mermaid")
+LEASE = timedelta(seconds=45)
+SOON = timedelta(seconds=30)
+pytestmark = pytest.mark.django_db
+
+
+def arrows(diagram: str) -> set[Arrow]:
+    drawn = re.findall(r"^ *(\w+) --> (\w+)", diagram, re.MULTILINE)
+    assert drawn
+    return set(drawn)
+
+
+def ends(diagram: str) -> set[str]:
+    return set(re.findall(r"^ *(\w+) --> \[\*\]", diagram, re.MULTILINE))
+
+
+def put(model: type[LedgerRow], task_id: UUID, state: str) -> None:
+    """In this state, as the ledger would have left it, with a lease that has run out."""
+    leased = state in ("queued", "running")
+    model.objects.filter(pk=task_id).update(
+        state=state, due_at=now() - timedelta(seconds=1), lease_no=7, parked="", sending_at=None, queued_at=None,
+        lease_until=now() - timedelta(seconds=1) if leased else None,
+    )  # fmt: skip
+
+
+def moves(ledger: Ledger, task_id: UUID, ends: list[str]) -> Iterator[Callable[[], object]]:
+    """Everything that anybody can do to a row."""
+    yield lambda: ledger.hand_over(horizon=SOON)
+    yield lambda: ledger.rescue_hints(trusted_since={})
+    yield lambda: ledger.claim([task_id], lease=LEASE)
+    yield lambda: ledger.lapsed_runs()
+    yield lambda: ledger.cancel([task_id], reason="test")
+    yield lambda: ledger.move([task_id], [now()])
+    yield lambda: ledger.unpark("all", spread=SOON)
+    for state in ["scheduled", *ends]:
+        yield lambda state=state: ledger.settle([Settlement(task_id, 7, state, due_at=now())])  # type: ignore[misc]
+
+
+def seen(ledger: Ledger, model: Any, task_id: UUID, states: list[str]) -> set[Arrow]:
+    """The arrows of all moves from all states."""
+    settled = [state for state in states if state not in ("scheduled", "queued", "running")]
+    found = set()
+    for state in states:
+        for act in moves(ledger, task_id, settled):
+            put(model, task_id, state)
+            with transaction.atomic():
+                act()
+            found.add((state, model.objects.get(pk=task_id).state))
+    return {(before, after) for before, after in found if before != after}
+
+
+@pytest.fixture
+def touch(matrix: Any, happen: Any) -> UUID:
+    matrix.node()
+    (task_id,) = happen().task_ids
+    assert isinstance(task_id, UUID)
+    return task_id
+
+
+@pytest.fixture
+def job(db: None) -> UUID:
+    platform = Platform.objects.create(key="pdd")
+    shop = Shop.objects.create(platform=platform, shop_id="s1")
+    flow = Flow.objects.create(platform=platform, task_type="sync", command=["true", "{param}"], needs_browser=False)
+    return Job.objects.create(shop=shop, flow=flow, due_at=now(), planned_at=now()).task_id
+
+
+def test_a_touch_moves_as_it_is_drawn(touch: UUID) -> None:
+    assert seen(touches, Touch, touch, TouchState.values) == arrows(TOUCH)
+
+
+def test_a_job_moves_as_it_is_drawn(job: UUID) -> None:
+    assert seen(jobs, Job, job, JobState.values) == arrows(JOB)
+
+
+@pytest.mark.parametrize(("diagram", "states"), [(TOUCH, TouchState.values), (JOB, JobState.values)])
+def test_every_state_is_drawn_and_an_end_is_one(diagram: str, states: list[str]) -> None:
+    assert {state for arrow in arrows(diagram) for state in arrow} == set(states)
+    assert ends(diagram) == set(states) - {before for before, _ in arrows(diagram)}
+
+
+def test_what_a_verdict_writes_at_once_is_a_drawn_move_too(touch: UUID) -> None:
+    """A claim and what follows from it, in one write: queued → running → its end."""
+    for state in ("running", *(after for before, after in arrows(TOUCH) if before == "running")):
+        put(Touch, touch, "queued")
+        touches.decide({Decision(state, due_at=now()): [touch]}, at=now(), lease=LEASE)
+        row = Touch.objects.get(pk=touch)
+        assert (row.state, row.lease_no) == (state, 8)
+
+
+def act_on(row: FailedTask, act: Callable[[UUID, Actor], object]) -> str:
+    try:
+        with transaction.atomic():
+            act(row.pk, Actor("ann", reason="test"))
+    except Conflict:
+        pass
+    return str(FailedTask.objects.get(pk=row.pk).state)
+
+
+def test_a_failed_task_moves_as_it_is_drawn(touch: UUID) -> None:
+    put(Touch, touch, "unknown")
+    acts: list[Callable[[UUID, Actor], object]] = [
+        failed_tasks.retry,
+        failed_tasks.ignore,
+        failed_tasks.archive,
+        lambda pk, actor: failed_tasks.resolve(pk, actor, delivered=True),
+        lambda pk, actor: failed_tasks.resolve(pk, actor, delivered=False),
+    ]
+    found = set()
+    for state in FailedTask.State.values:
+        for act in acts:
+            FailedTask.objects.all().delete()
+            Touch.objects.exclude(pk=touch).delete()
+            row = FailedTask.objects.create(
+                origin="touch", task_id=touch, root_id=new_id(), failure="unknown", reason="test", state=state
+            )
+            found.add((state, act_on(row, act)))
+    assert {(before, after) for before, after in found if before != after} == arrows(FAILED_TASK)
+    assert ends(FAILED_TASK) == {"retried", "resolved_delivered", "resolved_not_delivered", "archived"}
+
+
+def test_only_an_unknown_one_can_be_resolved(touch: UUID) -> None:
+    row = FailedTask.objects.create(origin="touch", task_id=touch, failure="failed", reason="test")
+    assert act_on(row, lambda pk, actor: failed_tasks.resolve(pk, actor, delivered=True)) == "open"
