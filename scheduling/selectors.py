@@ -58,10 +58,15 @@ def _event(event: str, source: str) -> Q:
         return Q(event__source=source)
     if source:
         return Q(event__source=source, event__event_id=event)
-    ids = [row[0] for row in rows(_EVENTS_NAMED, {"event_id": event})]
+    ids = events_named(event)
     with suppress(ValueError):
         ids.append(UUID(event))
     return Q(event_id__in=ids)
+
+
+def events_named(event_id: str) -> list[UUID]:
+    """The events that their sources gave this id."""
+    return [row[0] for row in rows(_EVENTS_NAMED, {"event_id": event_id})]
 
 
 def retried_as(task_ids: Sequence[UUID]) -> dict[UUID, UUID]:

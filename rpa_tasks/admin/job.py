@@ -17,7 +17,7 @@ from unfold.decorators import action, display
 from rpa_tasks import publishing
 from rpa_tasks.admin import live, run_again
 from rpa_tasks.admin.evidence import evidence_response
-from rpa_tasks.admin.job_filters import PlatformFilter, ReasonFilter, TaskTypeFilter
+from rpa_tasks.admin.job_filters import DueFilter, PlatformFilter, ReasonFilter, TaskTypeFilter
 from rpa_tasks.admin.job_page import job_page
 from rpa_tasks.admin.waiting import short_reason
 from rpa_tasks.admin.wording import STATE_TONES
@@ -45,7 +45,7 @@ class JobAdmin(BigTable, ReadOnlyAdmin):
     )
     list_display_links = ("made", "short_id")
     list_filter = (
-        ("state", ChoicesDropdownFilter), PlatformFilter, ("shop", AutocompleteSelectFilter), TaskTypeFilter,
+        DueFilter, ("state", ChoicesDropdownFilter), PlatformFilter, ("shop", AutocompleteSelectFilter), TaskTypeFilter,
         ReasonFilter, ("priority", ChoicesDropdownFilter), ("created_at", RangeDateTimeFilter),
     )  # fmt: skip
     list_select_related = ("shop__platform__breaker", "shop__lane", "flow")

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest
+from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
 
 from rpa_tasks.admin.wording import REASONS
 from rpa_tasks.models import Flow, Job, Platform, Shop
 from scheduling.admin.wording import reason
+
+
+class DueFilter(DropdownFilter):  # type: ignore[misc]
+    """What could run if there were room."""
+
+    title = _("how it stands")
+    parameter_name = "stands"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("due", _("due"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        due = Q(state="scheduled", parked="", due_at__lte=now()) | Q(state="queued")
+        return queryset.filter(due) if self.value() == "due" else queryset
 
 
 class PlatformFilter(DropdownFilter):  # type: ignore[misc]

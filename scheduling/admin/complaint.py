@@ -14,11 +14,12 @@ from django.utils.html import format_html
 from django.utils.timezone import now
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
+from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.decorators import action, display
 
 from scheduling import selectors
 from scheduling.admin.base import BigTable, ReadOnlyAdmin
-from scheduling.admin.home import patiently
+from scheduling.admin.patience import patiently
 from scheduling.admin.wording import spoken
 from scheduling.models import Complaint
 
@@ -32,6 +33,7 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
     list_display = ("complained_at", "who", "about", "node")
     list_select_related = ("customer", "touch__node")
     ordering = ("-pk",)
+    list_filter = (("touch__node", RelatedDropdownFilter),)
     fields = readonly_fields = ("complained_at", "who", "about", "node")
     actions_list = ("open_rates",)
 

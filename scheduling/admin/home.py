@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from django.db import OperationalError, connection, transaction
-from django.db.models import Count
+from django.db.models import Count, Max
 from django.http import HttpRequest
 from django.urls import reverse
+from django.utils.http import urlencode
 from django.utils.timezone import now
+from django.utils.translation import gettext as _
 
+from scheduling import broker, pulse
+from scheduling.admin import ended
+from scheduling.admin.cards import Card, Figure, capped, cards_of_others
+from scheduling.admin.ended import Ended
+from scheduling.admin.patience import Patience
 from scheduling.admin.pause import active_pauses
-from scheduling.admin.wording import reason
-from scheduling.models import FailedTask, Touch
+from scheduling.admin.spans import span_link
+from scheduling.admin.wording import reason, spoken
+from scheduling.models import FailedTask, Node
+from scheduling.pulse import MOST
 
-MOST = 10_000  #: shown as "10000+": nobody needs the exact figure beyond
-PATIENCE = "2s"
+PATIENCE = 4.0  #: seconds for everything together: the page must open while everything burns
+PERIODS = (1, 7)  #: days
+WORST = 5
+TOUCHES = "admin:scheduling_touch_changelist"
 
 
 def every_page(request: HttpRequest) -> dict[str, Any]:
@@ -29,52 +38,154 @@ def every_page(request: HttpRequest) -> dict[str, Any]:
 
 
 def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
-    context["may_see_touches"] = request.user.has_perm("scheduling.view_touch")
-    context["may_see_failed"] = request.user.has_perm("scheduling.view_failedtask")
-    if context["may_see_touches"]:
-        context["due_soon"] = patiently(_due_soon)
-        context["lately"] = patiently(_lately)
-    if context["may_see_failed"]:
-        context["open_failed"] = patiently(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
-    context["most"] = MOST
+    patience = Patience(PATIENCE)
+    days = next((each for each in PERIODS if str(each) == request.GET.get("days")), PERIODS[0])
+    context["read_at"] = now()
+    context["periods"] = [(each, _("24 hours") if each == 1 else _("7 days"), each == days) for each in PERIODS]
+    figures, cards = [], []
+    if request.user.has_perm("scheduling.view_touch"):
+        figures += _work(patience)
+        cards += [_pace(patience), _queues()]
+        past = ended.read(days, patience)
+        context["sums"] = _sums(past, days)
+        context["charts"] = [ended.by_state(past), ended.by_reason(past)]
+        context["may_see_complaints"] = request.user.has_perm("scheduling.view_complaint")
+        if context["may_see_complaints"]:
+            context["complaints"] = _complaints(past, patience)
+    context["may_see_causes"] = request.user.has_perm("scheduling.view_failedtask")
+    if context["may_see_causes"]:
+        figures.append(_open_failed(patience))
+        context["causes"] = _causes(patience)
+    context["figures"] = figures
+    context["cards"] = [*cards, *cards_of_others(request)]
     return context
 
 
-def _due_soon() -> int:
-    soon = Touch.objects.filter(state="scheduled", parked="", due_at__lte=now() + timedelta(hours=1))
-    return soon[: MOST + 1].count()
+# --- what waits -----------------------------------------------------------------------------------------------------
 
 
-def _lately() -> dict[str, Any]:
-    """What ended in the last day, by state, and the suppressed by reason."""
-    ended = Touch.objects.filter(settled_at__gte=now() - timedelta(hours=24))
-    counts = list(ended.order_by().values("state", "reason").annotate(count=Count("pk")))
-    total = {"delivered": 0, "suppressed": 0, "failed": 0, "unknown": 0, "cancelled": 0}
-    for each in counts:
-        total[each["state"]] = total.get(each["state"], 0) + each["count"]
-    link = reverse("admin:scheduling_touch_changelist")
-    reasons = sorted((each for each in counts if each["state"] == "suppressed"), key=lambda each: -each["count"])
-    widest = max((each["count"] for each in reasons), default=1)
-    return {
-        **total,
-        "reasons": [
-            {
-                "words": reason(each["reason"]),
-                "count": each["count"],
-                "share": round(100 * each["count"] / widest),
-                "link": f"{link}?state__exact=suppressed&reason={each['reason']}",
-            }
-            for each in reasons
+def _work(patience: Patience) -> list[Figure]:
+    soon = patience(lambda: pulse.due_within(timedelta(hours=1)))
+    late = patience(pulse.overdue)
+    hint = _("the oldest for %(span)s") % {"span": spoken(late.oldest)} if late and late.oldest else ""
+    within = span_link("scheduling_touch", "due_at", None, now() + timedelta(hours=1), stands="waiting")
+    count = capped(late.count if late else None, MOST)
+    return [
+        Figure(_("Due within the hour"), capped(soon, MOST), within),
+        Figure(_("Overdue"), count, f"{reverse(TOUCHES)}?stands=overdue", "bad" if late and late.count else "", hint),
+    ]
+
+
+def _open_failed(patience: Patience) -> Figure:
+    count = patience(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
+    link = reverse("admin:scheduling_failedtask_groups")
+    return Figure(_("Failed tasks that wait for you"), capped(count, MOST), link, "bad" if count else "")
+
+
+def _pace(patience: Patience) -> Card:
+    lateness, rates = patience(pulse.lateness), patience(pulse.rates)
+    at = now()
+    delivered = span_link("scheduling_touch", "settled_at", at - timedelta(hours=1), at, state__exact="delivered")
+    lately = span_link("scheduling_touch", "settled_at", at - pulse.RATE_WINDOW, at)
+    return Card(
+        _("Pace"),
+        [
+            Figure(_("Lateness, median"), lateness and _seconds(lateness.p50), delivered,
+                   hint=_("From due to sent, over the latest deliveries of the last hour.")),
+            Figure(_("Lateness, 99 of 100 below"), lateness and _seconds(lateness.p99), delivered),
+            Figure(_("Handed over a minute"), rates and f"{rates.handed_over:.1f}",
+                   reverse(TOUCHES) + "?state__exact=queued", hint=_("To the broker, over the last five minutes.")),
+            Figure(_("Ended a minute"), rates and f"{rates.ended:.1f}", lately),
         ],
-    }
+    )  # fmt: skip
 
 
-def patiently(count: Callable[[], Any], patience: str = PATIENCE) -> Any:
-    """None where the table is too big to be asked in passing: the page must open while everything burns."""
-    try:
-        with transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute(f"SET LOCAL statement_timeout = '{patience}'")
-            return count()
-    except OperationalError:
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return _("%(ms)s ms") % {"ms": round(seconds * 1000)} if seconds < 1 else _("%(s)s s") % {"s": f"{seconds:.1f}"}
+
+
+def _queues() -> Card:
+    names = [*broker.TOUCH_QUEUES.values(), "ticks"]
+    found = broker.waiting(names)
+    if found is None:
+        return Card(_("Queues"), note=_("The broker does not answer. Touches are kept and go out when it does."))
+    link = reverse(TOUCHES) + "?state__exact=queued"
+    figures = [
+        Figure(queue, count, f"{link}&priority__exact={priority}" if priority is not None else "")
+        for queue, count in found.messages.items()
+        for priority in [next((key for key, name in broker.TOUCH_QUEUES.items() if name == queue), None)]
+    ]
+    if found.unacknowledged is not None:
+        figures.append(Figure(_("Not acknowledged"), found.unacknowledged, link))
+    return Card(_("Queues"), figures)
+
+
+# --- what ended -----------------------------------------------------------------------------------------------------
+
+
+def _sums(past: Ended, days: int) -> list[Figure]:
+    whole = past.whole
+    counts = None if whole is None else ended.counted(whole)
+
+    def figure(words: str, *states: str, tone: str = "") -> Figure:
+        count = None if counts is None else sum(counts[state] for state in states)
+        link = past.link(state__exact=states[0]) if len(states) == 1 else past.link(stands="bad")
+        return Figure(words, count, link, tone if count else "")
+
+    return [
+        figure(_("Delivered, 24 h") if days == 1 else _("Delivered, 7 days"), "delivered"),
+        figure(_("Suppressed, 24 h") if days == 1 else _("Suppressed, 7 days"), "suppressed"),
+        figure(_("Failed or unknown, 24 h") if days == 1 else _("Failed or unknown, 7 days"), "failed", "unknown",
+               tone="bad"),
+    ]  # fmt: skip
+
+
+def _complaints(past: Ended, patience: Patience) -> list[dict[str, Any]] | None:
+    """The nodes that are complained about most; None where it could not be counted."""
+    whole, complained = past.whole, patience(lambda: pulse.complained(past.since))
+    if whole is None or complained is None:
         return None
+    delivered = {node: whole_of(whole, node) for node in complained}
+    worst = sorted(complained, key=lambda node: -complained[node] / max(delivered[node], 1))[:WORST]
+    names = dict(Node.objects.filter(pk__in=worst).values_list("pk", "key"))
+    link = reverse("admin:scheduling_complaint_changelist")
+    return [
+        {
+            "name": names[node], "delivered": delivered[node], "complaints": complained[node],
+            "percent": 100 * complained[node] / max(delivered[node], complained[node]),
+            "link": f"{link}?{urlencode({'touch__node__id__exact': node})}",
+            "delivered_link": past.link(state__exact="delivered", node__id__exact=str(node)),
+        }
+        for node in worst
+    ]  # fmt: skip
+
+
+def whole_of(tally: pulse.Tally, wanted: int) -> int:
+    """What was delivered by a node."""
+    return sum(count for (state, _code, node), count in tally.items() if state == "delivered" and node == wanted)
+
+
+def _causes(patience: Patience) -> list[dict[str, Any]] | None:
+    """What fails most, for the same cause."""
+
+    def read() -> list[dict[str, Any]]:
+        groups = FailedTask.objects.filter(state="open").values("fingerprint").order_by()
+        told = groups.annotate(
+            count=Count("pk"), last_at=Max("failed_at"), reason=Max("reason"), channel=Max("channel"),
+            detail=Max("detail"),
+        )  # fmt: skip
+        return [dict(each) for each in told.order_by("-count")[:WORST]]
+
+    link = reverse("admin:scheduling_failedtask_changelist")
+    found = patience(read)
+    if found is None:
+        return None
+    return [
+        {
+            **each, "words": reason(each["reason"]),
+            "link": f"{link}?{urlencode({'state': 'open', 'fingerprint': each['fingerprint']})}",
+        }
+        for each in found
+    ]  # fmt: skip

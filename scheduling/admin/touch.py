@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -11,20 +11,17 @@ from django.utils.html import format_html
 from django.utils.timezone import now
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import (
-    ChoicesDropdownFilter,
-    DropdownFilter,
-    RangeDateTimeFilter,
-    RelatedDropdownFilter,
-)
+from unfold.contrib.filters.admin import ChoicesDropdownFilter, RelatedDropdownFilter
 from unfold.decorators import action, display
 
 from scheduling import services
-from scheduling.admin.base import BigTable, ReadOnlyAdmin, as_uuid
+from scheduling.admin.base import BigTable, ReadOnlyAdmin
+from scheduling.admin.spans import SpanFilter
 from scheduling.admin.timeline import clock, timeline
-from scheduling.admin.wording import REASONS, reason, spoken
+from scheduling.admin.touch_filters import ReasonFilter, StandsFilter, in_order, search
+from scheduling.admin.wording import reason, spoken
 from scheduling.errors import AftertouchError
-from scheduling.models import WAITING, Customer, Event, FailedTask, Touch
+from scheduling.models import WAITING, FailedTask, Touch
 
 STATE_TONES = {
     "scheduled": "info", "queued": "info", "running": "info", "delivered": "success", "suppressed": "warning",
@@ -32,31 +29,19 @@ STATE_TONES = {
 }  # fmt: skip
 
 
-class ReasonFilter(DropdownFilter):  # type: ignore[misc]
-    title = _("reason")
-    parameter_name = "reason"
-
-    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        known = list(REASONS.items())
-        chosen = request.GET.get("reason", "")
-        return known if not chosen or chosen in REASONS else [*known, (chosen, reason(chosen))]
-
-    def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
-        return queryset.filter(reason=self.value()) if self.value() else queryset
-
-
 @admin.register(Touch)
 class TouchAdmin(BigTable, ReadOnlyAdmin):
     list_display = ("due", "state_label", "why", "node", "who", "chat_id", "event_type", "short_id")
     list_display_links = ("due", "short_id")
     list_filter = (
-        ("state", ChoicesDropdownFilter), ReasonFilter, ("node", RelatedDropdownFilter),
-        ("node__channel", RelatedDropdownFilter), ("due_at", RangeDateTimeFilter),
+        StandsFilter, ("state", ChoicesDropdownFilter), ReasonFilter, ("node", RelatedDropdownFilter),
+        ("node__channel", RelatedDropdownFilter), ("priority", ChoicesDropdownFilter), ("due_at", SpanFilter),
+        ("settled_at", SpanFilter),
     )  # fmt: skip
     list_select_related = ("node", "customer", "event")
     ordering = ("-task_id",)  # ids grow with time, so the newest come first by the primary key
     search_fields = ("task_id",)
-    search_help_text = _("Task id, user id, event id or chat id, in full")
+    search_help_text = _("Task, user, event or chat id in full, or words of a text that was sent lately")
     list_disable_select_all = True
     actions = ("cancel_selected",)
     actions_detail = ("cancel",)
@@ -68,15 +53,10 @@ class TouchAdmin(BigTable, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Touch], search_term: str
     ) -> tuple[QuerySet[Touch], bool]:
-        """Whole ids, each found by an index, never a scan for a part of one."""
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        if uuid := as_uuid(term):
-            return queryset.filter(Q(task_id=uuid) | Q(root_id=uuid) | Q(event_id=uuid)), False
-        customers = list(Customer.objects.filter(user_id=term).values_list("pk", flat=True))
-        events = list(Event.objects.filter(event_id=term).values_list("pk", flat=True)[:1000])
-        return queryset.filter(Q(customer__in=customers) | Q(event__in=events) | Q(chat_id=term)), False
+        return search(queryset, search_term.strip()), False
+
+    def get_ordering(self, request: HttpRequest) -> tuple[str, ...]:
+        return in_order(request.GET) or tuple(super().get_ordering(request))
 
     @display(description=_("due at"), ordering="due_at")  # type: ignore[untyped-decorator]
     def due(self, row: Touch) -> str:

@@ -1,0 +1,115 @@
+"""By what touches are looked for. Each way reads an index, or no further than it says: the table may hold millions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Q, QuerySet
+from django.http import HttpRequest
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy as _
+from unfold.contrib.filters.admin import DropdownFilter
+
+from scheduling import selectors
+from scheduling.admin.base import as_uuid
+from scheduling.admin.wording import REASONS, reason
+from scheduling.models import Attempt, Customer, Touch
+from scheduling.pulse import LATE
+
+FOUND = 500  #: by an id that is not unique, or by words, at most
+LOOKED_AT = 50_000  #: of the latest texts and touches
+
+
+class ReasonFilter(DropdownFilter):  # type: ignore[misc]
+    title = _("reason")
+    parameter_name = "reason"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        known = list(REASONS.items())
+        chosen = request.GET.get("reason", "")
+        return known if not chosen or chosen in REASONS else [*known, (chosen, reason(chosen))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
+        return queryset.filter(reason=self.value()) if self.value() else queryset
+
+
+class StandsFilter(DropdownFilter):  # type: ignore[misc]
+    """States that somebody asks for together."""
+
+    title = _("how it stands")
+    parameter_name = "stands"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [
+            ("waiting", _("Waits for its time")), ("overdue", _("Overdue")), ("paused", _("Paused")),
+            ("bad", _("Failed or unknown")),
+        ]  # fmt: skip
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
+        due = Q(state="scheduled", parked="")
+        meant = {
+            "waiting": due,
+            "overdue": (due | Q(state="queued")) & Q(due_at__lt=now() - LATE),
+            "paused": ~Q(parked=""),
+            "bad": Q(state__in=("failed", "unknown")),
+        }
+        return queryset.filter(meant[self.value()]) if self.value() in meant else queryset
+
+
+def in_order(asked: Mapping[str, str]) -> tuple[str, ...]:
+    """Where an index has the rows in an order of its own: what waits by its time, what ended by its end. () for the
+    usual order."""
+    if asked.get("stands") in ("waiting", "overdue"):
+        return ("due_at",)
+    if asked.get("settled_at_from_0") or asked.get("settled_at_to_0"):
+        return ("-settled_at",)
+    return ()
+
+
+def search(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
+    """Whole ids, or words of a text. What is found is looked up by its key, whatever else narrows the list."""
+    if not term:
+        return touches
+    if uuid := as_uuid(term):
+        return touches.filter(Q(task_id=uuid) | Q(task_id__in=_of_chain(uuid)) | Q(event_id=uuid))
+    found = {task_id for way in (_of_customer, _of_event, _of_chat) for task_id in way(term)}
+    return touches.filter(task_id__in=found or set(_saying(term)))
+
+
+def _of_chain(root: UUID) -> Iterator[UUID]:
+    """Each one that the delivery key went on to, from the first."""
+    task_id: UUID | None = root
+    while task_id:
+        yield task_id
+        task_id = Touch.objects.filter(retry_of=task_id, root_id=root).values_list("task_id", flat=True).first()
+
+
+def _of_customer(term: str) -> QuerySet[Any]:
+    customer = Customer.objects.filter(user_id=term).values("pk")
+    return _ids(Touch.objects.filter(customer__in=customer))
+
+
+def _of_event(term: str) -> QuerySet[Any]:
+    return _ids(Touch.objects.filter(event_id__in=selectors.events_named(term)))
+
+
+def _of_chat(term: str) -> list[UUID]:
+    """What was sent there, and what of the latest waits or was not sent."""
+    sent = Touch.objects.filter(chat_id=term, reserved_at__isnull=False).exclude(chat_id="").order_by("-reserved_at")
+    others = Touch.objects.filter(chat_id=term, reserved_at__isnull=True)
+    if first := Touch.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first():
+        others = others.filter(pk__gt=first)
+    return [*sent.values_list("pk", flat=True)[:FOUND], *_ids(others)]
+
+
+def _saying(term: str) -> QuerySet[Any]:
+    """Words of a text, among the latest that were sent."""
+    last = Attempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    said = Attempt.objects.filter(pk__gt=last - LOOKED_AT, body__icontains=term)
+    return said.order_by("-pk").values_list("touch_id", flat=True)[:FOUND]
+
+
+def _ids(touches: QuerySet[Touch]) -> QuerySet[Any]:
+    return touches.order_by("-pk").values_list("pk", flat=True)[:FOUND]

@@ -1,0 +1,302 @@
+"""The overview: what it counts, where its numbers lead, and what it says where it cannot count."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.urls import reverse
+from django.utils.html import escape
+from django.utils.timezone import now
+
+from scheduling import pulse
+from scheduling.admin import home
+from scheduling.admin.cards import Card, Figure
+from scheduling.admin.charts import Bucket, Series, round_up, stacked
+from scheduling.models import Complaint, Touch
+
+pytestmark = pytest.mark.django_db
+
+Happen = Callable[..., Any]
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    pulse.past.forget()
+    yield
+    pulse.past.forget()
+
+
+@pytest.fixture
+def touch(matrix: Any, happen: Happen) -> Callable[..., Touch]:
+    """One that stands as it is told."""
+    matrix.node(delay=HOUR)
+    matrix.node("paid", trigger="order.paid", delay=HOUR)
+
+    def touch(state: str = "scheduled", *, ago: timedelta | None = None, **changes: Any) -> Touch:
+        (task_id,) = happen(changes.pop("type", "material.downloaded")).task_ids
+        if ago is not None:
+            changes |= {
+                "settled_at": now() - ago,
+                "sending_at": now() - ago,
+                "due_at": now() - ago,
+                "lease_until": None,
+            }
+        if state in ("queued", "running"):
+            changes |= {"lease_until": now() + HOUR}
+        Touch.objects.filter(pk=task_id).update(state=state, **changes)
+        return Touch.objects.get(pk=task_id)
+
+    return touch
+
+
+def page(client: Client, days: int = 1) -> Any:
+    return client.get(reverse("admin:index"), {"days": days}).context
+
+
+def values(figures: list[Figure]) -> dict[str, Any]:
+    return {str(each.words): each.value for each in figures}
+
+
+def link_of(figures: list[Figure], words: str) -> str:
+    return next(each.link for each in figures if str(each.words) == words)
+
+
+def rows(client: Client, link: str) -> set[Any]:
+    return {row.pk for row in client.get(link).context["cl"].result_list}
+
+
+# --- numbers and where they lead -------------------------------------------------------------------------------------
+
+
+def test_numbers_lead_to_their_rows(touch: Callable[..., Touch], viewer: Client) -> None:
+    delivered = {touch("delivered", ago=5 * MINUTE).pk for _ in range(3)}
+    failed = {touch("failed", ago=2 * HOUR).pk, touch("unknown", ago=3 * HOUR).pk}
+    touch("delivered", ago=30 * HOUR)
+    late = {touch(due_at=now() - 2 * HOUR).pk, touch("queued", due_at=now() - HOUR).pk}
+    soon = touch(due_at=now() + 30 * MINUTE).pk
+    touch(due_at=now() + 90 * MINUTE)
+    touch(due_at=now() - 3 * HOUR, parked="all")
+    found = page(viewer)
+    figures = [*found["figures"], *found["sums"]]
+    assert values(figures) == {
+        "Due within the hour": "2", "Overdue": "2", "Failed tasks that wait for you": "0",
+        "Delivered, 24 h": 3, "Suppressed, 24 h": 0, "Failed or unknown, 24 h": 2,
+    }  # fmt: skip
+    assert rows(viewer, link_of(figures, "Delivered, 24 h")) == delivered
+    assert rows(viewer, link_of(figures, "Failed or unknown, 24 h")) == failed
+    assert rows(viewer, link_of(figures, "Overdue")) == late
+    assert soon in rows(viewer, link_of(figures, "Due within the hour"))
+    assert len(rows(viewer, link_of(figures, "Due within the hour"))) == 2
+    hint = next(str(each.hint) for each in figures if str(each.words) == "Overdue")
+    assert hint.startswith("the oldest for 2 hours")
+
+
+def test_a_week_is_told_by_day(touch: Callable[..., Touch], viewer: Client) -> None:
+    wanted = {touch("suppressed", ago=DAY * days, reason="cap").pk for days in (1, 3, 5)}
+    touch("suppressed", ago=9 * DAY, reason="cap")
+    found = page(viewer, 7)
+    ended, reasons = found["charts"]
+    assert len(ended.columns) == 7
+    assert [(str(series.words), count) for series, count, _ in reasons.series] == [("Customer's limit reached", 3)]
+    assert [sum(count for _, count, _ in column.cells) for column in reasons.columns] == [0, 1, 0, 1, 0, 1, 0]
+    assert rows(viewer, reasons.series[0][2]) == wanted
+    (_, _, link) = reasons.columns[1].cells[0]
+    assert len(rows(viewer, link)) == 1
+
+
+def test_columns_lead_to_their_hour(touch: Callable[..., Touch], viewer: Client) -> None:
+    here = now().replace(minute=0, second=0, microsecond=0)
+    edges = [here - HOUR, here - timedelta(microseconds=1), here]
+    first, second, present = (touch("delivered", ago=now() - at).pk for at in edges)
+    Touch.objects.filter(pk=first).update(settled_at=edges[0])
+    Touch.objects.filter(pk=second).update(settled_at=edges[1])
+    Touch.objects.filter(pk=present).update(settled_at=edges[2])
+    ended = page(viewer)["charts"][0]
+    counts = [{words: (count, link) for words, count, link in column.cells} for column in ended.columns]
+    assert (counts[-2]["Delivered"][0], counts[-1]["Delivered"][0]) == (2, 1)
+    assert rows(viewer, counts[-2]["Delivered"][1]) == {first, second}
+    assert rows(viewer, counts[-1]["Delivered"][1]) == {present}
+
+
+def test_rare_reasons_stand_together(touch: Callable[..., Touch], viewer: Client) -> None:
+    for number, reason in enumerate(["cap", "dedupe", "expired", "rollout", "holdout", "opted_out", "conversation"]):
+        for _ in range(8 - number):
+            touch("suppressed", ago=5 * MINUTE, reason=reason)
+    told = [(str(series.words), count) for series, count, _ in page(viewer)["charts"][1].series]
+    assert told[0] == ("Customer's limit reached", 8)
+    assert told[-1] == ("Other reasons", 3 + 2)
+    assert len(told) == 6
+
+
+def test_lateness_goes_from_due_to_sent(touch: Callable[..., Touch], viewer: Client) -> None:
+    for seconds in range(100):
+        row = touch("delivered", ago=5 * MINUTE)
+        Touch.objects.filter(pk=row.pk).update(due_at=row.sending_at - timedelta(milliseconds=10 * seconds))
+    pace = page(viewer)["cards"][0]
+    assert values(pace.figures)["Lateness, median"] == "495 ms"
+    assert values(pace.figures)["Lateness, 99 of 100 below"] == "980 ms"
+
+
+def test_rates_are_told_by_the_minute(touch: Callable[..., Touch]) -> None:
+    for _ in range(5):
+        touch("delivered", ago=MINUTE, queued_at=now() - MINUTE)
+    touch("queued", queued_at=now() - MINUTE)
+    touch("delivered", ago=HOUR, queued_at=now() - HOUR)
+    assert pulse.rates() == pulse.Rates(handed_over=6 / 5, ended=1.0)
+
+
+def test_complaints_are_told_by_node(touch: Callable[..., Touch], viewer: Client, happen: Happen) -> None:
+    first, *_ = [touch("delivered", ago=5 * MINUTE) for _ in range(4)]
+    touch("delivered", ago=5 * MINUTE, type="order.paid")
+    event = happen("complaint.received")
+    Complaint.objects.filter(event_id=event.id).update(touch=first)
+    (told,) = page(viewer)["complaints"]
+    assert (told["name"], told["delivered"], told["complaints"], told["percent"]) == ("guide", 4, 1, 25)
+    assert len(rows(viewer, told["delivered_link"])) == 4
+    assert len(rows(viewer, told["link"])) == 1
+
+
+def test_what_fails_most_comes_first(failed: Callable[..., Any], viewer: Client) -> None:
+    wanted = {failed(user).pk for user in ("ann", "bob")}
+    (cause,) = page(viewer)["causes"]
+    assert (cause["count"], cause["words"]) == (2, "Data for the text is missing")
+    assert rows(viewer, cause["link"]) == wanted
+
+
+def test_messages_at_the_broker_are_counted(viewer: Client) -> None:
+    from scheduling import broker
+
+    found = broker.waiting(["touch.high", "no.such.queue"])
+    assert found is not None
+    assert found.messages["no.such.queue"] == 0
+    assert found.unacknowledged is not None
+    queues = page(viewer)["cards"][1]
+    assert {"touch.high", "touch.normal", "touch.low", "ticks"} <= set(values(queues.figures))
+
+
+# --- where something is missing ---------------------------------------------------------------------------------------
+
+
+def test_what_is_too_much_to_count_is_a_gap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "PATIENCE", 0.0)
+    answer = viewer.get(reverse("admin:index"))
+    assert answer.status_code == 200
+    assert {each.value for each in answer.context["sums"]} == {None}
+    assert all(column.is_gap for column in answer.context["charts"][0].columns)
+    assert "too much to count now" in answer.content.decode()
+
+
+def test_a_statement_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch, viewer: Client) -> None:
+    def slow() -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(60)")
+
+    monkeypatch.setattr(pulse, "lateness", slow)
+    monkeypatch.setattr(home, "PATIENCE", 0.3)
+    assert values(page(viewer)["cards"][0].figures)["Lateness, median"] is None
+
+
+def test_hours_that_are_over_are_read_once(
+    touch: Callable[..., Touch], viewer: Client, django_assert_num_queries: Any
+) -> None:
+    touch("delivered", ago=5 * HOUR)
+    at = now().replace(minute=0, second=0, microsecond=0)
+    hours = [at - HOUR * back for back in range(1, 24)]
+
+    def count(read: Callable[[], Any]) -> Any:
+        return read()
+
+    later = at + 10 * MINUTE
+    first = pulse.past.hours(hours, later, count)
+    with django_assert_num_queries(0):
+        assert pulse.past.hours(hours, later, count) == first
+    assert sum(sum(tally.values()) for tally in first.values() if tally) == 1
+    with django_assert_num_queries(4):  # they are not believed for ever
+        pulse.past.hours(hours, later + pulse.Past.KEPT, count)
+
+
+def test_a_look_that_was_given_up_goes_on_where_it_stood() -> None:
+    at = now().replace(minute=0, second=0, microsecond=0)
+    hours = [at - HOUR * back for back in range(1, 13)]
+    looks = iter([True, False, True])
+
+    def count(read: Callable[[], Any]) -> Any:
+        return read() if next(looks) else None
+
+    first = pulse.past.hours(hours, at + 10 * MINUTE, count)
+    assert [first[hour] is None for hour in hours] == [False] * 6 + [True] * 6
+    second = pulse.past.hours(hours, at + 10 * MINUTE, count)
+    assert None not in second.values()
+
+
+def test_a_card_that_breaks_leaves_the_others(settings: Any, viewer: Client) -> None:
+    settings.DASHBOARD = [f"{__name__}.broken", f"{__name__}.hidden", f"{__name__}.whole"]
+    others = page(viewer)["cards"][2:]
+    assert [(str(card.title), bool(card.note)) for card in others] == [(__name__.split(".")[0], True), ("Whole", False)]
+
+
+def broken(request: Any) -> Card | None:
+    raise RuntimeError("no")
+
+
+def hidden(request: Any) -> Card | None:
+    return None
+
+
+def whole(request: Any) -> Card | None:
+    return Card("Whole", [Figure("a", 1)])
+
+
+def test_each_sees_what_they_may(as_member: Callable[[str], Client]) -> None:
+    from django.contrib.auth.models import User
+
+    client = as_member("viewer")
+    User.objects.get(username="viewer").groups.clear()
+    found = client.get(reverse("admin:index"))
+    assert found.status_code == 200
+    assert (found.context["figures"], found.context["cards"]) == ([], [])
+    assert "charts" not in found.context
+
+
+# --- the drawing ------------------------------------------------------------------------------------------------------
+
+
+def test_charts_carry_their_figures_for_those_who_cannot_see_them(touch: Callable[..., Touch], viewer: Client) -> None:
+    touch("delivered", ago=5 * MINUTE)
+    text = viewer.get(reverse("admin:index")).content.decode()
+    assert re.search(r'<svg[^>]+aria-labelledby="chart-ended"', text)
+    assert re.search(r"<title>[\d-]+ \d\d:00 · Delivered: 1</title>", text)
+    assert '<table class="at-grid-table">' in text
+    board = text[text.index('id="dashboard"') :]
+    assert not re.search(r'\s(style|on\w+)="|<script', board[: board.index("</section>\n</div>")])
+
+
+def test_columns_are_stacked_to_scale() -> None:
+    series = [Series("a", "A", "good"), Series("b", "B", "bad")]
+    buckets = [Bucket("one", {"a": 3, "b": 1}, {}), Bucket("two", {}, {}), Bucket("three", None, {})]
+    chart = stacked("k", "T", series, buckets, lambda key: key)
+    assert chart.top == 5
+    assert [(piece.y, piece.height) for piece in chart.columns[0].pieces] == [(40, 60), (20, 20)]
+    assert [column.is_gap for column in chart.columns] == [False, False, True]
+    assert [column.pieces for column in chart.columns[1:]] == [[], []]
+    assert [(each.key, count, link) for each, count, link in chart.series] == [("a", 3, "a"), ("b", 1, "b")]
+
+
+@pytest.mark.parametrize(("most", "top"), [(0, 1), (1, 1), (3, 5), (10, 10), (11, 20), (501, 1000)])
+def test_the_scale_is_easy_to_read(most: int, top: int) -> None:
+    assert round_up(most) == top
+
+
+def test_what_a_source_says_cannot_break_out_of_the_page(touch: Callable[..., Touch], viewer: Client) -> None:
+    evil = '"><script>1</script>'
+    touch("suppressed", ago=5 * MINUTE, reason=evil)
+    text = viewer.get(reverse("admin:index")).content.decode()
+    assert evil not in text
+    assert escape(evil) in text
