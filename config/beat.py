@@ -19,6 +19,8 @@ SCHEDULE = {
     "bring back lost runs, wake who sleeps": tick("rpa_tasks.keep_moving", 5),
     # what is over long enough
     "forget what is old": tick("scheduling.forget", 60),
+    # live chats
+    "count what guide messages bring about": tick("chat_sessions.count_nudges", 10),
     # customers
     "find who stays away": tick("scheduling.scan_inactive", 60),
 }

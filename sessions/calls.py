@@ -17,6 +17,8 @@ KEPT = timedelta(hours=24)  #: a session that was never closed vanishes so long 
 CLOSED_KEPT = timedelta(hours=1)  #: longer than a frame may be late
 TYPING_PAUSE = timedelta(minutes=2)  #: an agent who began to type and went away does not pause for ever
 RENEWED_EVERY = timedelta(hours=1)
+PAUSE_COUNTS = KEPT - 2 * RENEWED_EVERY  #: after its last frame; by then the session itself is still there
+TYPED_LATELY = timedelta(seconds=10)  #: who typed so lately, and has not sent it, is typing
 
 _WHAT = {(sender, kind): f"{sender[0]}:{kind}" for sender, kinds in KINDS.items() for kind in kinds}
 
@@ -30,6 +32,7 @@ def note_activity(frames: Sequence[Frame], groups: Mapping[int, Sequence[int]]) 
 
 def _note_activity(shard: int, frames: Sequence[Frame]) -> Call:
     names = [keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard], keys.ACTIVE[shard]]
+    names += [keys.PAUSED[shard], keys.COUNTS[shard], keys.SIGNS[shard]]
     prefix = keys.SESSION[shard]
     words: list[Any] = [ms(KEPT), ms(CLOSED_KEPT), ms(TYPING_PAUSE), ms(RENEWED_EVERY), len(prefix)]
     for frame in frames:
@@ -58,7 +61,8 @@ def note_presence(sessions: Mapping[str, str]) -> list[Call]:
 def note_expired(user_id: str, key: str, tag: str, window: timedelta) -> Call:
     shard = keys.shard_of(user_id)
     words = [ms(KEPT), user_id, user_id, tag, key, ms(window)]
-    return scripts.NOTE_EXPIRED, [keys.DUE[shard], keys.SESSION[shard] + user_id], words
+    names = [keys.DUE[shard], keys.POLICIES[shard], keys.COUNTS[shard], keys.SESSION[shard] + user_id]
+    return scripts.NOTE_EXPIRED, names, words
 
 
 def claim_silent(shard: int, limit: int, lease: timedelta) -> Call:
@@ -68,13 +72,13 @@ def claim_silent(shard: int, limit: int, lease: timedelta) -> Call:
 
 def confirm(silences: Sequence[Silence]) -> list[Call]:
     return [
-        (
-            scripts.CONFIRM,
-            [keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard], *_sessions(shard, group)],
-            [ms(KEPT), *_flat(group)],
-        )
+        (scripts.CONFIRM, [*_confirmed_in(shard), *_sessions(shard, group)], [ms(KEPT), *_flat(group)])
         for shard, group in _grouped(silences)
     ]
+
+
+def _confirmed_in(shard: int) -> list[str]:
+    return [keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard], keys.COUNTS[shard]]
 
 
 def release(silences: Sequence[Silence]) -> list[Call]:
@@ -88,10 +92,22 @@ def still_silent(silences: Sequence[Silence], groups: Mapping[int, Sequence[int]
     return [
         (
             scripts.STILL_SILENT,
-            _sessions(shard, [silences[number] for number in numbers]),
-            [silences[number][1] for number in numbers],
+            [keys.SIGNS[shard], *_sessions(shard, [silences[number] for number in numbers])],
+            [len(keys.SESSION[shard]), ms(TYPED_LATELY), *(silences[number][1] for number in numbers)],
         )
         for shard, numbers in groups.items()
+    ]
+
+
+def tally() -> list[Call]:
+    """One a shard."""
+    return [
+        (
+            scripts.TALLY,
+            [keys.DUE[shard], keys.INFLIGHT[shard], keys.PAUSED[shard], keys.COUNTS[shard], keys.SESSION[shard]],
+            [ms(PAUSE_COUNTS)],
+        )
+        for shard in range(keys.SHARDS)
     ]
 
 

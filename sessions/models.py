@@ -76,3 +76,37 @@ class Campaign(Versioned):
 
     def spec(self) -> Override:
         return Override(self.starts_at, self.ends_at, self.threshold)
+
+
+class NudgeTally(models.Model):
+    """Of the guide messages that were delivered within five minutes, how many there were and what users did then (see
+    `nudges`). A message is counted where it was delivered, and at most once as answered or as false."""
+
+    at = models.DateTimeField(_("from"))
+    tag = models.CharField(_("tag"), max_length=64)
+    sent = models.PositiveIntegerField(_("sent"), default=0)
+    answered = models.PositiveIntegerField(_("answered"), default=0)
+    false = models.PositiveIntegerField(_("false"), default=0)
+
+    class Meta:
+        verbose_name = _("tally of guide messages")
+        verbose_name_plural = _("tallies of guide messages")
+        constraints = [models.UniqueConstraint(fields=["at", "tag"], name="nudge_tally_once")]
+
+    def __str__(self) -> str:
+        return f"{self.tag} {self.at:%Y-%m-%d %H:%M}"
+
+
+class NudgeMark(models.Model):
+    """One row: how far guide messages and signs of users are counted."""
+
+    attempts_to = models.BigIntegerField(default=0)
+    #: Attempts up to here may be counted as soon as every transaction before this one has ended: a number that was
+    #: taken earlier is written by then, or never.
+    ceiling = models.BigIntegerField(default=0)
+    ceiling_xid = models.BigIntegerField(default=0)
+    #: By shard, the last entry of its stream of signs.
+    signs_to = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return str(self.attempts_to)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 
 Clock = Callable[[], float]
@@ -45,6 +46,29 @@ class Bucket:
 
     def spend(self, count: int) -> None:
         self._level -= count
+
+
+class Recent:
+    """How many there were in the last minute, to the second."""
+
+    SECONDS = 60
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._counts: deque[tuple[int, int]] = deque()  #: a second, and how many
+
+    def add(self, count: int) -> None:
+        self._counts.append((int(self._clock()), count))
+        self._forget()
+
+    def total(self) -> int:
+        self._forget()
+        return sum(count for _, count in self._counts)
+
+    def _forget(self) -> None:
+        now = int(self._clock())
+        while self._counts and self._counts[0][0] <= now - self.SECONDS:
+            self._counts.popleft()
 
 
 class Backoff:

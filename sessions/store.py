@@ -31,9 +31,12 @@ class Noted(NamedTuple):
 class Shard(NamedTuple):
     """One shard at a glance."""
 
+    now_ms: int
     armed: int
-    in_flight: int
+    in_flight: int  #: claimed and not yet confirmed
+    paused: int  #: by a tool, a transfer or a queue
     first_due_ms: int  #: -1 for never
+    counts: dict[str, int]  #: the armed, in flight ones among them, as a:<tag>, the paused as p:<tag>
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,20 +177,10 @@ class Store:
         self.server.ask(lambda pipe: [pipe.zrem(keys.ACTIVE[shard], *group) for shard, group in users.items()])
 
     def shards(self) -> list[Shard]:
-        found = self.server.ask(
-            lambda pipe: [
-                each
-                for shard in range(keys.SHARDS)
-                for each in (
-                    pipe.zcard(keys.DUE[shard]),
-                    pipe.zcard(keys.INFLIGHT[shard]),
-                    pipe.zrange(keys.DUE[shard], 0, 0, withscores=True),
-                )
-            ]
-        )
+        """What each holds now. The work is the same however many sessions there are."""
         return [
-            Shard(armed, in_flight, int(first[0][1]) if first else -1)
-            for armed, in_flight, first in zip(found[::3], found[1::3], found[2::3], strict=True)
+            Shard(now_ms, armed, in_flight, paused, first, dict(zip(map(text, counts[::2]), counts[1::2], strict=True)))
+            for now_ms, armed, in_flight, paused, first, *counts in self._run(calls.tally())
         ]
 
     # --- policies -------------------------------------------------------------------------------------------------

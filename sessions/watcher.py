@@ -131,4 +131,5 @@ class Watcher:
             self.store.push(wanted)
             log.info("policies_pushed", version=wanted.version)
         activity.note(self.store)
-        reports.send(self.store, self.report, waits=self._room < 1)
+        self.store.shards()  # so that pauses which nobody ends are forgotten even where nobody looks
+        reports.send(self.store, self.report, wanted.tags, waits=self._room < 1)

@@ -1,6 +1,8 @@
 -- A key of a gateway has expired: its user is silent now. Every listener hears of it; the first one counts.
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
--- KEYS[2]  {shard}:s:<id>    hash: the session (fields: see note_activity)
+-- KEYS[2]  {shard}:policies  hash: version, body
+-- KEYS[3]  {shard}:counts    hash: how many sessions are armed and paused (see note_activity)
+-- KEYS[4]  {shard}:s:<id>    hash: the session (fields: see note_activity)
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a session is kept, ms
 -- ARGV[3]  session id
@@ -9,10 +11,15 @@
 -- ARGV[6]  the gateway's key
 -- ARGV[7]  window, ms: a second expiry of the same user within it is the same silence
 -- Returns 1, or 0 where it is known already, or where the session sends frames and so needs no adapter.
-local held = redis.call('HMGET', KEYS[2], 'a', 'k')
+local policies = read_policies(KEYS[2])
+if not policies then return NO_POLICIES end
+
+local held = redis.call('HMGET', KEYS[4], 'a', 'k', 'w')
 if held[1] and (not held[2] or now_us - held[1] < ARGV[7] * 1000) then return 0 end
-redis.call('HSET', KEYS[2], 'u', ARGV[4], 't', ARGV[5] ~= '' and ARGV[5] or 'default', 'k', ARGV[6],
-  'a', next_arming(held[1]), 'd', now, 'n', 0)
+local tag = ARGV[5] ~= '' and ARGV[5] or 'default'
+local as = 'a:' .. counted_as(policies, tag)
+recount(KEYS[3], held[3], as)
+redis.call('HSET', KEYS[4], 'u', ARGV[4], 't', tag, 'k', ARGV[6], 'a', next_arming(held[1]), 'd', now, 'n', 0, 'w', as)
 redis.call('ZADD', KEYS[1], now, ARGV[3])
-redis.call('PEXPIRE', KEYS[2], ARGV[2])
+redis.call('PEXPIRE', KEYS[4], ARGV[2])
 return 1

@@ -22,6 +22,9 @@ local function policy_of(policies, tag)
   return policies.tags[tag] or policies.tags.default
 end
 
+-- A guide message counts as answered until so long after it, ms; more signs than that a shard nobody has read are dropped.
+local ANSWERED_WITHIN, MOST_SIGNS = 600000, 10000
+
 -- Well below the time for which sessions are kept.
 local LONGEST = 46800000
 
@@ -33,6 +36,17 @@ local function patience(policies, tag, nudges)
     if campaign[1] <= now and now < campaign[2] then threshold = campaign[3] end
   end
   return math.min(LONGEST, math.floor(threshold * policy[5] ^ nudges + math.random() * policy[2]))
+end
+
+-- What sessions of this tag are counted under: there are no more names than policies.
+local function counted_as(policies, tag)
+  return policies.tags[tag] and tag or 'default'
+end
+
+-- A session that was counted as `was` is counted as `as` now: a:<tag> armed, p:<tag> paused, false for neither.
+local function recount(counts, was, as)
+  if was and redis.call('HINCRBY', counts, was, -1) < 1 then redis.call('HDEL', counts, was) end
+  if as then redis.call('HINCRBY', counts, as, 1) end
 end
 
 -- Each arming has its own instant, which names its silence: it grows even if the server's clock goes back.

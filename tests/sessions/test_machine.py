@@ -254,6 +254,11 @@ class Machine(RuleBasedStateMachine):
         flying = sum(chat.in_flight_until is not None for chat in self.chats.values())
         shards = self.store.shards()
         assert (sum(each.armed for each in shards), sum(each.in_flight for each in shards)) == (armed, flying)
+        counts = [each for shard in shards for each in shard.counts.items()]
+        paused = sum(chat.begun and not chat.closed and chat.pause in HARD for chat in self.chats.values())
+        assert sum(each.paused for each in shards) == paused
+        assert sum(count for name, count in counts if name.startswith("a:")) == armed + flying
+        assert sum(count for name, count in counts if name.startswith("p:")) == paused
 
     def teardown(self) -> None:
         """In the end one watcher lives: every silence that nobody broke is handed in, and then there are no more."""

@@ -1,0 +1,70 @@
+"""What the store and the database know about live chats, for `/metrics`. Where one of them does not answer, its series
+are missing, not zero."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from sessions import nudges, overview, reports
+from sessions.server import StoreAway
+from sessions.store import live
+
+log = structlog.get_logger(__name__)
+
+
+class SessionMetrics(Collector):
+    def collect(self) -> Iterator[Metric]:
+        yield _nudges()
+        try:
+            found, silences = overview.look(live()), reports.silences(live())
+        except StoreAway as error:
+            log.warning("session_metrics_missing", error=str(error))
+            return
+        yield _chats(found)
+        yield _silences(silences)
+        yield from _watching(found)
+
+
+def _nudges() -> Metric:
+    """As `nudges` says."""
+    family = GaugeMetricFamily(
+        "aftertouch_nudges",
+        "Guide messages sent over 24 hours, and those answered and false.",
+        labels=["tag", "outcome"],
+    )
+    for tally in nudges.lately():
+        family.add_metric([tally.tag, "sent"], tally.sent)
+        family.add_metric([tally.tag, "answered"], tally.answered)
+        family.add_metric([tally.tag, "false"], tally.false)
+    return family
+
+
+def _chats(found: overview.Overview) -> Metric:
+    family = GaugeMetricFamily("aftertouch_sessions", "Live chats.", labels=["tag", "state"])
+    for each in found.tags:
+        family.add_metric([each.tag, "armed"], each.armed)
+        family.add_metric([each.tag, "paused"], each.paused)
+    return family
+
+
+def _silences(silences: dict[str, int]) -> Metric:
+    family = CounterMetricFamily("aftertouch_silences", "Silences claimed and handed in.", labels=["tag"])
+    for tag, count in silences.items():
+        family.add_metric([tag], count)
+    return family
+
+
+def _watching(found: overview.Overview) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "aftertouch_silence_lag_seconds",
+        "How far the oldest due deadline that nobody has claimed is behind the server's clock.",
+        value=found.lag_ms / 1000,
+    )
+    yield GaugeMetricFamily(
+        "aftertouch_silences_in_flight", "Silences claimed and not yet handed in.", value=found.in_flight
+    )
+    yield GaugeMetricFamily("aftertouch_watchers", "Watchers alive within the last minute.", value=len(found.watchers))

@@ -1,0 +1,279 @@
+"""Guide messages that were answered and those that nobody needed: real touches in the database, real frames in the
+store, and the store's clock pushed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.utils.timezone import now
+
+from scheduling.intake import record_events
+from scheduling.models import Attempt, Touch, Verdict
+from sessions import keys, nudges
+from sessions.hand_in import event_of
+from sessions.models import NudgeMark, NudgeTally, SilencePolicy
+from sessions.policy_set import Policy
+from sessions.store import Claim
+from tests.scheduling.api.serving import eventually
+from tests.sessions.conftest import Chats
+
+pytestmark = pytest.mark.django_db
+
+MOMENT = timedelta(milliseconds=1)
+
+
+class Guide:
+    """Lets chats fall silent and sends guide messages into them, without a worker."""
+
+    def __init__(self, chats: Chats, matrix: Any) -> None:
+        self.chats = chats
+        self.node = matrix.node("guide", "session.silent", delay=timedelta(0))
+
+    def silence(self, session: str = "s1", tag: str = "") -> Claim:
+        """Recorded and confirmed; its touch waits."""
+        self.chats.user(session, tag=tag)
+        self.chats.pass_time(61)
+        (claim,) = self.chats.claim()
+        record_events([event_of(claim, claim.deadline_ms)])
+        self.chats.store.confirm([claim])
+        return claim
+
+    def touch(self, claim: Claim) -> Touch:
+        return Touch.objects.filter(event__event_id=f"{claim.session_id}:{claim.armed_at}").latest("created_at")
+
+    def send(self, claim: Claim, *, takes: timedelta = MOMENT, state: str = "delivered") -> None:
+        """The last look, and what became of it."""
+        assert self.chats.stands(claim)
+        self.settle(claim, takes=takes, state=state)
+
+    def settle(self, claim: Claim, *, takes: timedelta = MOMENT, state: str = "delivered") -> None:
+        touch = self.touch(claim)
+        at = now()
+        decision = "suppress" if state == "suppressed" else "send"
+        Verdict.objects.create(touch=touch, at=at, decision=decision)
+        Touch.objects.filter(pk=touch.pk).update(state=state, settled_at=at + takes, lease_until=None)
+        if state == "delivered":
+            Attempt.objects.create(
+                touch=touch, number=1, lease_no=1, started_at=at, ended_at=at + takes, outcome="delivered"
+            )
+
+    def count(self) -> None:
+        """When what is on its way has settled. Two passes: the first one sets the ceiling."""
+        for _ in range(2):
+            nudges.count(self.chats.store)
+
+    def tally(self) -> dict[str, tuple[int, int, int]]:
+        self.count()
+        return {each.tag: (each.sent, each.answered, each.false) for each in nudges.lately()}
+
+
+@pytest.fixture
+def guide(chats: Chats, matrix: Any, monkeypatch: pytest.MonkeyPatch) -> Guide:
+    """Where a test's own transaction stays open, nothing of it would ever be final."""
+    monkeypatch.setattr(nudges, "SETTLED", timedelta(0))
+    monkeypatch.setattr(nudges, "_HORIZON", "SELECT coalesce(max(id), 0), 0, 0 FROM scheduling_attempt")
+    guide = Guide(chats, matrix)
+    guide.count()
+    return guide
+
+
+@pytest.fixture
+def committed(chats: Chats, matrix: Any) -> Guide:
+    guide = Guide(chats, matrix)
+    guide.count()
+    return guide
+
+
+def test_a_message_that_is_answered_within_ten_minutes_counts_once(guide: Guide, chats: Chats) -> None:
+    guide.send(guide.silence())
+    assert guide.tally() == {"default": (1, 0, 0)}
+    chats.pass_time(30)
+    chats.user(kind="ping")
+    chats.user(kind="read")
+    chats.user(kind="typing")
+    assert guide.tally() == {"default": (1, 0, 0)}
+    chats.pass_time(500)
+    chats.user()
+    chats.user()
+    assert guide.tally() == {"default": (1, 1, 0)}
+    assert guide.tally() == {"default": (1, 1, 0)}
+
+
+def test_after_ten_minutes_it_is_no_answer(guide: Guide, chats: Chats) -> None:
+    guide.send(guide.silence())
+    chats.pass_time(601)
+    chats.user()
+    assert guide.tally() == {"default": (1, 0, 0)}
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [(1.0, "message")], [(1.0, "typing")], [(1.0, "typing"), (5.0, "message")],
+        [(0.5, "typing"), (0.5, "message")], [(1.9, "read"), (0.0, "message")],
+    ],
+)  # fmt: skip
+def test_who_writes_or_types_within_two_seconds_was_not_to_be_guided(
+    guide: Guide, chats: Chats, frames: list[tuple[float, str]]
+) -> None:
+    guide.send(guide.silence())
+    for seconds, kind in frames:
+        chats.pass_time(seconds)
+        chats.user(kind=kind)
+        guide.count()
+    assert guide.tally() == {"default": (1, 0, 1)}
+
+
+def test_who_was_typing_when_it_went_out_was_not_to_be_guided(guide: Guide, chats: Chats) -> None:
+    chats.policies(new=Policy(timedelta(seconds=5)))
+    SilencePolicy.objects.create(tag="new", threshold=timedelta(seconds=5))
+    chats.user(tag="new", kind="typing")
+    chats.pass_time(5.2)
+    (claim,) = chats.claim()
+    record_events([event_of(claim, claim.deadline_ms)])
+    chats.store.confirm([claim])
+    assert chats.stands(claim)
+    guide.send(claim)
+    chats.pass_time(20)
+    chats.user()
+    assert guide.tally() == {"new": (1, 0, 1)}
+
+
+def test_the_time_that_delivery_takes_is_the_messages_not_the_users(guide: Guide, chats: Chats) -> None:
+    guide.send(guide.silence(), takes=timedelta(seconds=4))
+    chats.pass_time(5)
+    chats.user()
+    assert guide.tally() == {"default": (1, 0, 1)}
+
+
+@pytest.mark.parametrize("state", ["suppressed", "failed", "scheduled", "unknown"])
+def test_what_was_not_delivered_counts_for_nothing(guide: Guide, chats: Chats, state: str) -> None:
+    guide.send(guide.silence(), state=state)
+    chats.pass_time(1)
+    chats.user()
+    assert guide.tally() == {}
+
+
+def test_an_answer_counts_for_the_latest_message(guide: Guide, chats: Chats) -> None:
+    chats.policies(default=Policy(timedelta(seconds=60), max_nudges=2, growth=1))
+    first = guide.silence()
+    guide.send(first)
+    chats.pass_time(61)
+    (second,) = chats.claim()
+    record_events([event_of(second, second.deadline_ms)])
+    chats.store.confirm([second])
+    guide.send(second)
+    chats.pass_time(30)
+    chats.user()
+    assert guide.tally() == {"default": (2, 1, 0)}
+
+
+def test_tags_without_a_policy_are_counted_as_the_default(guide: Guide, chats: Chats) -> None:
+    SilencePolicy.objects.create(tag="vip")
+    for session, tag in (("s1", "vip"), ("s2", "nobody's"), ("s3", "")):
+        guide.send(guide.silence(session, tag))
+    assert guide.tally() == {"vip": (1, 0, 0), "default": (2, 0, 0)}
+
+
+def test_what_other_nodes_send_is_not_counted(guide: Guide, matrix: Any, happen: Callable[..., Any]) -> None:
+    matrix.node("usage")
+    happen()
+    touch = Touch.objects.exclude(node=guide.node).get()
+    Attempt.objects.create(touch=touch, number=1, lease_no=1, started_at=now(), ended_at=now(), outcome="delivered")
+    assert guide.tally() == {}
+
+
+def test_a_flushed_store_loses_only_what_was_not_counted_yet(guide: Guide, chats: Chats) -> None:
+    guide.send(guide.silence("s1"))
+    guide.send(guide.silence("s2"))
+    chats.user("s1")
+    assert guide.tally() == {"default": (2, 1, 0)}
+    chats.store.server.client.flushall()
+    chats.store.push(chats.plan)
+    chats.user("s2")
+    chats.user("s2", kind="close")
+    guide.send(guide.silence("s3"))
+    chats.pass_time(9)
+    chats.user("s3")
+    assert guide.tally() == {"default": (3, 2, 0)}
+
+
+def test_signs_do_not_pile_up(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+    claim = guide.silence()
+    guide.send(claim)
+    chats.user()
+    client = chats.store.server.client
+    stream = keys.SIGNS[keys.shard_of("s1")]
+    assert client.xlen(stream) == 1
+    pipe = client.pipeline(transaction=False)
+    for _ in range(3_000):
+        pipe.xadd(stream, {"e": "nobody:1", "k": "m", "d": "5", "f": ""})
+    pipe.execute()
+    for _ in range(5):
+        guide.count()
+    assert client.xlen(stream) <= 1
+    assert guide.tally() == {"default": (1, 0, 1)}
+
+
+def test_a_sign_waits_until_its_message_is_settled(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nudges, "SETTLED", timedelta(seconds=60))
+    claim = guide.silence()
+    assert chats.stands(claim)
+    chats.user()
+    assert guide.tally() == {}
+    guide.settle(claim)
+    assert guide.tally() == {"default": (1, 0, 0)}
+    monkeypatch.setattr(nudges, "SETTLED", timedelta(0))
+    assert guide.tally() == {"default": (1, 0, 1)}
+
+
+def test_old_tallies_are_forgotten(guide: Guide) -> None:
+    NudgeTally.objects.create(at=now() - timedelta(days=91), tag="vip", sent=1)
+    NudgeTally.objects.create(at=now() - timedelta(days=89), tag="vip", sent=1)
+    guide.count()
+    assert NudgeTally.objects.count() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_attempt_that_is_committed_late_is_counted_all_the_same(committed: Guide) -> None:
+    """Its number is below one that is there already."""
+    guide = committed
+    first, second = guide.silence("s1"), guide.silence("s2")
+    written, go_on = threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        with transaction.atomic():
+            guide.send(first)
+            written.set()
+            assert go_on.wait(30)
+        connections.close_all()
+
+    other = threading.Thread(target=slowly)
+    other.start()
+    try:
+        assert written.wait(30)
+        guide.send(second)
+        assert guide.tally() == {}
+    finally:
+        go_on.set()
+        other.join()
+    eventually(lambda: guide.tally() == {"default": (2, 0, 0)})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_of_two_that_count_at_once_one_does(committed: Guide) -> None:
+    guide = committed
+    guide.send(guide.silence())
+    with transaction.atomic():
+        NudgeMark.objects.select_for_update().get()
+        other = threading.Thread(target=lambda: (guide.count(), connections.close_all()))
+        other.start()
+        other.join(30)
+        assert not other.is_alive()
+        assert not NudgeTally.objects.exists()
+    eventually(lambda: guide.tally() == {"default": (1, 0, 0)})

@@ -1,0 +1,169 @@
+"""How many chats are live, by tag; and what is said of them in `/metrics`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils.timezone import now
+
+from config.embedded.ports import free_port
+from sessions import keys, overview, reports, store
+from sessions.calls import PAUSE_COUNTS
+from sessions.models import NudgeTally, SilencePolicy
+from sessions.policy_set import Policy
+from sessions.store import Claim
+from tests.sessions.conftest import Chats
+
+MINUTE = Policy(timedelta(seconds=60))
+
+
+def counted(chats: Chats) -> dict[str, tuple[int, int]]:
+    return {each.tag: (each.armed, each.paused) for each in overview.look(chats.store).tags}
+
+
+def test_live_chats_are_counted_by_tag_through_their_whole_life(chats: Chats) -> None:
+    chats.policies(vip=MINUTE, new=MINUTE)
+    for session, tag in (("s1", "vip"), ("s2", "vip"), ("s3", "new"), ("s4", ""), ("s5", "nobody's")):
+        chats.user(session, tag=tag)
+    assert counted(chats) == {"vip": (2, 0), "new": (1, 0), "default": (2, 0)}
+    chats.user("s1", kind="ping")
+    chats.user("s2", tag="new")
+    chats.agent("s3", kind="transfer")
+    chats.agent("s4", kind="typing")
+    chats.user("s5", kind="close")
+    chats.user("s5", kind="ping")
+    assert counted(chats) == {"vip": (1, 0), "new": (1, 1), "default": (1, 0)}
+    chats.agent("s3", kind="resume")
+    assert counted(chats) == {"vip": (1, 0), "new": (2, 0), "default": (1, 0)}
+
+
+def test_a_chat_is_live_until_its_silence_is_handed_in(chats: Chats) -> None:
+    chats.policies(vip=Policy(timedelta(seconds=60), max_nudges=2))
+    chats.user("s1", tag="vip")
+    chats.user("s2")
+    chats.pass_time(61)
+    claims = chats.claim()
+    found = overview.look(chats.store)
+    assert (found.live, found.armed, found.in_flight) == (2, 2, 2)
+    chats.store.confirm(claims)
+    chats.store.confirm(claims)
+    found = overview.look(chats.store)
+    assert (found.live, found.in_flight, counted(chats)) == (1, 0, {"vip": (1, 0)})
+    chats.pass_time(121)
+    chats.store.confirm(chats.claim())
+    assert (overview.look(chats.store).live, counted(chats)) == (0, {})
+    chats.user("s1")
+    assert counted(chats) == {"vip": (1, 0)}
+
+
+def test_a_chat_of_a_gateway_is_counted_as_well(chats: Chats) -> None:
+    for _ in range(2):
+        chats.store.note_expired([("ann", "session:ann")], window=timedelta(0), tag="vip")
+    assert counted(chats) == {"default": (1, 0)}
+    chats.store.confirm(chats.claim())
+    assert counted(chats) == {}
+
+
+def test_a_pause_that_nobody_ends_is_forgotten(chats: Chats) -> None:
+    chats.user("s1")
+    chats.agent("s1", kind="transfer")
+    chats.pass_time(PAUSE_COUNTS.total_seconds() - 60)
+    assert counted(chats) == {"default": (0, 1)}
+    chats.user("s1", kind="ping")
+    chats.pass_time(120)
+    assert counted(chats) == {"default": (0, 1)}
+    chats.pass_time(PAUSE_COUNTS.total_seconds())
+    assert counted(chats) == {}
+    assert not chats.store.server.client.exists(*keys.PAUSED, *keys.COUNTS)
+    chats.agent("s1")
+    assert counted(chats) == {"default": (1, 0)}
+
+
+def test_what_vanished_without_a_word_is_put_right_where_a_shard_is_empty(chats: Chats) -> None:
+    chats.user("s1")
+    client = chats.store.server.client
+    client.delete(f"{keys.SESSION[keys.shard_of('s1')]}s1")
+    assert counted(chats) == {"default": (1, 0)}
+    chats.pass_time(61)
+    assert chats.claim() == []
+    assert counted(chats) == {}
+
+
+def test_lag_is_how_far_the_oldest_deadline_is_behind(chats: Chats) -> None:
+    chats.user("s1")
+    assert overview.look(chats.store).lag_ms == 0
+    chats.pass_time(63)
+    assert 2_900 <= overview.look(chats.store).lag_ms <= 60_000
+    chats.claim()
+    assert overview.look(chats.store).lag_ms == 0
+
+
+def test_the_watchers_of_a_minute_say_how_many_fell_silent(chats: Chats) -> None:
+    report = reports.Report()
+    claims = [Claim(f"s{number}", "ann", "", tag, 1, 0, 1) for number, tag in enumerate(["vip"] * 4 + ["odd"] * 2)]
+    report.count(claims, 25)
+    for _ in range(2):
+        reports.send(chats.store, report, {"vip"}, waits=False)
+    assert reports.silences(chats.store) == {"vip": 4, "default": 2}
+    assert overview.look(chats.store).a_second == pytest.approx(0.1)
+    (watcher,) = overview.look(chats.store).watchers
+    assert (watcher.last_minute, watcher.handed_in) == (6, 6)
+
+
+def test_looking_is_the_same_work_for_a_crowd(chats: Chats) -> None:
+    def commands(count: int) -> int:
+        for number in range(count):
+            chats.user(f"s{number}")
+        client = chats.store.server.client
+        before = client.info("commandstats")
+        overview.look(chats.store)
+        after = client.info("commandstats")
+        return sum(each["calls"] - before.get(name, {"calls": 0})["calls"] for name, each in after.items())
+
+    few = commands(16 * 4)
+    assert commands(16 * 40) <= few + 16
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_metrics_tell_of_chats_silences_lag_and_messages(client: Client, chats: Chats) -> None:
+    SilencePolicy.objects.create(tag="vip", threshold=timedelta(seconds=60))
+    chats.policies(vip=MINUTE)
+    chats.user("s1", tag="vip")
+    chats.user("s2", tag="vip")
+    chats.agent("s2", kind="queue")
+    chats.user("s3", tag="vip")
+    chats.pass_time(62)
+    report, claims = reports.Report(), chats.claim()
+    chats.store.confirm(claims)
+    report.count(claims, 0)
+    reports.send(chats.store, report, {"vip"}, waits=False)
+    chats.user("s1", tag="vip")
+    NudgeTally.objects.create(at=now(), tag="vip", sent=10, answered=4, false=1)
+    NudgeTally.objects.create(at=now() - timedelta(hours=30), tag="vip", sent=100)
+    lines = client.get("/metrics").content.decode().splitlines()
+    for line in (
+        'aftertouch_sessions{state="armed",tag="vip"} 1.0', 'aftertouch_sessions{state="paused",tag="vip"} 1.0',
+        'aftertouch_silences_total{tag="vip"} 2.0', "aftertouch_silence_lag_seconds 0.0",
+        "aftertouch_silences_in_flight 0.0", 'aftertouch_nudges{outcome="sent",tag="vip"} 10.0',
+        'aftertouch_nudges{outcome="answered",tag="vip"} 4.0', 'aftertouch_nudges{outcome="false",tag="vip"} 1.0',
+    ):  # fmt: skip
+        assert line in lines, line
+
+
+@pytest.mark.django_db
+def test_without_the_store_its_series_are_missing_and_the_others_are_there(client: Client, settings: Any) -> None:
+    NudgeTally.objects.create(at=now(), tag="vip", sent=10)
+    settings.REDIS_URL = f"redis://127.0.0.1:{free_port()}/0"
+    try:
+        said = client.get("/metrics").content.decode()
+    finally:
+        store._on.cache_clear()
+    assert 'aftertouch_nudges{outcome="sent",tag="vip"} 10.0' in said
+    assert "aftertouch_sessions" not in said
+    assert "aftertouch_silence" not in said
