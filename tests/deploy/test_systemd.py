@@ -1,0 +1,128 @@
+"""The units as systemd reads them. They are checked, not run: that needs a machine of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from configparser import RawConfigParser
+from pathlib import Path
+
+import pytest
+from cryptography.fernet import Fernet
+
+from config.environment import ROOT, Environment
+from config.queues import CORE_QUEUES, RPA_QUEUES
+from config.settings.celery import CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT
+from rpa_tasks.maintainer_process import STOP_WITHIN
+from rpa_tasks.models import Flow
+from rpa_tasks.runner import STOPPING_PATIENCE
+from scheduling.sender import BATCH_DEADLINE
+
+UNITS = ROOT / "deploy" / "systemd"
+SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
+EXPOSED_AT_MOST = {"aftertouch-execution.service": 26}  # tenths; Chromium makes namespaces of its own
+ANALYZE = shutil.which("systemd-analyze")
+needs_systemd = pytest.mark.skipif(not ANALYZE, reason="missing service: systemd")
+
+
+class Unit(RawConfigParser):
+    """Keys may come more than once, and are case-sensitive."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(strict=False, delimiters=("=",), interpolation=None)
+        self.read(UNITS / name)
+
+    def optionxform(self, optionstr: str) -> str:
+        return optionstr
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Iterator[Path]:
+    """The units as they would be if this checkout lay in /opt/aftertouch: systemd looks whether programs exist."""
+    for path in UNITS.glob("aftertouch*"):
+        text = path.read_text().replace("/opt/aftertouch/.venv/bin/python", sys.executable)
+        name = path.name.replace("@.", "@touch.high.")
+        (tmp_path / name).write_text(text.replace("/opt/aftertouch", str(ROOT)))
+    return tmp_path
+
+
+@needs_systemd
+def test_systemd_finds_nothing_to_say_about_them(installed: Path) -> None:
+    units = sorted(str(path) for path in installed.iterdir())
+    assert len(units) == len(SERVICES) + 1
+    said = subprocess.run([str(ANALYZE), "verify", "--man=no", *units], capture_output=True, text=True)
+    assert (said.returncode, said.stdout + said.stderr) == (0, "")
+
+
+@needs_systemd
+@pytest.mark.parametrize("name", SERVICES)
+def test_little_is_exposed(name: str, installed: Path) -> None:
+    unit = installed / name.replace("@.", "@touch.high.")
+    limit = EXPOSED_AT_MOST.get(name, 15)
+    words = [str(ANALYZE), "security", "--offline=true", f"--threshold={limit}", "--no-pager", str(unit)]
+    said = subprocess.run(words, capture_output=True, text=True)
+    assert said.returncode == 0, said.stdout
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_comes_back_by_itself_and_signals_its_main_process_first(name: str) -> None:
+    service = Unit(name)["Service"]
+    assert (service["Restart"], service["KillMode"], service["User"]) == ("always", "mixed", "aftertouch")
+    assert Unit(name)["Unit"]["StartLimitIntervalSec"] == "0"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_none_removes_what_its_neighbours_share(name: str) -> None:
+    """All of them are one user: what one of them removed at its end would be gone for the others."""
+    assert Unit(name)["Service"].get("RemoveIPC", "no") == "no"
+
+
+def test_nobody_is_killed_before_it_could_end() -> None:
+    core = int(Unit("aftertouch-core.service")["Service"]["TimeoutStopSec"])
+    assert core > BATCH_DEADLINE.total_seconds() + CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT
+
+    timeout = Flow._meta.get_field("timeout").default.total_seconds()
+    ended = timeout + 50 + STOP_WITHIN  # what must not be repeated is let finish, and killed 50 s after its timeout
+    assert int(Unit("aftertouch-execution.service")["Service"]["TimeoutStopSec"]) > ended + STOPPING_PATIENCE
+
+
+def test_every_queue_has_its_unit() -> None:
+    def queues(name: str) -> tuple[str, ...]:
+        found = re.search(r"-Q (\S+)", Unit(name)["Service"]["ExecStart"])
+        assert found
+        return tuple(found[1].split(","))
+
+    assert queues("aftertouch-core.service") == CORE_QUEUES
+    assert queues("aftertouch-execution.service") == RPA_QUEUES
+
+
+def test_every_program_of_the_local_stack_has_its_unit() -> None:
+    from config.stack.programs import PROGRAMS
+
+    assert {f"aftertouch-{program.name}.service" for program in PROGRAMS} <= set(SERVICES)
+
+
+def test_the_example_of_an_environment_names_what_there_is() -> None:
+    known = {name.upper() for name in Environment.model_fields} | {"DJANGO_SETTINGS_MODULE", "FLOWER_BASIC_AUTH"}
+    assert set(_example()) <= known
+    used = {name for unit in SERVICES for name in re.findall(r"\$\{(\w+)\}", (UNITS / unit).read_text())}
+    assert used <= set(_example()), "a unit expands what its environment does not set to nothing"
+
+
+def test_with_the_secrets_filled_in_the_example_passes_the_deployment_checks(tmp_path: Path) -> None:
+    filled = _example() | {
+        "DJANGO_SECRET_KEY": "k" * 20 + "0123456789" * 4 + "!",
+        "AFTERTOUCH_SECRETS_KEYS": Fernet.generate_key().decode(),
+        "AFTERTOUCH_STATE_DIR": str(tmp_path),
+    }
+    words = [sys.executable, "manage.py", "check", "--deploy", "--fail-level", "WARNING"]
+    said = subprocess.run(words, cwd=ROOT, env={"PATH": "/usr/bin:/bin", **filled}, capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+
+
+def _example() -> dict[str, str]:
+    lines = (UNITS / "environment.example").read_text().splitlines()
+    return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
