@@ -12,7 +12,11 @@ from django.core.signals import request_finished
 from django.db import connections
 
 import config.celery  # noqa: F401  (before anything publishes)
+from scheduling import measures
+from scheduling.shared_measures import share
 
+share()  # before anything is counted
+measures.processes.labels("web").set(1)
 browser = get_asgi_application()  # before anything that needs the models
 
 from scheduling.api.handler import ApiHandler  # noqa: E402

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import psycopg
 import structlog
 from celery.beat import SchedulingError
+from django.conf import settings
 from django.db import connection as database
 from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
+
+from scheduling import measures
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +42,9 @@ class LeaderScheduler(DatabaseScheduler):
             log.info("beat_leads")
             # What this process read while it stood by may be minutes old.
             self._initial_read, self._heap, self._heap_invalidated = True, None, False
-        return float(super().tick(*args, **kwargs))
+        pause = float(super().tick(*args, **kwargs))
+        measures.beat_ticked_at.labels(settings.AFTERTOUCH_NODE).set(time.time())
+        return pause
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
         """Publishes are not retried here, so nobody else finds out that an AMQP connection is dead: dial anew."""

@@ -20,7 +20,7 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-from config import celery_guards
+from config import celery_guards, measuring  # noqa: F401  (connects to signals)
 from config.queues import CORE_QUEUES
 
 celery_guards.install()

@@ -38,6 +38,7 @@ class Environment(BaseSettings):
     django_log_level: str = Field("INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")
 
     aftertouch_state_dir: Path = ROOT / ".state"
+    aftertouch_metrics_dir: Path | None = None
     aftertouch_host: str = "127.0.0.1"
     aftertouch_port: int = Field(8000, ge=1, le=65535)
     aftertouch_flower_port: int = Field(5555, ge=1, le=65535)

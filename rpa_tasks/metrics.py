@@ -1,52 +1,49 @@
-"""What the database knows about RPA, for `/metrics`. Where it does not answer, the series are missing, not zero."""
+"""What nodes count about their runs, and what the database knows about RPA, for `/metrics`. Where the database does not
+answer, its series are missing, not zero."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
 
+from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rpa_tasks.lanes import HOME_LEASE, TIERS
-from scheduling import sql
+from rpa_tasks.verdicts import Verdict
+from scheduling import measures, sql
 
-WINDOW = timedelta(minutes=10)
-LATEST = 5_000  #: runs that are looked at; more than fit into the window on any node we know
-QUANTILES = (0.5, 0.9, 0.99)
+RUNS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600)
+WAITS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 20, 30, 60)
+
+runs = Counter("aftertouch_rpa_runs", "Runs that ended, by platform and outcome.", ["platform", "outcome"])
+run_seconds = Histogram("aftertouch_rpa_run_seconds", "How long runs took.", ["outcome"], buckets=RUNS)
+pool_wait = Histogram(
+    "aftertouch_rpa_pool_wait_seconds",
+    "How long runs waited for their browser, and whether they got one.",
+    ["got"],
+    buckets=WAITS,
+)
+
+
+@measures.harmless
+def measure(platform: str, verdict: Verdict, took: timedelta, waited: timedelta | None) -> None:
+    """A run that ended. One that got no browser has done nothing but wait."""
+    runs.labels(platform, verdict.outcome).inc()
+    if verdict.reason in ("browser_wait", "profile_busy"):
+        pool_wait.labels("none").observe(max(0.0, took.total_seconds()))
+        return
+    run_seconds.labels(verdict.outcome).observe(max(0.0, took.total_seconds()))
+    if waited is not None:
+        pool_wait.labels("browser").observe(waited.total_seconds())
 
 
 class RpaMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
-        yield from _waits()
         yield _waiting()
         yield _browsers()
         yield _breakers()
-
-
-def _waits() -> Iterator[Metric]:
-    """Of the runs of the last ten minutes."""
-    ((*found,),) = sql.rows(
-        """
-        SELECT percentile_cont(%(quantiles)b::float8[]) WITHIN GROUP (ORDER BY waited),
-               percentile_cont(%(quantiles)b::float8[]) WITHIN GROUP (ORDER BY took)
-        FROM (SELECT extract(epoch FROM pool_wait) AS waited, extract(epoch FROM ended_at - started_at) AS took,
-                     ended_at
-              FROM rpa_tasks_run ORDER BY id DESC LIMIT %(latest)s) AS latest
-        WHERE ended_at > statement_timestamp() - %(window)s
-        """,
-        {"quantiles": list(QUANTILES), "latest": LATEST, "window": WINDOW},
-    )
-    names = {
-        "aftertouch_rpa_pool_wait_seconds": "How long runs waited for their browser, over ten minutes.",
-        "aftertouch_rpa_run_seconds": "How long runs took, over ten minutes.",
-    }
-    for (name, text), values in zip(names.items(), found, strict=True):
-        family = GaugeMetricFamily(name, text, labels=["quantile"])
-        for quantile, value in zip(QUANTILES, values or (), strict=False):
-            if value is not None:
-                family.add_metric([str(quantile)], value)
-        yield family
 
 
 def _waiting() -> Metric:

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils.timezone import now
 
-from rpa_tasks import breaker, failed_jobs
+from rpa_tasks import breaker, failed_jobs, metrics
 from rpa_tasks.lanes import jobs
 from rpa_tasks.models import Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.verdicts import Verdict, retry_delay
@@ -58,6 +58,7 @@ def conclude(job: Job, claim: Claim, ended: Ended) -> bool:
         jobs.settle([settlement])
         if settlement.state in ("failed", "unknown"):
             failed_jobs.bury(job.pk)
+    metrics.measure(job.shop.platform.key, ended.verdict, now() - ended.started_at, ended.pool_wait)
     log.info("run_ended", task_id=str(job.pk), outcome=outcome, reason=ended.verdict.reason, state=settlement.state)
     return True
 

@@ -56,6 +56,25 @@ def home_queue(node: str) -> str:
     return f"n.{node}"
 
 
+def further_queues() -> list[str]:
+    """Those besides the shared ones: of shops and platforms that have their own, and of nodes that live."""
+    found = sql.rows(
+        """
+        SELECT 's.' || platform.key || '.' || shop.shop_id
+        FROM rpa_tasks_shop AS shop JOIN rpa_tasks_platform AS platform ON platform.id = shop.platform_id
+        WHERE shop.dedicated_queue AND shop.retired_at IS NULL AND platform.retired_at IS NULL
+        UNION ALL
+        SELECT 'p.' || key || '.' || tier.name
+        FROM rpa_tasks_platform CROSS JOIN unnest(%(tiers)b::text[]) AS tier(name)
+        WHERE dedicated_queue AND retired_at IS NULL
+        UNION ALL
+        SELECT 'n.' || name FROM rpa_tasks_executionnode WHERE seen_at > statement_timestamp() - %(lease)s
+        """,
+        {"tiers": list(TIERS.values()), "lease": HOME_LEASE},
+    )
+    return [name for (name,) in found]
+
+
 def _homes(nodes: set[str]) -> dict[str, list[str]]:
     """The queues of those of these nodes that live."""
     if not nodes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,7 +21,7 @@ import structlog
 from django.conf import settings
 from django.db import InterfaceError, OperationalError, transaction
 
-from scheduling import configuration, failures, guard, history, outcomes, sql
+from scheduling import configuration, failures, guard, history, measures, outcomes, sql
 from scheduling.broker import publish_touches
 from scheduling.channels.base import Delivered, Message
 from scheduling.channels.quota import QuotaGate
@@ -75,6 +76,7 @@ def _deliver(task_ids: Sequence[UUID]) -> None:
             batch.write()
     batch.announce_early()
     batch.send()
+    batch.measure()
 
 
 def conclude(results: Sequence[Result]) -> None:
@@ -106,6 +108,8 @@ def _conclude(results: Sequence[Result]) -> None:
         }
         failures.bury_touches(list(buried))
         outcomes.disable_targets(results)
+    outcomes.measure([each for each in results if each[0].claim.task_id in stood])
+    outcomes.measure_ends(Counter((each.state, each.reason) for each in settlements if each.task_id in stood))
     for parcel, _ in results:
         if end := buried.get(parcel.claim.task_id):
             _say(parcel.claim.task_id, parcel.message.trace_id, end, channel=parcel.spec.key, attempt=parcel.attempt)
@@ -204,6 +208,7 @@ class _Batch:
             self.failed[row.claim.task_id] = str(error)
             self._decide(row, Decision("failed", reason, frees_slot=True))
             return
+        parcel.late = (self.now - row.due_at).total_seconds()
         immediate = _immediate(parcel)
         if immediate:
             parcel.sent_at = parcel.ended_at = self.clock
@@ -278,6 +283,17 @@ class _Batch:
                 _say(row.claim.task_id, row.event.trace_id, decision, node=self.config.nodes[row.node_id].key)
         if self.parcels:
             sender().submit(self.parcels)
+
+    @measures.harmless
+    def measure(self) -> None:
+        """Once a batch, after the commit."""
+        for (decision, rule), count in Counter((each.decision, each.rule) for _, each in self.verdicts).items():
+            measures.verdicts.labels(decision, measures.code(rule)).inc(count)
+        ends: Counter[tuple[str, str]] = Counter()
+        for made, task_ids in self.decisions.items():
+            ends[made.state, made.reason] += len(task_ids)
+        outcomes.measure_ends(ends)
+        outcomes.measure(self.delivered)
 
 
 def _immediate(parcel: Parcel) -> bool:

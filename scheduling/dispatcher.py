@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import close_old_connections, transaction
 from kombu.exceptions import OperationalError
 
-from scheduling import configuration, failures
+from scheduling import configuration, failures, measures
 from scheduling.broker import TOUCH_QUEUES, oldest_message_at, publish_touches
 from scheduling.ledger import Hint, Settlement
 from scheduling.models import Attempt, Touch
@@ -103,6 +103,9 @@ def _rescue_runs() -> int:
             [_lost_attempt(rows[claim.task_id], claim.lease_no) for claim, was_sending in lapsed if was_sending]
         )
         failures.bury_touches([each.task_id for each in settlements if each.state == "unknown"])
+    for each in settlements:
+        if each.state == "unknown":
+            measures.ended.labels("unknown", "worker_lost").inc()
     log.warning("runs_rescued", count=len(settlements))
     return len(settlements)
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from scheduling import sql
+from scheduling import measures, sql
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.ledger import Settlement
 from scheduling.models import DisabledTarget
@@ -99,6 +99,31 @@ def _attempt(parcel: Parcel, outcome: Outcome | Held) -> tuple[Any, ...]:
         _printable(message.subject[:200]),
         _printable(message.body),
     )
+
+
+@measures.harmless
+def measure(results: Sequence[Result]) -> None:
+    """How late these calls were, how long they took and how they ended: what is alike is written once."""
+    alike: dict[tuple[str, str, str, str], list[Parcel]] = {}
+    for parcel, outcome in results:
+        if not isinstance(outcome, Held):
+            key = (parcel.spec.kind, parcel.spec.key, _OUTCOMES[type(outcome)], getattr(outcome, "reason", ""))
+            alike.setdefault(key, []).append(parcel)
+    for (kind, channel, outcome_name, reason), parcels in alike.items():
+        measures.attempts.labels(channel, outcome_name, measures.code(reason)).inc(len(parcels))
+        late = [each.late + each.sent_at - each.clock for each in parcels]
+        measures.observe_all(measures.lateness.labels(kind), late)
+        took = [each.ended_at - each.sent_at for each in parcels]
+        if any(took):  # a channel that calls nobody takes no time
+            measures.observe_all(measures.send_duration.labels(kind, outcome_name), took)
+
+
+@measures.harmless
+def measure_ends(ends: Mapping[tuple[str, str], int]) -> None:
+    """By state and reason, how many touches ended so."""
+    for (state, reason), count in ends.items():
+        if state not in ("scheduled", "running"):
+            measures.ended.labels(state, measures.code(reason)).inc(count)
 
 
 def disable_targets(results: Sequence[Result]) -> None:

@@ -55,6 +55,7 @@ class Parcel:
     expires_at: datetime
     clock: float  #: this process's monotonic clock at `claimed_at`
     in_doubt: bool = False  #: an earlier attempt may have had its effect
+    late: float = 0.0  #: seconds past due at `claimed_at`
     sent_at: float = 0.0
     ended_at: float = 0.0
 

@@ -11,16 +11,15 @@ import structlog
 from celery import current_app
 from django.conf import settings
 from django.core.signing import BadSignature
-from django.db import DatabaseError, connection, transaction
+from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
-from django.utils.module_loading import import_string
 from django.views.decorators.cache import never_cache
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_http_methods, require_safe
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest, multiprocess
-from prometheus_client.registry import REGISTRY
+from prometheus_client import CONTENT_TYPE_LATEST
 
+from scheduling import metrics as exposition
 from scheduling import services
 from scheduling.channels.unsubscribe import read_token
 from scheduling.redis_server import connect
@@ -29,7 +28,6 @@ log = structlog.get_logger(__name__)
 
 CLOCK_SKEW = timedelta(seconds=1)  #: more, and touches would be early or late by this node's clock
 PROBE_TIMEOUT = 1.0  #: seconds
-METRICS_PATIENCE = "2s"
 
 
 # --- probes -------------------------------------------------------------------------------------------------------
@@ -106,30 +104,8 @@ def _check_broker() -> dict[str, Any]:
 @never_cache
 @require_GET
 def metrics(request: HttpRequest) -> HttpResponse:
-    """What this process counted, or all web processes where PROMETHEUS_MULTIPROC_DIR is set; and what other apps read
-    from the database (`settings.METRICS`), missing where it does not answer in time."""
-    registry: CollectorRegistry = REGISTRY
-    try:
-        registry = CollectorRegistry()
-        multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    except ValueError:
-        registry = REGISTRY
-    text = generate_latest(registry)
-    for path in settings.METRICS:
-        text += _read(path)
-    return HttpResponse(text, content_type=CONTENT_TYPE_LATEST)
-
-
-def _read(path: str) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    try:
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('statement_timeout', %s, true)", [METRICS_PATIENCE])
-            registry.register(import_string(path)())
-            return generate_latest(registry)
-    except DatabaseError as error:
-        log.warning("metrics_missing", path=path, error=str(error))
-        return b""
+    """What the processes of this node counted, and what the database and the broker know."""
+    return HttpResponse(exposition.of_node() + exposition.of_house(), content_type=CONTENT_TYPE_LATEST)
 
 
 # --- the way out --------------------------------------------------------------------------------------------------

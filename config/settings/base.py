@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from django.utils.translation import gettext_lazy as _
@@ -138,7 +139,7 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 1_048_576
 # --- Aftertouch ---------------------------------------------------------------------------------------------------
 
 AFTERTOUCH_STATE_DIR = ENV.aftertouch_state_dir
-AFTERTOUCH_METRICS_DIR = ENV.aftertouch_metrics_dir or ENV.aftertouch_state_dir / "metrics"
+AFTERTOUCH_METRICS_DIR: Path | None = ENV.aftertouch_metrics_dir or ENV.aftertouch_state_dir / "metrics"
 AFTERTOUCH_TIME_SCALE = ENV.aftertouch_time_scale
 AFTERTOUCH_HORIZON = ENV.aftertouch_horizon
 AFTERTOUCH_SLOT_HOLD = ENV.aftertouch_slot_hold

@@ -9,3 +9,5 @@ ALLOWED_HOSTS = ["*"]
 AFTERTOUCH_DEMO = True
 STATIC_ROOT.mkdir(parents=True, exist_ok=True)
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+# A test process has its figures to itself.
+AFTERTOUCH_METRICS_DIR = None

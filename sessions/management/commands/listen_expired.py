@@ -9,7 +9,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from scheduling import measures
 from scheduling.durations import parse_duration
+from scheduling.shared_measures import share
 from sessions.expired import Listener, NotToldOfExpiry
 from sessions.gateway import Pattern, server
 from sessions.store import live
@@ -31,6 +33,8 @@ class Command(BaseCommand):
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
+        share()
+        measures.processes.labels("watcher").set(1)
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())

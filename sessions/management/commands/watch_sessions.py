@@ -8,6 +8,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
+from scheduling import measures
+from scheduling.shared_measures import share
 from sessions.store import live
 from sessions.watcher import Watcher
 
@@ -16,6 +18,8 @@ class Command(BaseCommand):
     help = "Hand in sessions as they fall silent. Any number of these may run; SIGTERM gives back what is claimed."
 
     def handle(self, *args: Any, **options: Any) -> None:
+        share()
+        measures.processes.labels("watcher").set(1)
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())

@@ -9,9 +9,12 @@ import pytest
 from django.db import OperationalError
 from django.test import Client
 from django.utils.timezone import now
+from prometheus_client.registry import REGISTRY
 
 from rpa_tasks import metrics
-from rpa_tasks.models import Breaker, ExecutionNode, Job, Run
+from rpa_tasks.models import Breaker, ExecutionNode, Job
+from rpa_tasks.settling import Ended, conclude
+from rpa_tasks.verdicts import Outcome, Verdict
 
 
 @pytest.fixture
@@ -20,11 +23,6 @@ def busy(market: Any) -> None:
     market.shop()
     market.publish(priority=0)
     market.publish(dedupe_key="later", delay=timedelta(hours=1))
-    for seconds in (1, 2, 30):
-        Run.objects.create(
-            job=Job.objects.earliest("created_at"), number=1, lease_no=1, started_at=now(), ended_at=now(),
-            pool_wait=timedelta(seconds=seconds), outcome="succeeded",
-        )  # fmt: skip
     slots = [{"state": "idle"}, {"state": "idle"}, {"state": "busy"}]
     ExecutionNode.objects.create(name="n1", seen_at=now(), started_at=now(), slots=5, browsers=slots)
     ExecutionNode.objects.create(
@@ -33,10 +31,9 @@ def busy(market: Any) -> None:
     Breaker.objects.update(open_until=now())
 
 
-def test_how_long_browsers_are_waited_for_is_published(busy: None, client: Client) -> None:
+def test_what_waits_and_what_is_there_is_published(busy: None, client: Client) -> None:
     lines = client.get("/metrics").content.decode().splitlines()
 
-    assert 'aftertouch_rpa_pool_wait_seconds{quantile="0.5"} 2.0' in lines
     assert 'aftertouch_rpa_jobs_waiting{due="yes",tier="high"} 1.0' in lines
     assert 'aftertouch_rpa_jobs_waiting{due="no",tier="normal"} 1.0' in lines
     assert 'aftertouch_rpa_browsers{node="n1",state="idle"} 2.0' in lines
@@ -44,9 +41,40 @@ def test_how_long_browsers_are_waited_for_is_published(busy: None, client: Clien
     assert not any('node="gone"' in line for line in lines)
 
 
-@pytest.mark.django_db
-def test_without_runs_there_is_no_wait(client: Client) -> None:
-    assert "aftertouch_rpa_pool_wait_seconds{" not in client.get("/metrics").content.decode()
+def test_a_run_counts_how_it_ended_how_long_it_took_and_how_long_it_waited(market: Any) -> None:
+    market.flow()
+    market.shop()
+    market.publish()
+    pick = market.pick()
+    before = figures()
+    verdict = Verdict(Outcome.SUCCEEDED)
+    began_at = now() - timedelta(seconds=40)
+    ended = Ended(verdict=verdict, started_at=began_at, pool_wait=timedelta(seconds=2))
+    assert conclude(Job.objects.get(), pick.claim, ended)
+    after = figures()
+    assert [b - a for a, b in zip(before, after, strict=True)] == [1, 0, 1, 1, 2]
+
+
+def figures() -> list[float]:
+    def of(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(name, labels) or 0.0
+
+    return [
+        of("aftertouch_rpa_runs_total", platform="pdd", outcome="succeeded"),
+        of("aftertouch_rpa_run_seconds_bucket", outcome="succeeded", le="30.0"),
+        of("aftertouch_rpa_run_seconds_bucket", outcome="succeeded", le="60.0"),
+        of("aftertouch_rpa_pool_wait_seconds_count", got="browser"),
+        of("aftertouch_rpa_pool_wait_seconds_sum", got="browser"),
+    ]
+
+
+def test_a_run_without_a_browser_has_only_waited() -> None:
+    def waited() -> float:
+        return REGISTRY.get_sample_value("aftertouch_rpa_pool_wait_seconds_sum", {"got": "none"}) or 0.0
+
+    before = waited()
+    metrics.measure("pdd", Verdict(Outcome.HELD, "browser_wait"), timedelta(seconds=10), None)
+    assert waited() == before + 10
 
 
 @pytest.mark.django_db
@@ -58,5 +86,5 @@ def test_what_cannot_be_read_is_missing_and_costs_nothing_else(client: Client, m
     answer = client.get("/metrics")
 
     assert answer.status_code == 200
-    assert b"aftertouch_rpa" not in answer.content
+    assert b"aftertouch_rpa_jobs_waiting" not in answer.content
     assert b"python_info" in answer.content

@@ -1,0 +1,60 @@
+"""`manage.py serve_metrics --port 9102`"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandParser
+from django.db import connections
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from scheduling import metrics
+from scheduling.shared_measures import share
+
+
+class Command(BaseCommand):
+    help = (
+        "For nodes without a web process: serve what the processes of this node count, at /metrics. "
+        "With --house also what the database and the broker know, which is the same on every node."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--port", type=int, default=9102, help="(9102)")
+        parser.add_argument("--address", default="127.0.0.1", help="(127.0.0.1)")
+        parser.add_argument("--house", action="store_true", help="also what the database and the broker know")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        share()
+        server = ThreadingHTTPServer((options["address"], options["port"]), _answering(options["house"]))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        self.stdout.write(f"http://{options['address']}:{server.server_port}/metrics", ending="\n")
+        self.stdout.flush()
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
+
+
+def _answering(house: bool) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != "/metrics":
+                return self.send_error(404)
+            try:
+                text = metrics.of_node() + (metrics.of_house() if house else b"")
+            finally:
+                connections.close_all()  # each answer has a thread of its own
+            self.send_response(200)
+            self.send_header("Content-Type", CONTENT_TYPE_LATEST)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+            return None
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """A line for each scrape tells nobody anything."""
+
+    return Handler

@@ -1,0 +1,102 @@
+"""What processes count and time while they work, for Prometheus. What the database and the broker know is asked when
+somebody scrapes (`scheduling.metrics`).
+
+Labels are bounded: a kind, a queue, a rule; never a customer, a chat or a touch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, ParamSpec
+
+import structlog
+from prometheus_client import Counter, Gauge, Histogram
+
+log = structlog.get_logger(__name__)
+Words = ParamSpec("Words")
+
+LATENESS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 300, 900, 3600)
+CALLS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20)
+
+# --- touches ------------------------------------------------------------------------------------------------------
+
+lateness = Histogram(
+    "aftertouch_delivery_lateness_seconds",
+    "From the moment a touch was due to the first byte of its message.",
+    ["kind"],
+    buckets=LATENESS,
+)
+send_duration = Histogram(
+    "aftertouch_send_duration_seconds", "How long a call of a channel took.", ["kind", "outcome"], buckets=CALLS
+)
+attempts = Counter("aftertouch_delivery_attempts", "Calls of channels.", ["channel", "outcome", "reason"])
+verdicts = Counter("aftertouch_verdicts", "What the guards decided, by rule.", ["decision", "rule"])
+ended = Counter("aftertouch_touches_ended", "Touches that ended, by state and reason.", ["state", "reason"])
+
+# --- Celery, by the names that its exporters use ------------------------------------------------------------------
+
+published = Counter("aftertouch_publish", "Messages handed to the broker.", ["queue"])
+taken = Counter("aftertouch_deliver", "Messages that a worker began with.", ["queue"])
+queue_wait = Histogram(
+    "celery_task_queue_wait_time",
+    "From the moment a message was published, or from its eta where that is later, to its start.",
+    ["name", "queue_name"],
+    buckets=LATENESS,
+)
+runtime = Histogram("celery_task_runtime", "How long tasks ran, in seconds.", ["name"], buckets=LATENESS)
+succeeded = Counter("celery_task_succeeded", "Tasks that ended well.", ["name"])
+failed = Counter("celery_task_failed", "Tasks that ended with an error.", ["name", "exception"])
+retried = Counter("celery_task_retried", "Tasks that were put off because something was away.", ["name"])
+worker_up = Gauge("celery_worker_up", "1 while the worker lives.", ["hostname"], multiprocess_mode="livesum")
+consumers = Gauge("aftertouch_queue_consumers", "Workers that consume a queue.", ["queue"], multiprocess_mode="livesum")
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+processes = Gauge(
+    "aftertouch_processes", "Living processes: web, worker, beat, watcher.", ["kind"], multiprocess_mode="livesum"
+)
+beat_ticked_at = Gauge(
+    "aftertouch_scheduler_last_tick_timestamp_seconds",
+    "When the beat that leads last looked what is due.",
+    ["node"],
+    multiprocess_mode="max",
+)
+pass_ended_at = Gauge(
+    "aftertouch_pass_last_timestamp_seconds",
+    "When a periodic pass last ended well.",
+    ["name"],
+    multiprocess_mode="max",
+)
+
+
+# --- taking the measure -------------------------------------------------------------------------------------------
+
+
+def harmless(measure: Callable[Words, None]) -> Callable[Words, None]:
+    """A file of measurements that cannot be written must not cost a touch."""
+
+    @wraps(measure)
+    def safely(*args: Words.args, **kwargs: Words.kwargs) -> None:
+        try:
+            measure(*args, **kwargs)
+        except Exception as error:
+            log.warning("not_measured", measure=measure.__name__, error=str(error))
+
+    return safely
+
+
+def observe_all(histogram: Histogram, seconds: Iterable[float]) -> None:
+    """As `observe` for each, but one write a bucket instead of two a value: a batch has hundreds."""
+    values = list(seconds)
+    bounds = histogram._upper_bounds
+    for place, count in Tally(bisect_left(bounds, value) for value in values).items():
+        histogram._buckets[place].inc(count)
+    histogram._sum.inc(sum(values))
+
+
+def code(reason: Any) -> str:
+    """A reason without what it is about: `event:order.paid` is `event`. Reasons become labels, so they are few."""
+    return str(reason).partition(":")[0][:40]

@@ -1,0 +1,174 @@
+"""`/metrics`: what this node's processes counted, and what the database and the broker know, asked at the scrape.
+
+A source that does not answer in time is missing: its series disappear, because a zero would hide that it is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import structlog
+from django.conf import settings
+from django.db import connection, transaction
+from django.utils.module_loading import import_string
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from scheduling import shared_measures, sql
+from scheduling.queue_figures import queue_figures
+
+log = structlog.get_logger(__name__)
+
+PATIENCE = "2s"  #: that the database may take, for all statements of a collector each
+MOST = 100_000  #: rows that are counted of a kind; as many means as many or more
+OWN = ("scheduling.metrics.Ledger", "scheduling.metrics.Broker")
+
+
+def of_node() -> bytes:
+    """What the processes of this node counted."""
+    try:
+        return shared_measures.exposition()
+    except Exception:
+        log.exception("metrics_missing", source="processes")
+        return b""
+
+
+def of_house() -> bytes:
+    """What is the same on every node. Other apps add to it (`settings.METRICS`)."""
+    return b"".join(_read(path) for path in (*OWN, *settings.METRICS))
+
+
+def _read(path: str) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    try:
+        collector = import_string(path)()
+        registry.register(collector)
+        if not getattr(collector, "asks_database", True):
+            return generate_latest(registry)
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('statement_timeout', %s, true)", [PATIENCE])
+            return generate_latest(registry)
+    except Exception as error:
+        log.warning("metrics_missing", source=path, error=str(error))
+        return b""
+
+
+# --- the ledger of touches ----------------------------------------------------------------------------------------
+
+
+class Ledger(Collector):
+    """Each statement reads a partial index of what moves, and no further than `MOST`."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _touches()
+        yield from _failed_tasks()
+        yield _pauses()
+
+
+def _touches() -> Iterator[Metric]:
+    counts = GaugeMetricFamily(
+        "aftertouch_touches",
+        f"Touches that have not ended, at most {MOST} of a kind. Overdue: its time is over; hour: it comes within one.",
+        labels=["state", "due"],
+    )
+    oldest = GaugeMetricFamily(
+        "aftertouch_touches_oldest_overdue_seconds", "How long the touch that is late longest should have begun."
+    )
+    ((overdue, hour, later, parked, late),) = sql.rows(_WAITING, {"most": MOST})
+    figures = {("queued", "overdue"): 0, ("queued", "hour"): 0, ("running", "overdue"): 0}
+    for state, due, count, age in sql.rows(_LEASED, {"most": MOST}):
+        # What runs has been due, even where it was put off meanwhile.
+        figures[state, due if state == "queued" else "overdue"] = count
+        late = max(late, age) if state == "queued" and due == "overdue" else late
+    figures |= {("scheduled", "overdue"): overdue, ("scheduled", "hour"): hour, ("scheduled", "later"): later}
+    for labels, count in {**figures, ("parked", ""): parked}.items():
+        counts.add_metric(labels, count)
+    oldest.add_metric([], late)
+    yield counts
+    yield oldest
+
+
+def _failed_tasks() -> Iterator[Metric]:
+    counts = GaugeMetricFamily("aftertouch_failed_tasks_open", "Failed tasks nobody has looked at.", labels=["origin"])
+    ages = GaugeMetricFamily(
+        "aftertouch_failed_tasks_oldest_age_seconds", "Since when the oldest of them waits.", labels=["origin"]
+    )
+    found = {origin: (count, age) for origin, count, age in sql.rows(_FAILED, {"most": MOST})}
+    for origin in ("touch", "rpa_job", "message"):
+        count, age = found.get(origin, (0, 0.0))
+        counts.add_metric([origin], count)
+        ages.add_metric([origin], age)
+    yield counts
+    yield ages
+
+
+def _pauses() -> Metric:
+    family = GaugeMetricFamily("aftertouch_pauses", "Pauses that hold now, by what they hold.", labels=["scope"])
+    found = sql.rows("SELECT split_part(scope, ':', 1), count(*) FROM scheduling_pause GROUP BY 1", {})
+    for scope, count in found:
+        family.add_metric([scope], count)
+    return family
+
+
+_WAITING = """
+SELECT
+    (SELECT count(*) FROM (
+        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp()
+        LIMIT %(most)s) AS overdue),
+    (SELECT count(*) FROM (
+        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND due_at > statement_timestamp()
+            AND due_at <= statement_timestamp() + interval '1 hour'
+        LIMIT %(most)s) AS hour),
+    (SELECT count(*) FROM (
+        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = ''
+            AND due_at > statement_timestamp() + interval '1 hour'
+        LIMIT %(most)s) AS later),
+    (SELECT count(*) FROM (SELECT FROM scheduling_touch WHERE parked <> '' LIMIT %(most)s) AS parked),
+    (SELECT GREATEST(0, COALESCE(extract(epoch FROM statement_timestamp() - min(due_at)), 0))::float8
+     FROM scheduling_touch WHERE state = 'scheduled' AND parked = '')
+"""
+
+_LEASED = """
+SELECT state, CASE WHEN due_at <= statement_timestamp() THEN 'overdue' ELSE 'hour' END, count(*),
+       extract(epoch FROM statement_timestamp() - min(due_at))::float8
+FROM (
+    SELECT state, due_at FROM scheduling_touch WHERE state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s
+) AS leased GROUP BY 1, 2
+"""
+
+_FAILED = """
+SELECT origin, count(*), extract(epoch FROM statement_timestamp() - min(failed_at))::float8
+FROM (
+    SELECT origin, failed_at FROM scheduling_failedtask WHERE state = 'open' ORDER BY failed_at LIMIT %(most)s
+) AS open GROUP BY 1
+"""
+
+
+# --- the broker ---------------------------------------------------------------------------------------------------
+
+
+class Broker(Collector):
+    """RabbitMQ tells the lengths; it does not show a message that waits, nor what is unacknowledged in one queue. Its
+    own exporter does."""
+
+    asks_database = False
+
+    def collect(self) -> Iterator[Metric]:
+        length = GaugeMetricFamily("celery_queue_length", "Messages that wait.", labels=["queue_name"])
+        age = GaugeMetricFamily(
+            "aftertouch_queue_oldest_age_seconds", "Since when the oldest message waits; 0 where none does.",
+            labels=["queue"],
+        )  # fmt: skip
+        unacked = GaugeMetricFamily(
+            "aftertouch_queue_unacked",
+            "Messages that workers have and did not acknowledge: those that wait for their eta, for the most part.",
+            labels=["queue"],
+        )
+        for queue in queue_figures():
+            length.add_metric([queue.name], queue.length)
+            if queue.oldest_age is not None:
+                age.add_metric([queue.name], queue.oldest_age)
+            if queue.unacked is not None:
+                unacked.add_metric([queue.name], queue.unacked)
+        yield from (length, age, unacked)

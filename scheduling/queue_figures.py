@@ -1,0 +1,90 @@
+"""How much waits at the broker, queue by queue."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from celery import current_app
+from django.conf import settings
+from django.db import DatabaseError
+from django.utils.module_loading import import_string
+
+log = structlog.get_logger(__name__)
+
+PATIENCE = 1.0  #: seconds for the connection, and for each answer
+SAMPLE = 50  #: unacknowledged messages that are looked at
+_UNACKED = Path(__file__).with_name("unacked.lua").read_text()
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFigures:
+    name: str
+    length: int
+    oldest_age: float | None = None  #: seconds; None where the broker does not say
+    unacked: int | None = None
+
+
+def queue_names() -> list[str]:
+    """All that anybody publishes to: those that are declared, and those that other apps know of (`settings.QUEUES`)."""
+    names = set(current_app.amqp.queues)
+    try:
+        names.update(name for path in settings.QUEUES for name in import_string(path)())
+    except DatabaseError as error:
+        log.warning("queues_unknown", error=str(error))
+    return sorted(names)
+
+
+def queue_figures() -> list[QueueFigures]:
+    """Raises what the broker's client raises where it does not answer in time."""
+    names = queue_names()
+    with current_app.connection_for_read(connect_timeout=PATIENCE) as connection:
+        connection.transport_options = {**connection.transport_options, "socket_timeout": PATIENCE}
+        connection.ensure_connection(max_retries=1, timeout=PATIENCE)
+        channel = connection.default_channel
+        if hasattr(channel, "client"):
+            return _redis(channel, names)
+        return [QueueFigures(name, length) for name in names if (length := _declared(connection, name)) is not None]
+
+
+def _redis(channel: Any, names: Sequence[str]) -> list[QueueFigures]:
+    with channel.client.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.llen(name)
+            # kombu prefixes only the commands it uses itself, and these are none of them.
+            pipe.execute_command("LINDEX", channel.global_keyprefix + name, -1)
+        pipe.execute_command("EVAL", _UNACKED, 1, channel.global_keyprefix + channel.unacked_key, SAMPLE)
+        *found, (total, *sample) = pipe.execute()
+    keys = [key.decode() for key in sample]
+    return [
+        QueueFigures(
+            name, length, _age(oldest), round(total * keys.count(name) / len(keys)) if keys else 0
+        )
+        for name, length, oldest in zip(names, found[::2], found[1::2], strict=True)
+    ]  # fmt: skip
+
+
+def _age(oldest: bytes | None) -> float | None:
+    """0 where nothing waits."""
+    if oldest is None:
+        return 0.0
+    try:
+        return max(0.0, time.time() - float(json.loads(oldest)["headers"]["published_at"]))
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _declared(connection: Any, name: str) -> int | None:
+    """RabbitMQ closes the channel on which it is asked for a queue that is not there."""
+    channel = connection.channel()
+    try:
+        length = int(channel.queue_declare(name, passive=True).message_count)
+    except connection.channel_errors:
+        return None
+    channel.close()
+    return length

@@ -1,0 +1,154 @@
+"""What the database and the broker say at a scrape."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import current_app
+from django.db import OperationalError, connection
+from django.test import Client
+from django.utils.timezone import now
+from kombu import Connection
+
+from config.celery import app
+from scheduling import metrics
+from scheduling.models import FailedTask, Touch
+from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
+
+
+def told(text: bytes | None = None) -> dict[str, float]:
+    """By series."""
+    lines = (metrics.of_house() if text is None else text).decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def broker_is(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "connection_for_read", lambda **options: Connection(url, **options))
+
+
+@pytest.fixture
+def planned(matrix: Any, happen: Callable[..., Any]) -> None:
+    matrix.node(delay=timedelta(days=1))
+    matrix.node("soon", delay=timedelta(minutes=10))
+    for number in range(3):
+        happen(user=f"u{number}")
+
+
+def test_touches_are_counted_by_what_they_wait_for(planned: None) -> None:
+    ids = list(Touch.objects.order_by("pk").filter(node__key="guide").values_list("pk", flat=True))
+    Touch.objects.filter(pk=ids[0]).update(due_at=now() - timedelta(seconds=90))
+    Touch.objects.filter(pk=ids[1]).update(
+        state="queued", lease_until=now() + timedelta(seconds=10), due_at=now() - timedelta(seconds=300)
+    )
+    Touch.objects.filter(pk=ids[2]).update(parked="all")
+    FailedTask.objects.create(origin="touch", failure="failed", reason="x", failed_at=now() - timedelta(hours=2))
+    FailedTask.objects.create(origin="touch", failure="failed", reason="x", state="ignored")
+    found = told()
+    assert found['aftertouch_touches{due="overdue",state="scheduled"}'] == 1
+    assert found['aftertouch_touches{due="hour",state="scheduled"}'] == 3
+    assert found['aftertouch_touches{due="later",state="scheduled"}'] == 0
+    assert found['aftertouch_touches{due="overdue",state="queued"}'] == 1
+    assert found['aftertouch_touches{due="",state="parked"}'] == 1
+    assert found["aftertouch_touches_oldest_overdue_seconds"] == pytest.approx(300, abs=30)
+    assert found['aftertouch_failed_tasks_open{origin="touch"}'] == 1
+    assert found['aftertouch_failed_tasks_oldest_age_seconds{origin="touch"}'] == pytest.approx(7200, abs=60)
+    assert found['aftertouch_failed_tasks_open{origin="message"}'] == 0
+
+
+@pytest.mark.django_db
+def test_nothing_reads_a_whole_table() -> None:
+    """With sequential scans made dear, none is left: every statement has an index that serves it."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        for statement in (metrics._WAITING, metrics._LEASED, metrics._FAILED):
+            cursor.execute("EXPLAIN " + statement, {"most": 10})
+            plan = "\n".join(row[0] for row in cursor.fetchall())
+            assert "Seq Scan" not in plan
+            assert "Index" in plan
+
+
+@pytest.mark.django_db
+def test_a_database_that_is_away_takes_its_series_along_and_no_others(
+    client: Client, valkey: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> Any:
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(metrics.sql, "rows", away)
+    answer = client.get("/metrics")
+    assert answer.status_code == 200
+    assert b"aftertouch_touches{" not in answer.content
+    assert b'celery_queue_length{queue_name="touch.high"} 0.0' in answer.content
+    assert b"python_info" in answer.content
+
+
+@pytest.mark.django_db
+def test_a_broker_that_is_away_takes_its_series_along_and_no_others(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker_is("redis://127.0.0.1:1/0", monkeypatch)
+    found = told(client.get("/metrics").content)
+    assert "aftertouch_touches_oldest_overdue_seconds" in found
+    assert not [name for name in found if name.startswith("celery_queue_length")]
+
+
+def message(queue: str, published_at: float) -> str:
+    return json.dumps(
+        {
+            "body": "[]",
+            "headers": {"published_at": published_at},
+            "properties": {"delivery_tag": "1", "delivery_info": {"routing_key": queue}},
+        }
+    )
+
+
+@pytest.mark.django_db
+def test_queues_tell_their_length_their_oldest_message_and_what_is_unacknowledged(valkey: Any) -> None:
+    for age in (60, 5):
+        valkey.lpush("mq:touch.low", message("touch.low", time.time() - age))
+    for number in range(4):
+        queue = "touch.high" if number else "ticks"
+        valkey.hset("mq:unacked", str(number), json.dumps([{"body": "x" * 5000}, queue, queue]))
+    found = told()
+    assert found['celery_queue_length{queue_name="touch.low"}'] == 2
+    assert found['celery_queue_length{queue_name="touch.high"}'] == 0
+    assert found['aftertouch_queue_oldest_age_seconds{queue="touch.low"}'] == pytest.approx(60, abs=20)
+    assert found['aftertouch_queue_oldest_age_seconds{queue="touch.high"}'] == 0
+    assert found['aftertouch_queue_unacked{queue="touch.high"}'] == 3
+    assert found['aftertouch_queue_unacked{queue="ticks"}'] == 1
+    assert found['aftertouch_queue_unacked{queue="touch.low"}'] == 0
+
+
+@pytest.mark.django_db
+def test_what_a_worker_leaves_unacknowledged_is_seen_as_kombu_keeps_it(valkey: Any) -> None:
+    with current_app.connection_for_write() as broker:
+        current_app.send_task("scheduling.hand_over", queue="touch.low", connection=broker)
+        queue = broker.SimpleQueue("touch.low")
+        taken = queue.get(timeout=10)
+        found = told()
+        taken.ack()
+        queue.close()
+    assert found['aftertouch_queue_unacked{queue="touch.low"}'] == 1
+    assert found['celery_queue_length{queue_name="touch.low"}'] == 0
+
+
+@pytest.mark.rabbitmq
+@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
+@pytest.mark.django_db
+def test_rabbitmq_tells_the_lengths_and_what_it_does_not_tell_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with rabbitmq(tmp_path) as node:
+        broker_is(node.url, monkeypatch)
+        with Connection(node.url) as broker, broker.SimpleQueue("touch.high") as queue:
+            queue.put({})
+        found = told()
+    assert found['celery_queue_length{queue_name="touch.high"}'] == 1
+    assert 'celery_queue_length{queue_name="touch.low"}' not in found  # nobody has declared it
+    assert not [name for name in found if name.startswith(("aftertouch_queue_unacked", "aftertouch_queue_oldest"))]

@@ -1,0 +1,87 @@
+"""One folder for the processes of a node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config.environment import ROOT
+from scheduling import shared_measures
+
+COUNT = """
+import sys
+from prometheus_client import Counter, Gauge
+Counter("done", "…", ["what"]).labels("work").inc(float(sys.argv[1]))
+Gauge("alive", "…", ["kind"], multiprocess_mode="livesum").labels("worker").set(1)
+Gauge("seen_at", "…", ["kind"], multiprocess_mode="max").labels("worker").set(7)
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> list[subprocess.Popen[str]]:
+    """Two processes that have counted and live."""
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    words = [sys.executable, "-c", COUNT]
+    found = [
+        subprocess.Popen(
+            [*words, count], cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for count in ("2", "3")
+    ]
+    for each in found:
+        assert each.stdout
+        assert each.stdout.readline() == "done\n"
+    return found
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def told(folder: Path) -> list[str]:
+    lines = shared_measures.exposition(folder).decode().splitlines()
+    return sorted(line for line in lines if not line.startswith("#"))
+
+
+def test_counts_of_the_dead_stay_and_their_gauges_go(tmp_path: Path, counting: list[subprocess.Popen[str]]) -> None:
+    first, second = counting
+    try:
+        assert told(tmp_path) == [
+            'alive{kind="worker"} 2.0',
+            'done_total{what="work"} 5.0',
+            'seen_at{kind="worker"} 7.0',
+        ]
+        end(first)
+        assert 'alive{kind="worker"} 1.0' in told(tmp_path)
+        assert 'done_total{what="work"} 5.0' in told(tmp_path)
+        assert not list(tmp_path.glob(f"*_{first.pid}.db"))
+    finally:
+        end(first)
+        end(second)
+    assert told(tmp_path) == ['done_total{what="work"} 5.0']
+    assert told(tmp_path) == ['done_total{what="work"} 5.0']  # nothing is added up twice
+
+
+def test_a_number_that_is_somebody_elses_by_now_counts_as_dead(
+    tmp_path: Path, counting: list[subprocess.Popen[str]]
+) -> None:
+    for process in counting:
+        end(process)
+    for path in tmp_path.glob(f"*_{counting[0].pid}.db"):
+        path.rename(path.with_name(path.name.replace(str(counting[0].pid), "1")))  # the first process of the machine
+    for path in tmp_path.glob("*_1.db"):
+        os.utime(path, (0, 0))  # last written before that one began
+    assert told(tmp_path) == ['done_total{what="work"} 5.0']
+
+
+def test_a_file_that_its_process_did_not_finish_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / "counter_999999999.db").touch()
+    assert told(tmp_path) == []
+    assert not (tmp_path / "counter_999999999.db").exists()
