@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
 
 from channels.routing import ProtocolTypeRouter, URLRouter
+from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.core.signals import request_finished
 from django.db import connections
@@ -33,8 +34,24 @@ def let_go_of_the_connection(**_: object) -> None:
 
 
 async def http(scope, receive, send):  # type: ignore[no-untyped-def]
-    handler = api if scope["path"].startswith("/api/") else browser
-    await handler(scope, receive, send)
+    if scope["path"].startswith("/api/"):
+        await api(scope, receive, send)
+    elif status := unread(scope["headers"]):
+        await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body"})
+    else:
+        await browser(scope, receive, send)
+
+
+def unread(headers: list[tuple[bytes, bytes]]) -> int:
+    """The status for a body that is not even looked at: Django writes all of it to the disk before it asks who sent it.
+    The forms of the back office are short and have a length. 0 where there is nothing to refuse."""
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return 411
+        if name == b"content-length" and int(value) > settings.DATA_UPLOAD_MAX_MEMORY_SIZE:
+            return 413
+    return 0
 
 
 application = ProtocolTypeRouter({"http": http, "websocket": URLRouter(websocket_urlpatterns)})

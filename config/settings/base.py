@@ -135,6 +135,7 @@ AFTERTOUCH_LOGIN_LOCKOUT = ENV.aftertouch_login_lockout
 SESSION_COOKIE_AGE = 8 * 3600
 SESSION_COOKIE_HTTPONLY = True
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1_048_576
+FILE_UPLOAD_HANDLERS: list[str] = []  # no page takes files
 
 # --- Aftertouch ---------------------------------------------------------------------------------------------------
 

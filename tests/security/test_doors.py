@@ -1,0 +1,193 @@
+"""Every way in is shut to those it is not for: swept over all routes, so that a new one is swept as well."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+from django.contrib import admin
+from django.contrib.auth.models import Group, User
+from django.core.files.uploadedfile import SimpleUploadedFile
+from django.db import connection
+from django.test import Client
+from django.urls import URLPattern, URLResolver, get_resolver, reverse
+
+from scheduling.api.application import api
+from scheduling.management.commands.bootstrap import Command
+from scheduling.models import ApiKey, Configuration, Customer, Scope
+from scheduling.services import create_api_key
+from tests.scheduling.api.serving import serving
+
+pytestmark = pytest.mark.django_db
+
+#: What a POST may do without having been on a page of ours: the signed token of a mail is the proof (RFC 8058).
+WITHOUT_CSRF = {"unsubscribe"}
+
+
+@pytest.fixture(autouse=True)
+def static_root(settings: Any, tmp_path: Path) -> None:
+    settings.STATIC_ROOT = tmp_path
+
+
+@pytest.fixture
+def root() -> User:
+    return User.objects.create_superuser("root", password="right")
+
+
+def operations() -> Iterator[tuple[str, str]]:
+    """Method and path of all that the API does, with ids of nothing."""
+    for path, methods in api.get_openapi_schema()["paths"].items():
+        filled = path.replace("{", "").replace("}", "")
+        for method in methods:
+            yield method.upper(), filled
+
+
+@pytest.fixture
+def web(transactional_db: None) -> Iterator[str]:
+    Configuration.objects.get_or_create(pk=1)  # the row that migrations made went with the tables
+    with serving(DJANGO_SETTINGS_MODULE="config.settings.test") as address:
+        yield address
+
+
+def test_every_request_to_the_api_needs_a_key_with_its_one_scope(web: str) -> None:
+    keys = {scope: create_api_key(scope, [scope]) for scope in Scope.values}
+
+    def ask(method: str, path: str, key: str = "") -> int:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return requests.request(method, web + path, data="{", headers=headers, timeout=30).status_code
+
+    asked = list(operations())
+    assert len(asked) > 20
+    used = set()
+    for method, path in asked:
+        assert ask(method, path) == 401, (method, path)
+        opens = [scope for scope, key in keys.items() if ask(method, path, key) != 403]
+        assert len(opens) == 1, (method, path, opens)
+        used.update(opens)
+    assert used == set(Scope.values)
+
+
+def routes(resolver: Any = None, prefix: str = "", names: tuple[str, ...] = ()) -> Iterator[tuple[str, str, Any]]:
+    for each in (resolver or get_resolver()).url_patterns:
+        if isinstance(each, URLResolver):
+            yield from routes(each, prefix + str(each.pattern), (*names, *filter(None, [each.namespace])))
+        elif isinstance(each, URLPattern):
+            yield prefix + str(each.pattern), ":".join([*names, each.name or ""]), each.callback
+
+
+def test_no_form_is_taken_from_a_page_of_another_site(root: User) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(root)
+    for model in admin.site._registry:
+        url = reverse(f"admin:{model._meta.app_label}_{model._meta.model_name}_changelist")
+        assert client.post(url, {"action": "delete_selected"}).status_code == 403, url
+    for name in ("admin:login", "admin:logout", "set_language", "demo_chat_begin"):
+        assert client.post(reverse(name)).status_code == 403, name
+    exempt = {name for _, name, view in routes() if getattr(view, "csrf_exempt", False) and not name.startswith("api")}
+    assert exempt <= WITHOUT_CSRF, exempt
+
+
+def dump() -> dict[str, list[str]]:
+    """All rows of ours, but for who is logged in."""
+    found: dict[str, list[str]] = {}
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        for (table,) in cursor.fetchall():
+            if table not in ("django_session", "auth_user"):
+                cursor.execute(f'SELECT each::text FROM "{table}" AS each ORDER BY 1')
+                found[table] = [text for (text,) in cursor.fetchall()]
+    return found
+
+
+def test_looking_changes_nothing(root: User, matrix: Any, happen: Callable[..., Any]) -> None:
+    """Each address of the back office that takes a row, with a row, by GET: links are followed by mail scanners, by
+    browsers ahead of time, and by whoever was sent one."""
+    from scheduling.delivery import deliver
+    from scheduling.models import Pause
+
+    matrix.node("guide")
+    matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
+    deliver(happen(chat_id="c1").task_ids)
+    deliver(happen("order.paid").task_ids)
+    happen("material.downloaded", "bob")
+    create_api_key("shop", ["events"])
+    Pause.objects.create(scope="node:guide")
+    client = Client()
+    client.force_login(root)
+    before, seen = dump(), 0
+    for model in admin.site._registry:
+        row = model._default_manager.first()
+        for route, name, _view in routes():
+            if not name.startswith(f"admin:{model._meta.app_label}_{model._meta.model_name}_"):
+                continue
+            if ("<" in route and row is None) or "(" in route:
+                continue
+            names = [part.split(">")[0].rpartition(":")[2] for part in route.split("<")[1:]]
+            if names and names not in (["object_id"], ["pk"], ["id"]):
+                continue
+            answer = client.get(reverse(name, kwargs=dict.fromkeys(names, row and row.pk)))
+            assert answer.status_code in (200, 302, 400, 403, 404, 405), (name, answer.status_code)
+            seen += 1
+            assert dump() == before, name
+    assert seen > 50
+
+
+@pytest.mark.parametrize("there", ["https://evil.example/", "//evil.example", "/\\evil.example", "javascript:alert(1)"])
+def test_nobody_is_led_to_another_site(root: User, there: str) -> None:
+    def led(answer: Any) -> str:
+        return str(urlsplit(answer["Location"]).netloc) + answer["Location"][:11].partition("javascript")[1]
+
+    login = {"username": "root", "password": "right", "next": there}
+    assert led(Client().post(reverse("admin:login"), login)) == ""
+    assert led(Client().post(f"{reverse('admin:login')}?next={there}", login)) == ""
+    assert led(Client().post(reverse("set_language"), {"language": "en", "next": there})) == ""
+
+
+def test_nobody_gives_themselves_rights(client: Client) -> None:
+    """What a form does not show it does not take."""
+    Command().grant_permissions()
+    editor = User.objects.create_user("editor", is_staff=True)
+    editor.groups.add(Group.objects.get(name="editor"))
+    client.force_login(editor)
+    mine = reverse("admin:auth_user_change", args=[editor.pk])
+    assert client.post(mine, {"username": "editor", "is_superuser": "on"}).status_code == 403
+    assert client.post(reverse("admin:auth_user_add"), {"username": "twin"}).status_code == 403
+    assert client.post(reverse("admin:scheduling_apikey_add"), {"name": "x", "scopes": "events"}).status_code == 403
+    editor.refresh_from_db()
+    assert not editor.is_superuser
+    assert not ApiKey.objects.exists()
+
+
+def test_a_request_sets_only_the_fields_that_it_may(client: Client) -> None:
+    key = create_api_key("shop", ["customers"])
+    for hidden in ("id", "pk", "last_active_at", "conversation_at", "inactive_since", "created_at", "user_id"):
+        answer = client.put(
+            "/api/v1/customers/ann", {"name": "Ann", hidden: "2020-01-01T00:00:00Z"}, "application/json",
+            headers={"authorization": f"Bearer {key}"},
+        )  # fmt: skip
+        assert answer.status_code in (400, 422), hidden
+    assert not Customer.objects.exists()
+
+
+def test_files_that_nobody_asked_for_are_not_kept(client: Client, settings: Any, tmp_path: Path) -> None:
+    settings.FILE_UPLOAD_TEMP_DIR = str(tmp_path)
+    settings.FILE_UPLOAD_MAX_MEMORY_SIZE = 1
+    sent = {"username": "x", "password": "y", "file": SimpleUploadedFile("x.bin", b"0" * 300_000)}
+    answer = client.post(reverse("admin:login"), sent)
+    assert answer.status_code == 200
+    assert not answer.wsgi_request.FILES
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_body_without_end_is_not_read(web: str) -> None:
+    """It would lie on the disk of the web node, before anybody asked who sends it."""
+    there = urlsplit(web)
+    for header, status in (("Content-Length: 10000000000", b"413"), ("Transfer-Encoding: chunked", b"411")):
+        with socket.create_connection((there.hostname, there.port), timeout=30) as connected:
+            connected.sendall(f"POST /admin/login/ HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode())
+            assert status in connected.recv(1000).split(b"\r\n")[0]
