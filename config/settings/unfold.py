@@ -19,7 +19,7 @@ UNFOLD: dict[str, Any] = {
     "SHOW_BACK_BUTTON": True,
     "BORDER_RADIUS": "8px",
     "STYLES": [lambda request: static("scheduling/ops.css"), lambda request: static("rpa_tasks/rpa.css")],
-    "SCRIPTS": [lambda request: static("scheduling/live.js")],
+    "SCRIPTS": [lambda request: static("scheduling/live.js"), lambda request: static("scheduling/keyboard.js")],
     "COLORS": {
         "primary": {
             "50": "oklch(97.9% .012 200)",

@@ -78,7 +78,7 @@ def watch_policy(context: Any, violations: list[str]) -> None:
     context.on("weberror", lambda error: heard(error.page, str(error.error)))
 
 
-def picture(page: Any, name: str) -> None:
+def picture(page: Any, name: str, **options: Any) -> None:
     if os.environ.get("AFTERTOUCH_SCREENSHOTS") == "1":
         PICTURES.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=PICTURES / f"{name}.png")
+        page.screenshot(path=PICTURES / f"{name}.png", **options)

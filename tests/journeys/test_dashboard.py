@@ -1,0 +1,175 @@
+"""A look at the overview in a real browser: it keeps itself up to date, says when it cannot, and rests in a hidden tab;
+its numbers lead to rows, and the keyboard goes through them. With `AFTERTOUCH_SCREENSHOTS=1` it leaves pictures."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils.timezone import now
+
+from tests.journeys.conftest import picture
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    from scheduling import pulse
+
+    pulse.past.forget()
+    yield
+    pulse.past.forget()
+
+
+@pytest.fixture
+def busy_week(matrix: Any) -> None:
+    """A week of touches, with a spike of failures two hours ago."""
+    from scheduling.models import Complaint, Customer, Event, FailedTask, Touch
+
+    dice = random.Random(7)
+    nodes = [matrix.node(key, trigger=key) for key in ("presale-download", "insale-paid", "aftersale-survey")]
+    ann = Customer.objects.create(user_id="ann", name="王小安", level="vip")
+    touches, events = [], []
+    reasons = ["cap"] * 6 + ["dedupe"] * 4 + ["conversation"] * 3 + ["quiet_hours", "opted_out", "rollout"]
+    for number in range(1500):
+        ago = timedelta(hours=dice.random() * 24 if number < 900 else 24 + dice.random() * 130)
+        state = dice.choices(["delivered", "suppressed", "cancelled", "failed"], [70, 24, 4, 2])[0]
+        if number < 60:
+            ago, state = timedelta(hours=2, minutes=dice.random() * 20), "failed"
+        at = now() - ago
+        event = Event(
+            source="shop", event_id=f"e{number}", type="order.paid", customer=ann, user_id="ann", occurred_at=at
+        )
+        late = timedelta(milliseconds=dice.expovariate(1 / 120))
+        touches.append(Touch(
+            event=event, node=dice.choice(nodes), customer=ann, state=state, node_version=1, due_at=at - late,
+            planned_at=at - late, expires_at=at + timedelta(days=3), settled_at=at, sending_at=at, queued_at=at,
+            reason=dice.choice(reasons) if state == "suppressed" else "timeout" if state == "failed" else "",
+        ))  # fmt: skip
+        events.append(event)
+    for number, minutes in enumerate((-30, -3, 5, 20, 50, 400)):
+        at = now() + timedelta(minutes=minutes)
+        event = Event(
+            source="shop", event_id=f"w{number}", type="order.paid", customer=ann, user_id="ann", occurred_at=at
+        )
+        touches.append(Touch(event=event, node=nodes[0], customer=ann, node_version=1, due_at=at, planned_at=at,
+                             expires_at=at + timedelta(days=3)))  # fmt: skip
+        events.append(event)
+    Event.objects.bulk_create(events)
+    Touch.objects.bulk_create(touches)
+    for touch in [each for each in touches if each.state == "failed"]:
+        FailedTask.objects.create(
+            origin="touch", task_id=touch.pk, failure="failed", reason="timeout", channel="hook",
+            failed_at=touch.settled_at,
+            detail="crm.example.com 10 s", fingerprint="f" * 32, payload={"node": touch.node.key, "user_id": "ann"},
+        )  # fmt: skip
+    for number, touch in enumerate([each for each in touches if each.state == "delivered"][:9]):
+        event = Event.objects.create(source="crm", event_id=f"c{number}", type="complaint.received", customer=ann,
+                                     user_id="ann", occurred_at=now())  # fmt: skip
+        Complaint.objects.create(event=event, customer=ann, touch=touch, complained_at=now())
+
+
+def fits(page: Any) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+@pytest.mark.usefixtures("busy_week", "valkey")
+def test_the_overview_tells_how_the_house_is_doing(ops: Callable[..., Any], live_server: Any) -> None:
+    for name, language, scheme, width in (
+        ("dashboard", "zh-hans", "light", 1400),
+        ("dashboard-dark-en", "en", "dark", 1400),
+        ("dashboard-narrow", "zh-hans", "light", 390),
+    ):
+        page = ops(language, scheme, width)
+        page.goto(f"{live_server.url}/admin/")
+        page.wait_for_selector("#chart-ended")
+        assert fits(page), name
+        picture(page, name, full_page=True)
+    page.goto(f"{live_server.url}/admin/?days=7")
+    page.click("#table-reasons summary")
+    assert fits(page)
+    assert page.locator("#table-reasons tbody tr").count() == 7
+
+
+@pytest.mark.usefixtures("busy_week", "valkey")
+def test_the_overview_keeps_itself_up_to_date(
+    ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]
+) -> None:
+    from scheduling.models import Touch
+
+    page = ops("en")
+    page.clock.install()
+    page.goto(f"{live_server.url}/admin/")
+    due = page.locator("a.at-figure:has-text('Due within the hour') b")
+    assert due.inner_text() == "5"
+    page.click("#table-ended summary")
+
+    # New figures come by themselves, and what was unfolded stays so.
+    Touch.objects.filter(state="scheduled").update(due_at=now() + timedelta(days=1))
+    page.clock.run_for(10_000)
+    page.wait_for_selector("a.at-figure:has-text('Due within the hour') b:text-is('0')")
+    assert page.locator("#table-ended[open]").count() == 1
+
+    # In a hidden tab nothing is asked; a look follows when it is seen again.
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if request.headers.get("x-live") else None)
+    see = "hidden => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true}); document.dispatchEvent(new Event('visibilitychange')) }"  # noqa: E501
+    page.evaluate(see, True)
+    page.clock.run_for(120_000)
+    assert asked == []
+    with page.expect_response(lambda response: "x-live" in response.request.headers):
+        page.evaluate(see, False)
+
+    # Where the server does not answer, it says so, and what it knew stays.
+    page.route("**/admin/", lambda route: route.abort())
+    page.clock.run_for(10_000)
+    page.wait_for_selector("#dashboard-said:has-text('The last look failed')")
+    assert page.locator("#chart-ended").count() == 1
+    page.unroute("**/admin/")
+    page.clock.run_for(10_000)
+    page.wait_for_selector("#dashboard-said:not(:has-text('failed'))")
+
+    # It can be told to stand still, and `r` looks all the same.
+    page.click("#dashboard-hold")
+    page.wait_for_selector("#dashboard-said:has-text('Stands still')")
+    Touch.objects.filter(state="scheduled").update(due_at=now() + timedelta(minutes=1))
+    page.keyboard.press("r")
+    page.wait_for_selector("a.at-figure:has-text('Due within the hour') b:text-is('6')")
+
+
+@pytest.mark.usefixtures("busy_week", "valkey")
+def test_a_spike_leads_to_its_rows_by_keyboard(ops: Callable[..., Any], live_server: Any) -> None:
+    page = ops("en")
+    page.goto(f"{live_server.url}/admin/")
+    tallest = page.locator("#dashboard .at-chart svg a:has(rect.at-fill-bad)").evaluate_all(
+        "links => links.sort((a, b) => b.firstElementChild.getAttribute('height') - a.firstElementChild.getAttribute('height'))[0].href.baseVal"  # noqa: E501
+    )
+    page.goto(f"{live_server.url}{tallest}")
+    rows = page.locator("#result_list tbody tr")
+    assert rows.count() >= 20
+    assert rows.locator(":text('Failed')").count() == rows.count()
+
+    for key in "jjjk":
+        page.keyboard.press(key)
+    assert (
+        page.locator("tr.at-here").evaluate(
+            "row => [...document.querySelectorAll('#result_list tbody tr')].indexOf(row)"
+        )
+        == 1
+    )
+    page.keyboard.press("?")
+    page.wait_for_selector("#keyboard-help[open]")
+    picture(page, "keyboard")
+    page.keyboard.press("Escape")
+    page.keyboard.press("/")
+    page.keyboard.type("jk?")
+    assert page.input_value("#searchbar") == "jk?"
+    page.fill("#searchbar", "")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".at-timeline")
