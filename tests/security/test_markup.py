@@ -1,0 +1,120 @@
+"""What strangers write stays text: no page lets their markup in, and none puts their words where scripts are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+from django.utils.timezone import now
+
+from rpa_tasks.models import Flow, Platform, Shop
+from rpa_tasks.publishing import Request, publish
+from scheduling.delivery import deliver
+from scheduling.models import Community, Customer, EventType, FailedTask, Pause, Touch
+
+pytestmark = pytest.mark.django_db
+
+MARK = "zq7"
+EVIL = f"""{MARK}'"`);</script></textarea><img src=x onerror=alert(1)>{{{{7*7}}}}"""
+READ_AS_CODE = ("on", "x-", "@", ":", "hx-on", "hx-vals", "data-hx-on")
+
+
+class Reader(HTMLParser):
+    """Remembers where the mark stands in a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.script = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.script = tag in ("script", "style") and dict(attrs).get("type") != "application/json"
+        for name, value in attrs:
+            if tag == "img" and (name, value) == ("src", "x"):
+                self.found.append("a tag of theirs")
+            if MARK in (value or "") and (name.startswith(READ_AS_CODE) or (value or "").startswith("javascript:")):
+                self.found.append(f"{tag} {name}={value}")
+
+    def handle_endtag(self, tag: str) -> None:
+        self.script = False
+
+    def handle_data(self, data: str) -> None:
+        if self.script and MARK in data:
+            self.found.append(f"script: {data[:200]}")
+
+
+@pytest.fixture(autouse=True)
+def static_root(settings: Any, tmp_path: Path) -> None:
+    settings.STATIC_ROOT = tmp_path
+
+
+@pytest.fixture
+def strangers(matrix: Any, happen: Callable[..., Any]) -> None:
+    """Every word that comes from outside, or that ops type, says the same."""
+    matrix.stage.name = EVIL[:80]
+    matrix.stage.save()
+    EventType.objects.create(key="material.downloaded", name=EVIL[:80])
+    matrix.node("guide", template=matrix.template("guide", body="hi {{ user.name }}"))
+    matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))
+    Customer.objects.create(user_id=EVIL, name=EVIL, level=EVIL[:40], addresses={"email": EVIL, EVIL: EVIL})
+    Community.objects.create(chat_id=EVIL, name=EVIL, targets={})
+    long_ago = now() - timedelta(hours=1)
+    for kind in ("material.downloaded", "order.paid"):
+        told = happen(kind, EVIL, source=EVIL, chat_id=EVIL, data={EVIL: EVIL, "nested": [EVIL]}, occurred_at=long_ago)
+        deliver(told.task_ids)
+    FailedTask.objects.update(detail=EVIL, action_reason=EVIL)
+    Pause.objects.create(scope="node:guide", reason=EVIL)
+    pdd = Platform.objects.create(key="pdd", name=EVIL)
+    Flow.objects.create(platform=pdd, task_type="sync_order", command=["true", "{param}", EVIL])
+    Shop.objects.create(platform=pdd, shop_id="s1", name=EVIL)
+    publish(Request("pdd", "s1", "sync_order", payload={EVIL: EVIL}))
+    User.objects.create_user(f"{MARK}@'+-.", first_name=EVIL[:100])
+
+
+def pages() -> Iterator[str]:
+    for name in ("index", "scheduling_node_matrix", "scheduling_failedtask_groups", "scheduling_event_foresee"):
+        yield reverse(f"admin:{name}")
+    yield f"{reverse('admin:scheduling_event_foresee')}?type={MARK}"
+    for model in admin.site._registry:
+        name = f"admin:{model._meta.app_label}_{model._meta.model_name}_"
+        yield reverse(f"{name}changelist")
+        yield f"{reverse(f'{name}changelist')}?q=%22%27%3E%3Cimg%20src%3Dx%3E{MARK}"
+        row = model._default_manager.first()
+        if row:
+            yield reverse(f"{name}change", args=[row.pk])
+
+
+@pytest.mark.usefixtures("strangers")
+def test_no_page_takes_a_strangers_words_for_markup_or_code() -> None:
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    assert Touch.objects.count() == 2
+    told = 0
+    for page in pages():
+        answer = client.get(page)
+        if answer.status_code != 200:
+            continue
+        text = answer.content.decode()
+        reader = Reader()
+        reader.feed(text)
+        assert reader.found == [], page
+        assert "<img src=x" not in text, page
+        told += MARK in text
+    assert told > 20, "the words are shown, so the pages were tested"
+
+
+def test_what_is_typed_at_the_login_is_not_markup() -> None:
+    page = Client().post(reverse("admin:login"), {"username": EVIL, "password": EVIL}).content.decode()
+    reader = Reader()
+    reader.feed(page)
+    assert MARK in page
+    assert reader.found == []
+    assert "<img src=x" not in page
