@@ -1,0 +1,208 @@
+"""Every program as its own Redis user: all of it works, and the server has denied nothing."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+
+from config.embedded.ports import free_port
+from config.embedded.processes import wait_until
+from config.embedded.valkey import binary
+from config.environment import ROOT
+from config.stack import RunningStack, running_stack
+from tests.faults.brokers import Server
+from tests.faults.workers import celery, worker
+
+USERS = ROOT / "deploy" / "redis" / "users.acl"
+PATIENCE = 120
+SECRET = "s3cret"
+CONFIG = {
+    "version": 1,
+    "channels": [{"key": "log", "kind": "log"}, {"key": "inapp", "kind": "inapp"}],
+    "templates": [{"key": "hi", "content_type": "hi", "category": "service", "body": "hi"}],
+    "stages": [{"key": "presale"}],
+    "nodes": [
+        {"key": "now", "stage": "presale", "trigger": "order.paid", "delay": "0s", "template": "hi", "channel": "log"},
+        {
+            "key": "silent", "stage": "presale", "trigger": "session.silent", "delay": "0s", "template": "hi",
+            "channel": "inapp", "guards": {"conversation": "ignore", "dedupe": "ignore", "cap": "ignore"},
+        },
+    ],
+    "silence_policies": [{"tag": "default", "threshold": "2s", "jitter": "0s"}],
+    "platforms": [{"key": "pdd", "name": "pdd"}],
+    "flows": [{
+        "platform": "pdd", "task_type": "look", "command": ["true", "{param}"], "timeout": "60s", "idempotent": True,
+        "needs_browser": False,
+    }],
+    "shops": [{"platform": "pdd", "shop_id": "s1", "name": "s1"}],
+}  # fmt: skip
+
+
+class Guarded:
+    """A Redis that knows only the users of the file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        acl = folder / "users.acl"
+        lines = [line for line in USERS.read_text().splitlines() if line.startswith("user ")]
+        acl.write_text("\n".join(lines).replace("PASSWORD", SECRET) + "\n")
+        program = shutil.which("redis-server") or str(binary())
+        words = [program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+        self.server = Server([*words, "--aclfile", str(acl)], folder / "redis.log")
+
+    def url(self, user: str) -> str:
+        return f"redis://{user}:{SECRET}@127.0.0.1:{self.port}/0"
+
+    def denied(self) -> list[Any]:
+        with redis.Redis.from_url(self.url("admin")) as client:
+            return [
+                {name: row[name] for name in ("username", "reason", "context", "object")} for row in client.acl_log()
+            ]
+
+    def answers(self) -> bool:
+        try:
+            with redis.Redis.from_url(self.url("admin"), socket_timeout=1) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+
+@pytest.fixture
+def guarded() -> Iterator[Guarded]:
+    with tempfile.TemporaryDirectory(prefix="acl-", ignore_cleanup_errors=True) as name:
+        made = Guarded(Path(name))
+        made.server.start()
+        try:
+            assert wait_until(made.answers, 30), made.server.log.read_text()
+            yield made
+        finally:
+            made.server.kill()
+
+
+@pytest.mark.campaign
+def test_each_program_can_do_its_work_as_its_own_user_and_is_denied_nothing(guarded: Guarded) -> None:
+    with ExitStack() as running:
+        stack = running.enter_context(
+            running_stack({"REDIS_URL": guarded.url("web"), "DJANGO_SETTINGS_MODULE": "config.settings.test"}, ["web"])
+        )
+
+        def as_user(user: str) -> dict[str, str]:
+            login = {"REDIS_URL": guarded.url(user), "FLOWER_BASIC_AUTH": "ops:ops"}
+            return {**stack.environment, "AFTERTOUCH_STATE_DIR": str(stack.state_dir), **login}
+
+        file = stack.state_dir / "house.yaml"
+        file.write_text(json.dumps(CONFIG))
+        stack.manage("apply_config", str(file))
+        core = "ticks,touch.high,touch.normal,touch.low"
+        workers = [
+            running.enter_context(worker(as_user("core"), "-Q", core, "-c", "2", "-n", "core@%h", log="core")),
+            running.enter_context(worker(as_user("execution"), "-Q", "high,normal,low", "-c", "1", log="execution")),
+        ]
+        running.enter_context(celery(as_user("beat"), "beat", log="beat"))
+        running.enter_context(_watcher(as_user("watcher")))
+        port = str(free_port())
+        running.enter_context(
+            celery(as_user("flower"), "flower", "--address=127.0.0.1", f"--port={port}", log="flower")
+        )
+        for each in workers:
+            each.await_ready()
+
+        _a_touch_is_delivered_a_chat_falls_silent_and_a_job_runs(stack)
+        assert wait_until(lambda: "core@" in _flower(port), PATIENCE, 0.5), "Flower sees no worker"
+        assert guarded.denied() == []
+
+
+def _a_touch_is_delivered_a_chat_falls_silent_and_a_job_runs(stack: RunningStack) -> None:
+    scopes = [word for scope in ("events", "sessions", "rpa") for word in ("--scope", scope)]
+    key = stack.manage("create_api_key", "acl", *scopes).split()[-1]
+
+    def post(path: str, body: Mapping[str, Any]) -> None:
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{stack.base_url}/api/v1/{path}", json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            assert answer.status < 300
+
+    post(
+        "events", {"specversion": "1.0", "id": "1", "source": "/s", "type": "order.paid", "subject": "ann", "data": {}}
+    )
+    post("sessions/c1/activity", {"user_id": "bob", "chat_id": "c1", "from": "user", "kind": "message"})
+    post("rpa/jobs", {"shop_id": "s1", "platform": "pdd", "task_type": "look", "payload": {}})
+    ends = {
+        "a touch": "SELECT EXISTS (SELECT FROM scheduling_touch t JOIN scheduling_event e ON e.id = t.event_id"
+        " WHERE e.type = 'order.paid' AND t.state = 'delivered')",
+        "a silence": "SELECT EXISTS (SELECT FROM scheduling_touch t JOIN scheduling_event e ON e.id = t.event_id"
+        " WHERE e.type = 'session.silent' AND t.state = 'delivered')",
+        "a job": "SELECT EXISTS (SELECT FROM rpa_tasks_job WHERE state = 'succeeded')",
+    }
+    for what, statement in ends.items():
+        assert wait_until(_holds(stack, statement), PATIENCE, 0.2), what
+
+
+def _holds(stack: RunningStack, statement: str) -> Callable[[], bool]:
+    def holds() -> bool:
+        with psycopg.connect(stack.endpoints.database_url) as database:
+            row = database.execute(statement.encode()).fetchone()
+            return bool(row and row[0])
+
+    return holds
+
+
+def _flower(port: str) -> str:
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/workers?json=1")
+    request.add_header("Authorization", "Basic " + base64.b64encode(b"ops:ops").decode())
+    try:
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        return ""
+
+
+@contextmanager
+def _watcher(environment: Mapping[str, str]) -> Iterator[None]:
+    words = [sys.executable, "manage.py", "watch_sessions"]
+    with (Path(environment["AFTERTOUCH_STATE_DIR"]) / "logs" / "watcher.log").open("wb") as log:
+        process = subprocess.Popen(words, cwd=ROOT, env={**os.environ, **environment}, stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.parametrize("user", ["web", "core", "execution", "watcher", "beat", "flower"])
+def test_no_program_may_do_harm(user: str, guarded: Guarded) -> None:
+    with redis.Redis.from_url(guarded.url(user)) as client:
+        for words in (
+            "FLUSHALL",
+            "KEYS *",
+            "CONFIG GET *",
+            "SHUTDOWN NOSAVE",
+            "ACL LIST",
+            "SET other:key 1",
+            "MONITOR",
+        ):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*words.split())
+
+
+def test_nobody_comes_in_without_a_name(guarded: Guarded) -> None:
+    with redis.Redis(port=guarded.port) as client, pytest.raises(redis.AuthenticationError):
+        client.ping()
