@@ -26,7 +26,7 @@ for number = 0, #KEYS - 5 do
     else
       redis.call('HSET', key, 'n', nudges, 's', armed_at, 'd', '0')
       redis.call('HDEL', key, 'w')
-      recount(KEYS[4], held[5], false)
+      recount(KEYS[4], counted_before(held[5], 1, held[3]), false)
     end
   end
 end

@@ -11,7 +11,7 @@
 --   s the arming whose silence was the last to be handed in, while nobody has spoken since · p why it is paused
 --   e when a pause by typing ends, ms · g the arming that was given grace · m the user began to write · f, v when user
 --   and agent last did something, ms · l when it was last renewed by the user, ms · x closed · k key of a gateway (see
---   note_expired) · w what it is counted as · z the last guide message (see still_silent)
+--   note_expired) · w what it is counted as (prelude) · z the last guide message (see still_silent)
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a session is kept, ms
 -- ARGV[3]  how long a closed one is remembered, ms
@@ -83,7 +83,7 @@ local function note(key, what, user, chat, seq, tag)
   local seen, last = 'r', held[10]
   if by_user then seen, last = 'q', held[9] end
   if seq ~= '' and last and seq + 0 <= last + 0 then return 0, due end
-  if kind == 'close' then return close(key, id, seen, seq, held[1], held[13]) end
+  if kind == 'close' then return close(key, id, seen, seq, held[1], counted_before(held[13], due, held[4])) end
   if ping and (not by_user or held[7]) then return 2, due end
 
   change, size = {}, 0
@@ -130,9 +130,12 @@ local function note(key, what, user, chat, seq, tag)
   end
   local as = (deadline > 0 and 'a:' or HARD[pause] and 'p:') or false
   as = as and as .. counted_as(policies, tag)
-  if as ~= held[13] then
-    recount(COUNTS, held[13], as)
-    if as then put('w', as) else call('HDEL', key, 'w') end
+  local was = counted_before(held[13], due, held[4])
+  if as ~= was then recount(COUNTS, was, as) end
+  if not as or as == 'a:' .. tag then
+    if held[13] then call('HDEL', key, 'w') end
+  elseif as ~= held[13] then
+    put('w', as)
   end
   -- Only what was due can be in flight. If the clock went back, the lapse of the lease finds that it is not due.
   if due > 0 and due <= now then call('ZREM', INFLIGHT, id) end

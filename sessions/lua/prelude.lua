@@ -22,7 +22,7 @@ local function policy_of(policies, tag)
   return policies.tags[tag] or policies.tags.default
 end
 
--- A guide message counts as answered until so long after it, ms; more signs than that a shard nobody has read are dropped.
+-- Until when after a guide message the user's signs are noted, ms; and how many a shard keeps until they are read.
 local ANSWERED_WITHIN, MOST_SIGNS = 600000, 10000
 
 -- Well below the time for which sessions are kept.
@@ -43,7 +43,13 @@ local function counted_as(policies, tag)
   return policies.tags[tag] and tag or 'default'
 end
 
--- A session that was counted as `was` is counted as `as` now: a:<tag> armed, p:<tag> paused, false for neither.
+-- What a session is counted as: a:<tag> armed, p:<tag> paused, false for neither. It is written down (w) only where it
+-- is not a: and the session's own tag, as it is for most.
+local function counted_before(written, due, tag)
+  return written or (due > 0 and 'a:' .. (tag or 'default'))
+end
+
+-- A session that was counted as `was` is counted as `as` now.
 local function recount(counts, was, as)
   if was and redis.call('HINCRBY', counts, was, -1) < 1 then redis.call('HDEL', counts, was) end
   if as then redis.call('HINCRBY', counts, as, 1) end

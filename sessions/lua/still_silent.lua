@@ -1,4 +1,4 @@
--- Does this very silence still stand? Asked right before a nudge goes out; from then on it is watched what the user does.
+-- Does this very silence still stand? Asked right before a nudge goes out; then on the user's signs are noted.
 -- KEYS[1]  {shard}:signs     stream: what users did right after guide messages (fields: see note_activity)
 -- KEYS[2…] {shard}:s:<id>    hash, one key a silence (fields: see note_activity)
 --   z the silence that a guide message goes into, when, ms, and how long after it the user typed, ms, '' for not yet
