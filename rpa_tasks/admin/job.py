@@ -23,7 +23,9 @@ from rpa_tasks.admin.waiting import short_reason
 from rpa_tasks.admin.wording import STATE_TONES
 from rpa_tasks.models import Job
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, as_uuid
+from scheduling.admin.export import Exported
 from scheduling.admin.timeline import clock
+from scheduling.admin.wording import reason
 from scheduling.errors import AftertouchError
 
 UNFINISHED = ("scheduled", "queued", "running")
@@ -31,7 +33,7 @@ CANCELLED_AT_ONCE = 500
 
 
 @admin.register(Job)
-class JobAdmin(BigTable, ReadOnlyAdmin):
+class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
     list_display = (
         "made",
         "state_tag",
@@ -55,6 +57,20 @@ class JobAdmin(BigTable, ReadOnlyAdmin):
     list_disable_select_all = True
     actions = ("cancel_selected",)
     actions_detail = ("cancel", "again")
+    export_related = ("shop__platform", "flow")
+    export_columns = (
+        (_("task id"), lambda row: row.pk), (_("state"), lambda row: row.get_state_display()),
+        (_("reason"), lambda row: reason(row.reason)), (_("platform"), lambda row: row.shop.platform.key),
+        (_("shop id"), lambda row: row.shop.shop_id), (_("shop"), lambda row: row.shop.name),
+        (_("task type"), lambda row: row.flow.task_type), (_("priority"), lambda row: row.get_priority_display()),
+        (_("requests"), lambda row: row.requests), (_("dedupe key"), lambda row: row.dedupe_key),
+        (_("published at"), lambda row: row.created_at), (_("due at"), lambda row: row.due_at),
+        (_("settled at"), lambda row: row.settled_at), (_("attempts"), lambda row: row.attempt),
+        (_("node"), lambda row: row.node), (_("delivery key"), lambda row: row.root_id),
+    )  # fmt: skip
+
+    def has_export_permission(self, request: HttpRequest) -> bool:
+        return self.has_run_permission(request)
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view

@@ -20,6 +20,7 @@ from unfold.contrib.filters.admin import ChoicesDropdownFilter, RangeDateTimeFil
 from unfold.decorators import action, display
 
 from scheduling.admin.base import ReadOnlyAdmin, as_uuid
+from scheduling.admin.export import Exported
 from scheduling.admin.failed_actions import VERBS, act_page, bulk
 from scheduling.admin.failed_filters import CauseFilter, ChannelFilter, ClassFilter, OpenFilter, class_of
 from scheduling.admin.replay import page_of, replay_page, task_of
@@ -55,7 +56,7 @@ def panel_of(request: HttpRequest, row: FailedTask) -> str:
 
 
 @admin.register(FailedTask)
-class FailedTaskAdmin(ReadOnlyAdmin):
+class FailedTaskAdmin(Exported, ReadOnlyAdmin):
     list_display = ("failed", "state_label", "class_label", "why", "channel", "node_key", "user_key", "origin")
     list_filter = (
         OpenFilter, ("origin", ChoicesDropdownFilter), CauseFilter, ChannelFilter, ClassFilter,
@@ -65,6 +66,22 @@ class FailedTaskAdmin(ReadOnlyAdmin):
     search_help_text = _("Task id, delivery key or user id, in full")
     actions = ()
     actions_list = ("open_groups",)
+    export_columns = (
+        (_("task id"), lambda row: row.task_id), (_("origin"), lambda row: row.get_origin_display()),
+        (_("state"), lambda row: row.get_state_display()), (_("class"), lambda row: class_of(row.origin, row.failure)),
+        (_("reason"), lambda row: reason(row.reason)), (_("detail"), lambda row: row.detail),
+        (_("channel"), lambda row: row.channel), (_("node"), lambda row: row.payload.get("node")),
+        (_("task type"), lambda row: row.payload.get("task_type")),
+        (_("user id"), lambda row: row.payload.get("user_id")),
+        (_("shop"), lambda row: row.payload.get("shop_id")), (_("failed at"), lambda row: row.failed_at),
+        (_("acted at"), lambda row: row.acted_at), (_("actor"), lambda row: row.actor_name),
+        (_("reason of the action"), lambda row: row.action_reason),
+        (_("published again as"), lambda row: row.retried_as), (_("delivery key"), lambda row: row.root_id),
+        (_("fingerprint"), lambda row: row.fingerprint),
+    )  # fmt: skip
+
+    def has_export_permission(self, request: HttpRequest) -> bool:
+        return self.has_act_permission(request)
 
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view

@@ -16,6 +16,7 @@ from unfold.decorators import action, display
 
 from scheduling import services
 from scheduling.admin.base import BigTable, ReadOnlyAdmin
+from scheduling.admin.export import Exported
 from scheduling.admin.spans import SpanFilter
 from scheduling.admin.timeline import clock, timeline
 from scheduling.admin.touch_filters import ReasonFilter, StandsFilter, in_order, search
@@ -30,7 +31,7 @@ STATE_TONES = {
 
 
 @admin.register(Touch)
-class TouchAdmin(BigTable, ReadOnlyAdmin):
+class TouchAdmin(Exported, BigTable, ReadOnlyAdmin):
     list_display = ("due", "state_label", "why", "node", "who", "chat_id", "event_type", "short_id")
     list_display_links = ("due", "short_id")
     list_filter = (
@@ -45,6 +46,21 @@ class TouchAdmin(BigTable, ReadOnlyAdmin):
     list_disable_select_all = True
     actions = ("cancel_selected",)
     actions_detail = ("cancel",)
+    export_related = ("node__channel", "customer", "event", "template")
+    export_columns = (
+        (_("task id"), lambda row: row.pk), (_("state"), lambda row: row.get_state_display()),
+        (_("reason"), lambda row: reason(row.reason)), (_("due at"), lambda row: row.due_at),
+        (_("settled at"), lambda row: row.settled_at), (_("node"), lambda row: row.node.key),
+        (_("channel"), lambda row: row.node.channel.key), (_("user id"), lambda row: row.customer.user_id),
+        (_("customer"), lambda row: row.customer.name), (_("chat id"), lambda row: row.chat_id),
+        (_("event type"), lambda row: row.event.type), (_("source"), lambda row: row.event.source),
+        (_("event id"), lambda row: row.event.event_id), (_("attempts"), lambda row: row.attempt),
+        (_("template"), lambda row: row.template.key if row.template else ""),
+        (_("template version"), lambda row: row.template_version), (_("delivery key"), lambda row: row.root_id),
+    )  # fmt: skip
+
+    def has_export_permission(self, request: HttpRequest) -> bool:
+        return self.has_change_permission(request)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """To call one off; nothing else about it can be changed."""

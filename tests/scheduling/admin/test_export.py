@@ -1,0 +1,153 @@
+"""Lists as CSV: what the filter shows and nothing else, harmless in a spreadsheet, and noted."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.contrib.admin.models import LogEntry
+from django.test import AsyncClient, Client
+
+from scheduling.admin import export
+from scheduling.delivery import deliver
+from scheduling.models import Customer, FailedTask, Touch
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+Happen = Callable[..., Any]
+HOUR = timedelta(hours=1)
+
+
+def told(answer: Any) -> list[dict[str, str]]:
+    text = b"".join(answer.streaming_content).decode()
+    assert text.startswith("\ufeff")
+    return list(csv.DictReader(StringIO(text.removeprefix("\ufeff"))))
+
+
+def test_what_the_filter_shows_is_exported(matrix: Any, operator: Client, admin_url: Url, happen: Happen) -> None:
+    matrix.node()
+    Customer.objects.create(user_id="ann", name="王小安")
+    (wanted,) = happen(user="ann", chat_id="c1", event_id="e1").task_ids
+    deliver([wanted])
+    happen(user="bob")
+    page = operator.get(admin_url("touch_changelist"), {"q": "ann"})
+    link = page.context["export_link"]
+    assert link in page.content.decode()
+    answer = operator.get(link)
+    assert answer["content-type"] == "text/csv; charset=utf-8"
+    assert answer["content-disposition"].startswith('attachment; filename="touch-')
+    (row,) = told(answer)
+    assert (row["task id"], row["state"], row["customer"], row["event id"], row["chat id"]) == (
+        str(wanted), "Delivered", "王小安", "e1", "c1",
+    )  # fmt: skip
+
+
+def test_nothing_in_a_cell_is_a_command(matrix: Any, operator: Client, admin_url: Url, happen: Happen) -> None:
+    matrix.node()
+    happen(user='=HYPERLINK("http://evil.example")', chat_id="@SUM(1)", event_id="-2+3")
+    (row,) = told(operator.get(admin_url("touch_export")))
+    assert (row["user id"], row["chat id"], row["event id"]) == (
+        "'=HYPERLINK(\"http://evil.example\")", "'@SUM(1)", "'-2+3",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("=1", "'=1"), ("+86 138", "'+86 138"), ("-1", "'-1"), ("@a", "'@a"), ("\t=1", "'\t=1"), ("\r=1", "'\r=1"),
+        ("\n=1", "'\n=1"), ("＝1", "'＝1"), ("a=1", "a=1"), ("", ""), (None, ""), (-3, -3), (False, "False"),
+        (datetime(2026, 3, 1, 4, tzinfo=UTC), "2026-03-01 12:00:00"),
+    ],
+)  # fmt: skip
+def test_cells_are_read_by_people_and_run_by_nobody(value: Any, cell: Any) -> None:
+    assert export.cell(value) == cell
+
+
+def test_heads_and_words_are_in_the_readers_language(
+    matrix: Any, operator: Client, admin_url: Url, happen: Happen
+) -> None:
+    matrix.node(delay=HOUR)
+    happen()
+    operator.cookies["django_language"] = "zh-hans"
+    (row,) = told(operator.get(admin_url("touch_export")))
+    assert row["状态"] == "已排期"
+
+
+def test_that_somebody_exported_is_noted(matrix: Any, operator: Client, admin_url: Url, happen: Happen) -> None:
+    matrix.node(delay=HOUR)
+    for user in ("ann", "bob"):
+        happen(user=user)
+    operator.get(admin_url("touch_export"), {"state__exact": "scheduled"})
+    entry = LogEntry.objects.get()
+    assert entry.user.username == "operator"
+    assert entry.content_type.model == "touch"
+    assert entry.change_message == "Exported 2 rows. state__exact=scheduled"
+
+
+@pytest.mark.parametrize("name", ["scheduling_touch", "scheduling_failedtask", "rpa_tasks_job"])
+def test_who_may_only_look_may_not_take_away(as_member: Callable[[str], Client], name: str) -> None:
+    from django.urls import reverse
+
+    viewer = as_member("viewer")
+    assert viewer.get(reverse(f"admin:{name}_changelist")).context["export_link"] == ""
+    assert viewer.get(reverse(f"admin:{name}_export")).status_code == 403
+    assert LogEntry.objects.count() == 0
+    assert as_member("operator").get(reverse(f"admin:{name}_export")).status_code == 200
+
+
+def test_long_lists_are_cut_and_say_so(
+    matrix: Any, operator: Client, admin_url: Url, happen: Happen, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "MOST", 5)
+    monkeypatch.setattr(export, "BATCH", 2)
+    matrix.node()
+    for number in range(6):
+        happen(user=f"u{number}")
+    rows = told(operator.get(admin_url("touch_export")))
+    newest = Touch.objects.order_by("-pk").values_list("customer__user_id", flat=True)[:5]
+    assert [row["user id"] for row in rows[:-1]] == list(newest)
+    assert rows[-1]["task id"] == "There are more than 5 rows; these are the first."
+
+
+def test_a_batch_costs_one_query(
+    matrix: Any, operator: Client, admin_url: Url, happen: Happen, django_assert_num_queries: Any
+) -> None:
+    matrix.node()
+    for number in range(10):
+        happen(user=f"u{number}")
+    answer = operator.get(admin_url("touch_export"))
+    with django_assert_num_queries(1):
+        assert len(told(answer)) == 10
+
+
+def test_failed_tasks_are_exported_with_what_was_done(
+    failed: Callable[..., Any], operator: Client, admin_url: Url
+) -> None:
+    row = failed("ann")
+    failed("bob")
+    FailedTask.objects.filter(pk=row.pk).update(state="ignored", actor_name="eve", action_reason="known")
+    (only,) = told(operator.get(admin_url("failedtask_export"), {"state": "ignored"}))
+    assert (only["task id"], only["user id"], only["actor"], only["reason of the action"], only["reason"]) == (
+        str(row.task_id), "ann", "eve", "known", "Data for the text is missing",
+    )  # fmt: skip
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_server_of_events_streams_as_well(matrix: Any, operator: Client, admin_url: Url, happen: Happen) -> None:
+    from asgiref.sync import async_to_sync
+
+    matrix.node()
+    happen()
+    client = AsyncClient(headers={"accept-language": "en"})
+    client.cookies = operator.cookies
+
+    async def read() -> str:
+        answer = await client.get(admin_url("touch_export"))
+        return b"".join([part async for part in answer]).decode()
+
+    assert len(async_to_sync(read)().splitlines()) == 2
