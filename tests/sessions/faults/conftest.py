@@ -94,7 +94,7 @@ def crowded(told: Callable[[str], None]) -> Crowded:
         with crowd:
             yield run
             crowd.hush()
-            house.wait(lambda: house.at_rest(crowd.prefix), "all silences have ended")
+            house.await_rest(crowd.prefix)
             count = Count(house, crowd, in_order)
             # What is told last may still be on its way to somebody.
             wait_until(lambda: not count.problems(), 30, pause=0.5)

@@ -23,7 +23,6 @@ from config.embedded.processes import wait_until
 from config.environment import ROOT
 from config.stack import RunningStack, running_stack
 from config.stack.programs import chosen
-from sessions.keys import DUE, INFLIGHT
 from sessions.policy_set import Policy, PolicySet
 from sessions.reports import watchers
 from sessions.server import Server, StoreAway
@@ -82,13 +81,15 @@ class Program:
 class House:
     stack: RunningStack
 
-    def start(self, name: str, words: list[str], env: Mapping[str, str] | None = None, address: str = "") -> Program:
+    def start(self, name: str, words: list[str], clock: Path | None = None, address: str = "") -> Program:
+        """`clock`: the file by which its clock goes."""
+        if clock:
+            words = ["-m", "tests.sessions.faults.odd_clock", str(clock), *words]
         log = self.stack.state_dir / "logs" / f"ours-{name}-{uuid4().hex[:4]}.log"
         with log.open("ab") as stream:
             process = subprocess.Popen(
                 [sys.executable, *words],
-                cwd=ROOT, env={**self.stack.environment, **(env or {})},
-                stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
+                cwd=ROOT, env=self.stack.environment, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream,
             )  # fmt: skip
         return Program(name, process, log, address)
 
@@ -107,15 +108,17 @@ class House:
                 except subprocess.TimeoutExpired:
                     program.kill()
 
-    def watcher(self, env: Mapping[str, str] | None = None) -> Program:
-        return self.start("watcher", ["manage.py", "watch_sessions"], env)
+    def watcher(self, clock: Path | None = None) -> Program:
+        return self.start("watcher", ["manage.py", "watch_sessions"], clock)
 
-    def web(self, name: str, env: Mapping[str, str] | None = None) -> Program:
-        """A web node, started as the stack starts it."""
-        (program,) = chosen(["web"])
+    def worker(self, clock: Path | None = None) -> Program:
+        words = _words("core", worker_concurrency=2).replace("core@%h", f"core-{uuid4().hex[:4]}@%h")
+        return self.start("worker", words.split(), clock)
+
+    def web(self, name: str, clock: Path | None = None) -> Program:
         port = free_port()
-        words = program.words.format(host="127.0.0.1", port=port, web_workers=1).split()
-        return self.start(name, words, env, f"127.0.0.1:{port}")
+        words = _words("web", host="127.0.0.1", port=port, web_workers=1)
+        return self.start(name, words.split(), clock, f"127.0.0.1:{port}")
 
     def await_watcher(self, program: Program) -> None:
         """It has made itself known since it was started."""
@@ -138,15 +141,23 @@ class House:
 
     def at_rest(self, prefix: str) -> bool:
         """Every touch is settled and no session is armed or in flight any more."""
+        return self.restless(prefix) == "nothing"
+
+    def restless(self, prefix: str) -> str:
         store = self.store()
         try:
-            unsettled = self.sql(_UNSETTLED, [f"{prefix}%"])[0][0]
-            left = store.server.ask(lambda pipe: [pipe.zcard(name) for name in (*DUE, *INFLIGHT)])
-        except (psycopg.OperationalError, StoreAway):
-            return False
+            unsettled = self.sql(_UNSETTLED, [f"{prefix}%"])
+            shards = store.shards()
+        except (psycopg.OperationalError, StoreAway) as error:
+            return str(error)
         finally:
             store.server.client.close()
-        return bool(unsettled == 0 and sum(left) == 0)
+        armed, in_flight = sum(each.armed for each in shards), sum(each.in_flight for each in shards)
+        return f"{armed} armed, {in_flight} in flight, {unsettled}" if armed or in_flight or unsettled else "nothing"
+
+    def await_rest(self, prefix: str) -> None:
+        if not wait_until(lambda: self.at_rest(prefix), PATIENCE, pause=0.3):
+            raise AssertionError(f"after {PATIENCE:g} s there is still {self.restless(prefix)}\n{self.logs()}")
 
     def wait(self, happened: Any, what: str, timeout: float = PATIENCE) -> None:
         if not wait_until(happened, timeout):
@@ -172,11 +183,17 @@ def house(folder: Path, env: Mapping[str, str] | None = None) -> Iterator[House]
         yield made
 
 
+def _words(program: str, **values: object) -> str:
+    """As the stack starts it."""
+    return chosen([program])[0].words.format(**values)
+
+
 def seed_of_this_run() -> int:
     return int(os.environ.get("FAULTS_SEED") or random.SystemRandom().randrange(2**32))
 
 
 _UNSETTLED = """
-SELECT count(*) FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
-WHERE e.event_id LIKE %s AND t.state IN ('scheduled', 'queued', 'running')
+SELECT t.state, t.reason, t.attempt, count(*), min(t.due_at), min(t.lease_until)
+FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
+WHERE e.event_id LIKE %s AND t.state IN ('scheduled', 'queued', 'running') GROUP BY 1, 2, 3
 """

@@ -64,7 +64,7 @@ def chatting(two_watchers: Watchers, told: Callable[[str], None]) -> Chatting:
         with chatter:
             yield chatter, random.Random(seed)
             chatter.hush()
-        wait_until(lambda: house.at_rest(chatter.prefix), PATIENCE, pause=0.3)
+        house.await_rest(chatter.prefix)
         found = count(house, chatter)
         told(found.line(name, seed))
         assert not found.problems, "\n".join([*found.problems[:20], house.logs()])

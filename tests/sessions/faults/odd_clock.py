@@ -1,0 +1,63 @@
+"""A program by a clock that is as many seconds ahead of everybody else's as a file says, and jumps when the file changes:
+
+    python -m tests.sessions.faults.odd_clock FILE manage.py watch_sessions
+
+As on a node whose clock is set, the monotonic clock goes on, and sleepers do not notice. libfaketime would do the same to
+programs that are not Python, but lets `time.sleep` fail now and then.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import time_machine
+
+LOOK_EVERY = 0.1  #: seconds
+
+
+class OddClock:
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._ahead = 0.0
+        self._clock = time_machine.travel(datetime.now(UTC), tick=True).start()
+        self.follow()
+        os.register_at_fork(after_in_child=self.follow)  # no thread comes along
+
+    def follow(self) -> None:
+        threading.Thread(target=self._follow, name="odd-clock", daemon=True).start()
+
+    def _follow(self) -> None:
+        while True:
+            ahead = float(self._file.read_text())
+            if ahead != self._ahead:
+                self._clock.shift(timedelta(seconds=ahead - self._ahead))
+                self._ahead = ahead
+            time.sleep(LOOK_EVERY)
+
+
+def set_clock(file: Path, seconds: float) -> None:
+    """To so many seconds ahead."""
+    new = file.with_suffix(".new")
+    new.write_text(f"{seconds}")
+    new.replace(file)
+
+
+def main() -> None:
+    OddClock(Path(sys.argv[1]))
+    del sys.argv[:2]
+    sys.path.insert(0, os.getcwd())
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
