@@ -1,9 +1,9 @@
-"""A program by a clock that is as many seconds ahead of everybody else's as a file says, and jumps when the file changes:
+"""A program by a clock that is as many seconds ahead of everybody else's as a file says, and jumps when it changes:
 
     python -m tests.sessions.faults.odd_clock FILE manage.py watch_sessions
 
-As on a node whose clock is set, the monotonic clock goes on, and sleepers do not notice. libfaketime would do the same to
-programs that are not Python, but lets `time.sleep` fail now and then.
+As on a node whose clock is set, the monotonic clock goes on, and sleepers do not notice. libfaketime would do the same
+to programs that are not Python, but lets `time.sleep` fail now and then.
 """
 
 from __future__ import annotations
