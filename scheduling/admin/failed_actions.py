@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -46,11 +46,19 @@ class Verb:
     unknown_only: bool = False
     publishes: bool = False
     as_new: bool = False  #: the customer may get something twice
+    of_job: tuple[str | Promise, str | Promise] | None = None  #: title and words where it is about an RPA job
 
     def fits(self, row: FailedTask) -> bool:
         if row.state not in self.states or (self.unknown_only and row.failure != "unknown"):
             return False
         return not (self.publishes and row.origin == FailedTask.Origin.MESSAGE)
+
+    def about(self, *origins: str) -> Verb:
+        """In the words for what it is about: a touch is sent to a customer, a job has an effect."""
+        if self.of_job is None or set(origins) != {FailedTask.Origin.RPA_JOB}:
+            return self
+        title, explains = self.of_job
+        return replace(self, title=title, explains=explains)
 
     def act_on_all(self, failed_ids: Sequence[UUID], actor: Actor) -> Tally:
         if self.publishes:
@@ -70,6 +78,12 @@ VERBS: dict[str, Verb] = {
         failed_tasks.retry,
         (OPEN, IGNORED),
         publishes=True,
+        of_job=(
+            gettext_lazy("Retry"),
+            gettext_lazy(
+                "A new job with the same delivery key is published: a flow that honours the key has no second effect."
+            ),
+        ),
     ),
     "again": Verb(
         gettext_lazy("Send again as new"),
@@ -82,6 +96,12 @@ VERBS: dict[str, Verb] = {
         (OPEN, IGNORED),
         publishes=True,
         as_new=True,
+        of_job=(
+            gettext_lazy("Run again as new"),
+            gettext_lazy(
+                "The new job gets a delivery key of its own. If the first run had its effect, it happens twice."
+            ),
+        ),
     ),
     "delivered": Verb(
         gettext_lazy("It was delivered"),
@@ -90,6 +110,10 @@ VERBS: dict[str, Verb] = {
         partial(failed_tasks.resolve, delivered=True),
         (OPEN,),
         unknown_only=True,
+        of_job=(
+            gettext_lazy("It had its effect"),
+            gettext_lazy("You found out that the run did what it should. Nothing is run again."),
+        ),
     ),
     "not_delivered": Verb(
         gettext_lazy("It was not delivered"),
@@ -98,6 +122,10 @@ VERBS: dict[str, Verb] = {
         partial(failed_tasks.resolve, delivered=False),
         (OPEN,),
         unknown_only=True,
+        of_job=(
+            gettext_lazy("It had no effect"),
+            gettext_lazy("You found out that the run changed nothing. Nothing is run again by this alone."),
+        ),
     ),
     "ignore": Verb(
         gettext_lazy("Ignore"),
@@ -105,6 +133,10 @@ VERBS: dict[str, Verb] = {
         "visibility_off",
         failed_tasks.ignore,
         (OPEN,),
+        of_job=(
+            gettext_lazy("Ignore"),
+            gettext_lazy("Nothing is run. It leaves the open ones and can still be retried later."),
+        ),
     ),
     "archive": Verb(
         gettext_lazy("Archive"),
@@ -132,6 +164,7 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
     verb = VERBS.get(name)
     if verb is None:
         raise Http404
+    verb = verb.about(row.origin)
     back = tasks_admin.url("change", row.pk)
     form = ReasonForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
@@ -174,7 +207,8 @@ def bulk(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTask]], HttpRe
 def _ask(
     tasks_admin: Any, request: HttpRequest, name: str, rows: QuerySet[FailedTask], form: ReasonForm, asked_at: datetime
 ) -> HttpResponse:
-    verb, count = VERBS[name], rows[: MOST_AT_ONCE + 1].count()
+    verb = VERBS[name].about(*rows.order_by().values_list("origin", flat=True).distinct())
+    count = rows[: MOST_AT_ONCE + 1].count()
     hidden = [
         ("action", f"bulk_{name}"), ("confirmed", "1"), ("asked_at", asked_at.isoformat()),
         ("select_across", request.POST.get("select_across", "0")), ("index", "0"),

@@ -18,6 +18,7 @@ from unfold.forms import AdminPasswordChangeForm, AuthenticationForm, UserChange
 
 from scheduling import logins
 from scheduling.admin.base import OpsAdmin
+from scheduling.admin.permissions import PermissionsInWords
 from scheduling.models import FailedLogin
 
 admin.site.unregister(User)
@@ -25,14 +26,14 @@ admin.site.unregister(Group)
 
 
 @admin.register(User)
-class PersonAdmin(UserAdmin, ModelAdmin):  # type: ignore[type-arg, misc]
+class PersonAdmin(PermissionsInWords, UserAdmin, ModelAdmin):  # type: ignore[type-arg, misc]
     form = UserChangeForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
 
 
 @admin.register(Group)
-class RoleAdmin(GroupAdmin, ModelAdmin):  # type: ignore[misc]
+class RoleAdmin(PermissionsInWords, GroupAdmin, ModelAdmin):  # type: ignore[misc]
     pass
 
 

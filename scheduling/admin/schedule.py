@@ -17,10 +17,11 @@ from django_celery_beat.models import (
     PeriodicTask,
     SolarSchedule,
 )
-from unfold.admin import ModelAdmin
+from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
+from scheduling.admin.crontab import in_words
 from scheduling.errors import InvalidInput
 
 for model in (ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule):
@@ -36,6 +37,7 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.fields["task"].widget = UnfoldAdminTextInputWidget()
         self.fields["regtask"].widget = TaskSelect()
+        self.fields["name"].label = _("name")
 
     def clean(self) -> dict[str, Any]:
         """Arguments that a task would refuse each time are refused once, here."""
@@ -55,33 +57,52 @@ class PeriodicTaskAdmin(beat.PeriodicTaskAdmin, ModelAdmin):  # type: ignore[mis
     form = PeriodicTaskForm
     #: Beat's own writes a script into the page, which may not run here; `crontab_translation` says the same.
     change_form_template = None
+    list_display = ("task_name", "enabled", "plan", "start_time", "last_run_at", "one_off")
+
+    @display(description=_("name"), ordering="name")  # type: ignore[untyped-decorator]
+    def task_name(self, row: PeriodicTask) -> str:
+        return str(row.name)
+
+    @display(description=_("Schedule"))  # type: ignore[untyped-decorator]
+    def plan(self, row: PeriodicTask) -> str:
+        return in_words(row.crontab) if row.crontab else str(row.scheduler)
 
     @display(description=_("in words"))  # type: ignore[untyped-decorator]
     def crontab_translation(self, row: PeriodicTask) -> str:
-        return str(row.crontab.human_readable) if row.crontab else "–"
+        return in_words(row.crontab) if row.crontab else "–"
+
+
+class TasksInline(beat.PeriodicTaskInline, TabularInline):  # type: ignore[misc]
+    fields = ("task_name", "task", "args", "kwargs")
+    readonly_fields = fields
+
+    @display(description=_("name"))  # type: ignore[untyped-decorator]
+    def task_name(self, row: PeriodicTask) -> str:
+        return str(row.name)
 
 
 @admin.register(IntervalSchedule)
 class IntervalScheduleAdmin(beat.IntervalScheduleAdmin, ModelAdmin):  # type: ignore[misc]
-    pass
+    inlines = (TasksInline,)
 
 
 @admin.register(CrontabSchedule)
 class CrontabScheduleAdmin(beat.CrontabScheduleAdmin, ModelAdmin):  # type: ignore[misc]
+    inlines = (TasksInline,)
     list_display = ("__str__", "in_words")
     fields = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week", "timezone", "in_words")
     readonly_fields = ("in_words",)
 
     @display(description=_("in words"))  # type: ignore[untyped-decorator]
     def in_words(self, row: CrontabSchedule) -> str:
-        return str(row.human_readable) if row.pk else "–"
+        return in_words(row) if row.pk else "–"
 
 
 @admin.register(ClockedSchedule)
 class ClockedScheduleAdmin(beat.ClockedScheduleAdmin, ModelAdmin):  # type: ignore[misc]
-    pass
+    inlines = (TasksInline,)
 
 
 @admin.register(SolarSchedule)
 class SolarScheduleAdmin(beat.SolarScheduleAdmin, ModelAdmin):  # type: ignore[misc]
-    pass
+    inlines = (TasksInline,)

@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 
 from scheduling.admin.wording import reason, spoken
 from scheduling.durations import parse_duration
-from scheduling.models import Attempt, Complaint, FailedTask, Touch, Verdict
+from scheduling.models import Attempt, Category, Complaint, FailedTask, Touch, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def figure(text: str) -> str:
             return _("%(count)s in %(span)s") % {"count": found[1], "span": spoken(parse_duration(found[2]))}
     if found := re.fullmatch(r"(\d+) \((\d+) unsettled\)", text):
         return _("%(count)s, %(open)s of them still being sent") % {"count": found[1], "open": found[2]}
-    return text
+    return str(Category(text).label) if text in Category.values else text
 
 
 def _event(touch: Touch) -> Moment:

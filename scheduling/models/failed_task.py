@@ -59,3 +59,14 @@ class FailedTask(models.Model):
 
     def __str__(self) -> str:
         return f"{self.origin} {self.task_id or self.id}"
+
+    def get_state_display(self) -> str:  # type: ignore[no-redef]
+        """In the words for what it is about: a job is not delivered to anybody."""
+        words = RESOLVED_JOBS.get(self.state) if self.origin == self.Origin.RPA_JOB else None
+        return str(words or self.State(self.state).label)
+
+
+RESOLVED_JOBS = {
+    FailedTask.State.RESOLVED_DELIVERED.value: _("Resolved: it had its effect"),
+    FailedTask.State.RESOLVED_NOT_DELIVERED.value: _("Resolved: it had no effect"),
+}
