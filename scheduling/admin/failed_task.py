@@ -133,11 +133,11 @@ class FailedTaskAdmin(Exported, ReadOnlyAdmin):
         detail = row.detail[:80] + ("…" if len(row.detail) > 80 else "")
         return format_html('{}<br><span class="at-quiet">{}</span>', reason(row.reason), detail)
 
-    @display(description=_("node"))  # type: ignore[untyped-decorator]
+    @display(description=_("node or task type"))  # type: ignore[untyped-decorator]
     def node_key(self, row: FailedTask) -> str:
         return str(row.payload.get("node") or row.payload.get("task_type") or "–")
 
-    @display(description=_("customer"))  # type: ignore[untyped-decorator]
+    @display(description=_("customer or shop"))  # type: ignore[untyped-decorator]
     def user_key(self, row: FailedTask) -> str:
         return str(row.payload.get("user_id") or row.payload.get("shop_id") or "–")
 
@@ -190,7 +190,7 @@ class FailedTaskAdmin(Exported, ReadOnlyAdmin):
         row = self.found(request, object_id)
         may_act = self.has_act_permission(request, row)
         verbs = [
-            {"verb": verb, "link": reverse("admin:scheduling_failedtask_act", args=[row.pk, name])}
+            {"verb": verb.about(row.origin), "link": reverse("admin:scheduling_failedtask_act", args=[row.pk, name])}
             for name, verb in VERBS.items()
             if may_act and verb.fits(row)
         ]
