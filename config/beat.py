@@ -23,4 +23,6 @@ SCHEDULE = {
     "count what guide messages bring about": tick("chat_sessions.count_nudges", 10),
     # customers
     "find who stays away": tick("scheduling.scan_inactive", 60),
+    # ops
+    "replay what a draft would do": tick("scheduling.what_if", 5),
 }

@@ -10,6 +10,7 @@ from celery import shared_task
 from django.db import InterfaceError, OperationalError
 
 from scheduling import absence, delivery, dispatcher, retention
+from scheduling.what_if import runs
 
 #: What passes by itself. Everything else is a fault of the work, not of the house.
 INFRASTRUCTURE = (OperationalError, InterfaceError, redis.ConnectionError, redis.TimeoutError)
@@ -45,3 +46,8 @@ def scan_inactive() -> None:
 @shared_task(name="scheduling.forget", is_tick=True)
 def forget() -> None:
     retention.forget()
+
+
+@shared_task(name="scheduling.what_if", is_tick=True)
+def what_if() -> None:
+    runs.execute_next()

@@ -22,10 +22,11 @@ from scheduling.models.node import (
 from scheduling.models.rule import DelayRule, HarassmentRule
 from scheduling.models.touch import Attempt, Touch, TouchState, Verdict
 from scheduling.models.versioned import Configuration
+from scheduling.models.what_if import WhatIfRun
 
 __all__ = [
     "LEASED", "WAITING", "ApiKey", "Attempt", "CapSwitch", "Category", "ChannelConfig", "Community", "Complaint",
     "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event", "EventType", "FailedLogin", "FailedTask",
     "HarassmentRule", "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause", "Priority", "Scope", "Stage", "Switch",
-    "Template", "TemplateText", "Touch", "TouchState", "Verdict",
+    "Template", "TemplateText", "Touch", "TouchState", "Verdict", "WhatIfRun",
 ]  # fmt: skip

@@ -76,6 +76,7 @@ class Command(BaseCommand):
         operator = viewer + named(OPERATOR)
         editor = operator + named([f"{verb}_{model}" for verb in ("add", "change", "delete") for model in EDITED])
         editor += named(["change_job"])  # another payload than the one that is there
+        editor += named(["add_whatifrun", "publish_whatifrun"])
         for name, permissions in (("viewer", viewer), ("operator", operator), ("editor", editor)):
             group, _ = Group.objects.get_or_create(name=name)
             group.permissions.add(*permissions)

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from django.conf import settings
+from django.db import models
+from django.utils.timezone import now
+from django.utils.translation import gettext_lazy as _
+
+
+class WhatIfRun(models.Model):
+    """A draft of the configuration, and what a replay of past events says about it. The row is the job: a worker that
+    has it raises `tries` and names it in every later write, so that one that was overtaken changes nothing."""
+
+    class State(models.TextChoices):
+        WAITING = "waiting", _("Waiting for a worker")
+        RUNNING = "running", _("Running")
+        DONE = "done", _("Replayed")  #: a person decides
+        FAILED = "failed", _("Failed")
+        PUBLISHED = "published", _("Published")
+        DISCARDED = "discarded", _("Discarded")
+
+    state = models.CharField(_("state"), max_length=10, choices=State, default=State.WAITING, editable=False)
+    draft = models.TextField(_("draft"))
+    days = models.PositiveSmallIntegerField(_("days"))
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+", verbose_name=_("who")
+    )
+    actor_name = models.CharField(_("who"), max_length=150)
+    created_at = models.DateTimeField(_("begun at"), default=now, editable=False)
+    #: What the draft changes, for people: [{section, verb, label, differences: [{path, before, after}]}].
+    changes = models.JSONField(_("changes"), default=list)
+    tries = models.PositiveSmallIntegerField(_("tries"), default=0)
+    done = models.PositiveIntegerField(_("events replayed"), default=0)
+    total = models.PositiveIntegerField(_("events"), default=0)
+    beat_at = models.DateTimeField(_("last heard of at"), null=True)
+    ended_at = models.DateTimeField(_("replayed at"), null=True)
+    #: SHA-256 of what was live during the replay: what was edited since was not replayed.
+    live_digest = models.CharField(_("live configuration"), max_length=64, blank=True)
+    result = models.JSONField(_("result"), null=True)
+    problem = models.TextField(_("problem"), blank=True)
+    settled_by = models.CharField(_("decided by"), max_length=150, blank=True)
+    settled_at = models.DateTimeField(_("decided at"), null=True)
+
+    class Meta:
+        verbose_name = _("what-if replay")
+        verbose_name_plural = _("what-if replays")
+        ordering = ["-id"]
+        permissions = [("publish_whatifrun", "Can publish a draft that was replayed")]
+
+    def __str__(self) -> str:
+        return f"#{self.pk}"

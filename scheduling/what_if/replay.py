@@ -1,0 +1,135 @@
+"""The same events through several configurations at once, in one stream."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from django.conf import settings
+
+from scheduling.configuration import Snapshot
+from scheduling.intake import ACTIVITY_GRAIN
+from scheduling.rendering import CannotRender, render
+from scheduling.routing import NoTarget, channel_of, community_targets, target_for
+from scheduling.specs import CustomerSpec, EventSpec, NodeSpec, TemplateSpec
+from scheduling.what_if import past
+from scheduling.what_if.figures import Figures
+from scheduling.what_if.past import Window
+from scheduling.what_if.world import Observer, Person, World
+
+Progress = Callable[[int], None]
+
+
+def _silently(done: int) -> None:
+    pass
+
+
+def replay(configs: Mapping[str, Snapshot], within: Window, progress: Progress = _silently) -> dict[str, Any]:
+    """What each of these configurations would have made of the window's events. Reads only."""
+    figures = {name: Figures(ZoneInfo(settings.TIME_ZONE)) for name in configs}
+    worlds = run({name: (config, figures[name]) for name, config in configs.items()}, within, progress)
+    return {name: figures[name].close(world) for name, world in worlds.items()}
+
+
+def run(
+    configs: Mapping[str, tuple[Snapshot, Observer]], within: Window, progress: Progress = _silently
+) -> dict[str, World]:
+    """The worlds as they are at the end of the window. `progress` is told how many events are behind; what it raises
+    ends the replay."""
+    targets: dict[str, Mapping[str, Any]] = {}
+    worlds = {name: _world(config, observer, within, targets) for name, (config, observer) in configs.items()}
+    crowd = _Crowd(list(worlds.values()), [config for config, _ in configs.values()], within, targets)
+    waiting = past.carried(within.since)
+    crowd.admit([each.event for each in waiting])
+    for world in worlds.values():
+        for each in waiting:
+            world.carry(each.node_id, each.event, each.due_at, each.expires_at)
+    done = 0
+    for batches in past.batches(within):
+        crowd.admit([event for _, events in batches for event in events])
+        for world in worlds.values():
+            for at, events in batches:
+                world.receive(events, at)
+        done += sum(len(events) for _, events in batches)
+        progress(done)
+    for world in worlds.values():
+        world.advance(within.until)
+    return worlds
+
+
+def _world(config: Snapshot, observer: Observer, within: Window, targets: Mapping[str, Mapping[str, Any]]) -> World:
+    return World(
+        config,
+        observer,
+        now=within.since,
+        slot_hold=settings.AFTERTOUCH_SLOT_HOLD,
+        activity_grain=ACTIVITY_GRAIN,
+        time_scale=settings.AFTERTOUCH_TIME_SCALE,
+        prepare=_Preparation(config, targets),
+    )
+
+
+@dataclass
+class _Crowd:
+    """Lets customers and communities into the worlds, each as they were at the beginning, before anything is said of
+    them."""
+
+    worlds: list[World]
+    configs: list[Snapshot]
+    within: Window
+    targets: dict[str, Mapping[str, Any]]
+    known: set[str] = field(default_factory=set)
+    chats: set[str] = field(default_factory=set)
+
+    def admit(self, events: Iterable[EventSpec]) -> None:
+        users, chats = {event.user_id for event in events}, {event.chat_id for event in events if event.chat_id}
+        for some in _chunks(sorted(users - self.known)):
+            self._admit_people(some)
+        for some in _chunks(sorted(chats - self.chats)):
+            self._admit_communities(some)
+        self.known |= users
+        self.chats |= chats
+
+    def _admit_people(self, user_ids: list[str]) -> None:
+        for user_id, person in past.people(user_ids, self.within.since, self._memory).items():
+            for world in self.worlds:
+                copy = Person(person.spec, person.opted_out_at, dict(person.happened), deque(person.slots))
+                world.people[user_id] = copy
+
+    def _admit_communities(self, chat_ids: list[str]) -> None:
+        self.targets.update(community_targets(chat_ids))
+        if any(config.counts_communities for config in self.configs):
+            for chat_id, slots in past.community_slots(chat_ids, self.within.since, self._memory).items():
+                for world in self.worlds:
+                    world.communities[chat_id].extend(slots)
+
+    @property
+    def _memory(self) -> timedelta:
+        return max(config.window for config in self.configs)
+
+
+def _chunks(keys: list[str]) -> Iterable[list[str]]:
+    return (keys[start : start + past.CHUNK] for start in range(0, len(keys), past.CHUNK))
+
+
+@dataclass
+class _Preparation:
+    """Whether the text can be rendered and where it would go, with today's addresses and targets."""
+
+    config: Snapshot
+    targets: Mapping[str, Mapping[str, Any]]
+
+    def __call__(self, node: NodeSpec, template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> str:
+        try:
+            channel = channel_of(node.channel)
+            target_for(node.channel, channel, customer, event.chat_id, self.targets, self.config)
+            render(template, customer, event)
+        except NoTarget as error:
+            return error.reason
+        except CannotRender:
+            return "template_data_missing"
+        return ""

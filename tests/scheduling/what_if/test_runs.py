@@ -1,0 +1,192 @@
+"""A draft from its beginning to what is live, and nothing written on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import yaml
+from django.contrib.auth.models import User
+from django.utils.timezone import now
+
+from scheduling import configuration
+from scheduling.config_file.document import InvalidDocument
+from scheduling.config_file.plan import InvalidConfiguration
+from scheduling.errors import Conflict
+from scheduling.failed_tasks import Actor
+from scheduling.models import HarassmentRule, Node, Touch, Verdict, WhatIfRun
+from scheduling.what_if import draft, past, runs
+from tests.scheduling.core.conftest import pass_time
+
+pytestmark = pytest.mark.django_db
+
+OPS = Actor("ops")
+
+
+def edited(**changes: Any) -> str:
+    """The live draft with its only node (and its cap) changed."""
+    given = yaml.safe_load(draft.live_text())
+    cap = changes.pop("limit", None)
+    given["nodes"][0].update(changes)
+    if cap is not None:
+        given["harassment_rules"][0]["limit"] = cap
+    return yaml.safe_dump(given, allow_unicode=True)
+
+
+@pytest.fixture
+def lived(matrix: Any, happen: Callable[..., Any]) -> Any:
+    """Five downloads of Ann's and one of Bob's, hours apart, two days ago."""
+    node = matrix.node(delay=timedelta(minutes=15), guard_dedupe="ignore")
+    for _ in range(5):
+        happen()
+        pass_time(hours=1)
+    happen(user="bob")
+    pass_time(days=2)
+    return node
+
+
+def replayed(text: str, days: int = 7) -> WhatIfRun:
+    run = runs.begin(text, days, OPS)
+    assert runs.execute_next()
+    run.refresh_from_db()
+    return run
+
+
+def test_a_lower_cap_sends_less_and_says_why(lived: Any) -> None:
+    run = replayed(edited(limit=1))
+    assert (run.state, run.done, run.total, run.problem) == ("done", 6, 6, "")
+    live, after = run.result["live"], run.result["draft"]
+    assert (live["totals"]["delivered"], live["suppressed"]) == (4, {"cap": 2})
+    assert (after["totals"]["delivered"], after["suppressed"]) == (2, {"cap": 4})
+    assert (live["customers_reached"], live["customers_at_cap"]) == (2, 1)
+    assert run.changes == [
+        {"section": "harassment_rules", "verb": "changed", "label": "cap (user)",
+         "differences": [{"path": "limit", "before": 3, "after": 1}]}
+    ]  # fmt: skip
+
+
+def test_a_replay_writes_nothing_but_its_row(lived: Any) -> None:
+    before = (list(Touch.objects.order_by("pk").values()), Verdict.objects.count(), Node.objects.get().version)
+    version = configuration.current().version
+    run = replayed(edited(delay="1h", key="renamed"))
+    assert set(run.result["draft"]["nodes"]) == {"renamed"}
+    assert (
+        list(Touch.objects.order_by("pk").values()), Verdict.objects.count(), Node.objects.get().version
+    ) == before  # fmt: skip
+    assert configuration.current().version == version
+    assert Node.history.count() == 1
+    assert HarassmentRule.objects.get(kind="cap").limit == 3
+
+
+def test_a_draft_that_says_what_the_event_does_not_bring_fails_in_the_replay(lived: Any) -> None:
+    text = draft.live_text().replace("user.name", "event.data.order_no")
+    assert replayed(text).result["draft"]["failed"] == {"template_data_missing": 6}
+
+
+def test_what_waits_already_is_carried_along(matrix: Any, happen: Callable[..., Any]) -> None:
+    matrix.node(delay=timedelta(days=3))
+    happen()
+    pass_time(days=2, hours=1)
+    happen(user="bob")
+    pass_time(days=1)
+    result = replayed(edited(enabled=False), days=2).result
+    assert result["live"]["totals"] == {"planned": 2, "carried": 1, "delivered": 1, "waiting": 1}
+    assert result["draft"]["suppressed"] == {"node_disabled": 1}
+
+
+def test_more_events_than_may_be_replayed_shorten_the_window(lived: Any) -> None:
+    whole = past.window(now() - timedelta(days=7), now())
+    assert (whole.events, whole.shortened) == (6, False)
+    short = past.window(now() - timedelta(days=7), now(), most=4)
+    assert (short.events, short.shortened) == (4, True)
+    assert sum(len(events) for some in past.batches(short) for _, events in some) == 4
+
+
+def test_a_wrong_draft_names_its_fields(lived: Any) -> None:
+    with pytest.raises(InvalidConfiguration) as error:
+        runs.begin(edited(delay="soon", template="none"), 7, OPS)
+    assert {each.path for each in error.value.problems} == {"nodes[0].delay", "nodes[0].template"}
+    with pytest.raises(InvalidConfiguration, match="channels: a draft cannot change this"):
+        runs.begin("channels: []", 7, OPS)
+    with pytest.raises(InvalidDocument, match="line 1"):
+        runs.begin("nodes: {", 7, OPS)
+    assert not WhatIfRun.objects.exists()
+
+
+def test_publishing_makes_it_live_and_names_who_did(lived: Any) -> None:
+    run = replayed(edited(delay="20m"))
+    user = User.objects.create_user("ops")
+    assert runs.publish(run.pk, Actor("ops", user)) is None
+    node = Node.objects.get()
+    assert (node.delay, node.version) == (timedelta(minutes=20), 2)
+    latest = node.history.latest()
+    assert (latest.history_user, latest.history_change_reason) == (user, f"what-if #{run.pk}")
+    run.refresh_from_db()
+    assert (run.state, run.settled_by) == ("published", "ops")
+    with pytest.raises(Conflict):
+        runs.publish(run.pk, Actor("ops", user))
+
+
+def test_publishing_may_move_what_waits(matrix: Any, happen: Callable[..., Any]) -> None:
+    matrix.node(delay=timedelta(days=1))
+    (task_id,) = happen().task_ids
+    before = Touch.objects.get(pk=task_id)
+    moved = runs.publish(replayed(edited(delay="2d")).pk, OPS, move_waiting=True)
+    assert moved is not None
+    assert (moved.touches, moved.overdue) == (1, 0)
+    assert Touch.objects.get(pk=task_id).due_at == before.due_at + timedelta(days=1)
+
+
+def test_what_was_edited_since_is_not_overwritten(lived: Any) -> None:
+    run = replayed(edited(delay="20m"))
+    lived.priority = 0
+    lived.save()
+    with pytest.raises(Conflict, match="since the replay"):
+        runs.publish(run.pk, OPS)
+    run.refresh_from_db()
+    assert (run.state, Node.objects.get().delay) == ("done", timedelta(minutes=15))
+
+
+def test_a_discarded_run_ends_while_it_runs(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = runs.begin(edited(delay="20m"), 7, OPS)
+
+    def discarded_meanwhile(*_: Any, progress: Callable[[int], None]) -> Any:
+        runs.discard(run.pk, OPS)
+        progress(3)
+        raise AssertionError("it went on")
+
+    monkeypatch.setattr(runs, "replay", discarded_meanwhile)
+    assert runs.execute_next()
+    run.refresh_from_db()
+    assert (run.state, run.result, run.done) == ("discarded", None, 0)
+
+
+def test_one_replay_runs_at_a_time_and_a_dead_worker_is_replaced(lived: Any) -> None:
+    run = runs.begin(edited(delay="20m"), 7, OPS)
+    other = runs.begin(edited(delay="30m"), 7, OPS)
+    WhatIfRun.objects.filter(pk=run.pk).update(state="running", tries=1, beat_at=now())
+    assert not runs.execute_next()
+    WhatIfRun.objects.filter(pk=run.pk).update(beat_at=now() - runs.PATIENCE)
+    assert runs.execute_next()
+    run.refresh_from_db()
+    other.refresh_from_db()
+    assert (run.state, run.tries, other.state) == ("done", 2, "waiting")
+
+
+def test_a_run_that_costs_its_worker_is_given_up(lived: Any) -> None:
+    run = runs.begin(edited(delay="20m"), 7, OPS)
+    WhatIfRun.objects.filter(pk=run.pk).update(state="running", tries=runs.TRIES, beat_at=now() - runs.PATIENCE)
+    assert not runs.execute_next()
+    run.refresh_from_db()
+    assert (run.state, run.problem) == ("failed", "its worker was lost")
+
+
+def test_a_draft_that_no_longer_fits_says_so(lived: Any, matrix: Any) -> None:
+    run = runs.begin(edited(channel="log"), 7, OPS)
+    matrix.channel.retired_at = now()
+    matrix.channel.save()
+    assert runs.execute_next()
+    run.refresh_from_db()
+    assert (run.state, run.problem) == ("failed", "nodes[0].channel: there is no channel “log”")

@@ -1,0 +1,134 @@
+"""One configuration in simulated time, with nothing but values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from scheduling.guard import Slot
+from scheduling.ids import new_id
+from scheduling.specs import NodeSpec, RuleSpec
+from scheduling.what_if.figures import Figures
+from scheduling.what_if.world import Person, World
+from tests.scheduling.core.cast import ARTICLE, CAP, CONVERSATION, DAY, DEDUPE, HOUR, NIGHT, NOON, ann, event, node
+
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass
+class Setting:
+    """The part of a configuration that a world reads."""
+
+    nodes: dict[int, NodeSpec]
+    rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION)
+    delay_rules: Any = ARTICLE
+    activity_types: dict[str, bool] = field(default_factory=dict)
+
+    @property
+    def triggered(self) -> dict[str, tuple[NodeSpec, ...]]:
+        return {
+            each.trigger: tuple(n for n in self.nodes.values() if n.trigger == each.trigger)
+            for each in self.nodes.values()
+        }
+
+    @property
+    def cancelling(self) -> dict[str, tuple[NodeSpec, ...]]:
+        kinds = {kind for each in self.nodes.values() for kind in each.cancel_on}
+        return {kind: tuple(n for n in self.nodes.values() if kind in n.cancel_on) for kind in kinds}
+
+
+def world(*nodes: NodeSpec, rules: tuple[RuleSpec, ...] = (CAP, CONVERSATION), **changes: Any) -> World:
+    figures = Figures(ZoneInfo("Asia/Shanghai"))
+    setting = Setting({each.id: each for each in nodes}, rules)
+    made = World(setting, figures, NOON - HOUR, slot_hold=MINUTE, activity_grain=MINUTE, **changes)
+    made.people["ann"] = Person(ann())
+    return made
+
+
+def figures_of(made: World, until: datetime) -> dict[str, Any]:
+    made.advance(until)
+    observer = made.observer
+    assert isinstance(observer, Figures)
+    return observer.close(made)
+
+
+def test_a_touch_is_sent_when_it_falls_due() -> None:
+    made = world(node())
+    made.receive([event()], NOON)
+    assert figures_of(made, NOON + 14 * MINUTE)["totals"] == {"planned": 1, "waiting": 1}
+    assert figures_of(world_after(made), NOON + 15 * MINUTE)["totals"]["delivered"] == 1
+
+
+def world_after(made: World) -> World:
+    """The same world, counted anew."""
+    made.observer = Figures(ZoneInfo("Asia/Shanghai"))
+    return made
+
+
+def test_the_night_holds_until_morning_and_the_day_is_counted_in_our_zone() -> None:
+    made = world(node(delay=3 * HOUR), rules=(NIGHT,))  # due 23:00 in Shanghai
+    made.receive([event()], NOON)
+    told = figures_of(made, NOON + 11 * HOUR)
+    assert (told["totals"], told["held"]) == ({"planned": 1, "held": 1, "waiting": 1}, {"quiet_hours": 1})
+    assert figures_of(made, NOON + 12 * HOUR)["days"] == {"2026-03-04": 1}  # 08:00
+
+
+def test_a_cap_suppresses_or_defers_and_counts_who_met_it() -> None:
+    nodes = [node("a", id=1), node("b", id=2, trigger="order.paid", over_cap="defer")]
+    made = world(*nodes)
+    for number in range(4):
+        made.receive([event(id=new_id())], NOON + number * HOUR)
+    made.receive([event("order.paid", id=new_id(), occurred_at=NOON + 5 * HOUR)], NOON + 5 * HOUR)
+    told = figures_of(made, NOON + 10 * HOUR)
+    assert told["totals"] == {"planned": 5, "delivered": 3, "suppressed": 1, "held": 1, "waiting": 1}
+    assert (told["suppressed"], told["held"]) == ({"cap": 1}, {"cap": 1})
+    assert (told["customers_at_cap"], told["customers_reached"], told["sends_a_customer"]) == (1, 1, {"3": 1})
+    assert told["nodes"]["b"] == {"planned": 1, "held": 1, "waiting": 1}
+    later = figures_of(made, NOON + 2 * DAY)
+    assert later["nodes"]["b"]["delivered"] == 1
+
+
+def test_what_was_sent_before_the_replay_counts() -> None:
+    made = world(node(), rules=(DEDUPE,))
+    before = Slot(new_id(), NOON - 2 * DAY, "guide", counts=True, settled=True)
+    made.people["ann"].slots.append(before)
+    made.receive([event()], NOON)
+    assert figures_of(made, NOON + HOUR)["suppressed"] == {"dedupe": 1}
+
+
+def test_an_event_calls_off_what_waits() -> None:
+    made = world(node(cancel_on=frozenset({"order.paid"})))
+    made.receive([event()], NOON)
+    made.receive([event("order.paid", id=new_id(), occurred_at=NOON + MINUTE)], NOON + MINUTE)
+    told = figures_of(made, NOON + HOUR)
+    assert (told["totals"], told["cancelled"]) == ({"planned": 1, "cancelled": 1}, {"event:order.paid": 1})
+
+
+def test_what_cannot_be_prepared_fails_and_takes_no_slot() -> None:
+    made = world(node(), prepare=lambda *_: "template_data_missing")
+    made.receive([event()], NOON)
+    told = figures_of(made, NOON + HOUR)
+    assert told["failed"] == {"template_data_missing": 1}
+    assert not made.people["ann"].slots
+
+
+def test_who_opts_out_during_the_replay_is_still_reached_before() -> None:
+    made = world(node())
+    made.people["ann"].opted_out_at = NOON + HOUR
+    made.receive([event()], NOON)
+    made.receive([event(id=new_id(), occurred_at=NOON + HOUR)], NOON + HOUR)
+    told = figures_of(made, NOON + DAY)
+    assert (told["totals"]["delivered"], told["suppressed"]) == (1, {"opted_out": 1})
+
+
+def test_the_same_replay_is_the_same_text() -> None:
+    def told() -> str:
+        made = world(node("a", id=1), node("b", id=2), rules=(CAP, DEDUPE))
+        for number in range(5):
+            at = NOON + number * HOUR
+            made.receive([event(id=new_id(), occurred_at=at.astimezone(UTC))], at)
+        return repr(figures_of(made, NOON + DAY))
+
+    assert told() == told()
