@@ -15,6 +15,7 @@ urlpatterns = [
     path("api/v1/", api.urls),
     path("health/live", views.live, name="live"),
     path("health/ready", views.ready, name="ready"),
+    path("gate/administrators", views.administrators, name="administrators"),
     path("metrics", views.metrics, name="metrics"),
     path("demo/chat/", demo.page, name="demo_chat"),
     path("demo/chat/begin", demo.begin, name="demo_chat_begin"),

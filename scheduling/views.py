@@ -98,6 +98,20 @@ def _check_broker() -> dict[str, Any]:
     return {}
 
 
+# --- the gate ---------------------------------------------------------------------------------------------------------
+
+
+@never_cache
+@require_safe
+def administrators(request: HttpRequest) -> HttpResponse:
+    """Asked by the web server in front (`auth_request`) before it lets anybody through to what knows no users of ours,
+    like Flower: 204 for an administrator, 401 for nobody, 403 for others."""
+    user = request.user
+    if user.is_active and user.is_superuser:
+        return HttpResponse(status=204)
+    return HttpResponse(status=403 if user.is_authenticated else 401)
+
+
 # --- metrics ------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,209 @@
+"""The recipe for nginx, taken as it is, before a web process with production's settings."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from django.conf import settings
+from django.contrib.auth.hashers import PBKDF2PasswordHasher
+from django.contrib.auth.models import User
+
+from config.embedded.ports import free_port
+from scheduling.models import FailedLogin
+from tests.scheduling.api.serving import PATIENCE, at_once, eventually, serving
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+NAME = "aftertouch.example"
+RECIPE: Path = settings.BASE_DIR / "deploy" / "nginx" / "aftertouch.conf"
+AROUND = """
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+{user}
+events {{ }}
+http {{
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    include {folder}/aftertouch.conf;
+}}
+"""
+
+
+class Flower(BaseHTTPRequestHandler):
+    """Whom Flower would have let in."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"the workers")
+
+    def log_message(self, *args: Any) -> None:
+        """Nobody reads it."""
+
+
+def certify(folder: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, NAME)])
+    at = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(at - timedelta(days=1))
+        .not_valid_after(at + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(NAME)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    (folder / "fullchain.pem").write_bytes(certificate.public_bytes(pem))
+    (folder / "privkey.pem").write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+
+
+class Front:
+    """What a browser that knows the site by its name sees."""
+
+    def __init__(self, folder: Path, plain: int, tls: int) -> None:
+        self.folder, self.plain, self.tls = folder, plain, tls
+        self.pool = urllib3.HTTPSConnectionPool(
+            "127.0.0.1", tls, server_hostname=NAME, assert_hostname=NAME, ca_certs=str(folder / "fullchain.pem"),
+            maxsize=50, timeout=PATIENCE, retries=False,
+        )  # fmt: skip
+
+    def __call__(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Any:
+        named = {"Host": NAME, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        return self.pool.request(method, path, body=body, headers=named, redirect=False)
+
+
+@pytest.fixture(scope="module")
+def front(django_db_setup: None, django_db_blocker: Any, tmp_path_factory: Any) -> Iterator[Front]:
+    with django_db_blocker.unblock():
+        yield from standing(tmp_path_factory.mktemp("nginx"))
+
+
+def standing(tmp_path: Path) -> Iterator[Front]:
+    binary = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if binary is None:
+        pytest.skip("missing service: nginx")
+    certify(tmp_path)
+    production = {
+        "DJANGO_SETTINGS_MODULE": "config.settings.production",
+        "DJANGO_SECRET_KEY": "k" * 64,
+        "DJANGO_ALLOWED_HOSTS": NAME,
+        "AFTERTOUCH_BASE_URL": f"https://{NAME}",
+        "AFTERTOUCH_SECRETS_KEYS": "s" * 44,
+        "AFTERTOUCH_STATE_DIR": str(tmp_path),
+    }
+    flower = ThreadingHTTPServer(("127.0.0.1", 0), Flower)
+    thread = threading.Thread(target=flower.serve_forever)
+    thread.start()
+    with serving(**production) as web:
+        plain, tls = free_port(), free_port()
+        recipe = RECIPE.read_text("utf-8")
+        for ours, theirs in (
+            ("listen 80;", f"listen 127.0.0.1:{plain};"),
+            ("listen 443 ", f"listen 127.0.0.1:{tls} "),
+            ("127.0.0.1:8000", web.removeprefix("http://")),
+            ("127.0.0.1:5555", f"127.0.0.1:{flower.server_port}"),
+            ("/etc/ssl/aftertouch", str(tmp_path)),
+            ("/var/log/nginx", str(tmp_path)),
+        ):
+            assert ours in recipe, ours
+            recipe = recipe.replace(ours, theirs)
+        (tmp_path / "aftertouch.conf").write_text(recipe, "utf-8")
+        around = AROUND.format(folder=tmp_path, user="user root;" if os.geteuid() == 0 else "")
+        (tmp_path / "nginx.conf").write_text(around, "utf-8")
+        command = [binary, "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf"), "-e", str(tmp_path / "error.log")]
+        checked = subprocess.run([*command, "-t"], capture_output=True, text=True, timeout=PATIENCE)
+        assert checked.returncode == 0, checked.stderr
+        running = subprocess.Popen(command)
+        try:
+            front = Front(tmp_path, plain, tls)
+            eventually(lambda: (tmp_path / "nginx.pid").exists() and (tmp_path / "nginx.pid").read_text())
+            yield front
+            front.pool.close()
+        finally:
+            running.terminate()
+            running.wait(PATIENCE)
+    flower.shutdown()
+    thread.join()
+    flower.server_close()
+
+
+def test_the_recipe_does_what_it_says(front: Front) -> None:
+    """One start for all, as it is the start that takes its time."""
+    # Pages come by TLS, with HSTS, and plain requests are sent there.
+    page = front("GET", "/admin/login/")
+    assert page.status == 200
+    assert "max-age" in page.headers["Strict-Transport-Security"]
+    there = urllib3.request("GET", f"http://127.0.0.1:{front.plain}/admin/?a=b", redirect=False, retries=False)
+    assert (there.status, there.headers["Location"]) == (301, f"https://{NAME}/admin/?a=b")
+
+    # Another name is not served.
+    stranger = urllib3.HTTPSConnectionPool(
+        "127.0.0.1", front.tls, server_hostname="evil.example", cert_reqs="CERT_NONE", retries=False
+    )
+    with pytest.raises(urllib3.exceptions.SSLError):
+        stranger.request("GET", "/")
+    stranger.close()
+
+    # Bodies have an end; metrics are for the house, and from here we are the house.
+    assert front("POST", "/api/v1/events", b"0" * 2_000_000).status == 413
+    assert front("GET", "/metrics").status == 200
+
+    # A WebSocket is let through to the application, which wants a token, and the token is not in the log.
+    upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13"}
+    chat = Front(front.folder, front.plain, front.tls)
+    answer = chat("GET", "/ws/v1/sessions/s1?token=hush-hush", Sec_WebSocket_Key="dGhlIHNhbXBsZSBub25jZQ==", **upgrade)
+    assert answer.status == 101
+    answer.close()
+    chat.pool.close()
+    eventually(lambda: "/ws/v1/sessions/s1" in (front.folder / "aftertouch.log").read_text())
+    assert "hush-hush" not in (front.folder / "aftertouch.log").read_text()
+
+
+def test_flower_is_for_administrators(front: Front) -> None:
+    assert front("GET", "/gate/administrators").status == 404
+    assert front("GET", "/flower/").status == 401
+    for name, superuser, status in (("viewer", False, 403), ("root", True, 200)):
+        # As production hashes, not as tests do.
+        password = PBKDF2PasswordHasher().encode("right", "salt" * 4)
+        User.objects.create(username=name, password=password, is_staff=True, is_superuser=superuser)
+        cookie = eventually(lambda name=name: log_in(front, name, "right").headers.get("Set-Cookie"))
+        session = cookie.partition("sessionid=")[2].partition(";")[0]
+        answer = front("GET", "/flower/", Cookie=f"sessionid={session}")
+        assert answer.status == status
+        assert (b"the workers" in answer.data) is superuser
+
+
+def log_in(front: Front, name: str, password: str, **headers: str) -> Any:
+    token = "t" * 32
+    form = f"csrfmiddlewaretoken={token}&username={name}&password={password}".encode()
+    kind = "application/x-www-form-urlencoded"
+    return front(
+        "POST", "/admin/login/", form, Cookie=f"csrftoken={token}", Content_Type=kind,
+        Referer=f"https://{NAME}/admin/login/", **headers,
+    )  # fmt: skip
+
+
+def test_a_login_is_counted_by_the_real_address_and_a_flood_of_them_ends(front: Front) -> None:
+    User.objects.create_superuser("ann", password="right")
+    assert log_in(front, "ann", "wrong", X_Forwarded_For="6.6.6.6").status == 200
+    assert FailedLogin.objects.get().address == "127.0.0.1"
+    statuses = at_once(40, lambda _: front("POST", "/admin/login/", b"").status)
+    assert 429 in statuses
+    assert front("GET", "/admin/login/").status == 200
