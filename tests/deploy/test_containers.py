@@ -1,0 +1,125 @@
+"""The form of what describes containers. There is no engine here, so nothing of it was ever started."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+import yaml
+
+from config.environment import ROOT, Environment
+from config.queues import CORE_QUEUES, RPA_QUEUES
+from config.settings.celery import CELERY_BROKER_TRANSPORT_OPTIONS
+from rpa_tasks.models import Job
+from scheduling import sql
+
+DEPLOY = ROOT / "deploy"
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+MANIFESTS = [
+    (path.name, document)
+    for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+    for document in yaml.safe_load_all(path.read_text())
+]
+SERVICE_KEYS = {
+    "build", "cap_drop", "command", "depends_on", "env_file", "environment", "healthcheck", "image", "init", "ports",
+    "read_only", "restart", "security_opt", "shm_size", "stop_grace_period", "tmpfs", "ulimits", "volumes",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPOSE["services"])
+def test_a_service_says_only_what_compose_knows(name: str) -> None:
+    service = COMPOSE["services"][name]
+    assert set(service) <= SERVICE_KEYS
+    assert all(isinstance(word, str) for word in service.get("command", []))
+    for other, state in service.get("depends_on", {}).items():
+        assert other in COMPOSE["services"]
+        waits_for = state["condition"]
+        assert waits_for != "service_healthy" or "healthcheck" in COMPOSE["services"][other]
+    for volume in service.get("volumes", []):
+        assert volume.split(":")[0] in COMPOSE["volumes"]
+    for port in service.get("ports", []):
+        assert port.startswith("127.0.0.1:"), "only the proxy speaks to the outside"
+
+
+def test_services_and_units_run_the_same() -> None:
+    for name in ("core", "execution", "beat", "watcher"):
+        unit = (DEPLOY / "systemd" / f"aftertouch-{name}.service").read_text()
+        words = _plain(shlex.split(re.findall(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)[0].replace("%%", "%")))
+        assert _plain(COMPOSE["services"][name]["command"]) == words
+        assert _plain(_container(name)["command"]) == words
+
+
+def _plain(words: list[str]) -> list[str]:
+    """Without the number of processes, and without how Python is called."""
+    words = words[: words.index("-c")] + words[words.index("-c") + 2 :] if "-c" in words else list(words)
+    return [word for word in words if word not in ("-m", "python")]
+
+
+def _container(name: str) -> dict[str, Any]:
+    (found,) = [each for _, each in MANIFESTS if each["kind"] == "Deployment" and each["metadata"]["name"] == name]
+    container: dict[str, Any] = found["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
+def test_grace_is_as_long_as_the_units() -> None:
+    for name in ("core", "execution"):
+        unit = (DEPLOY / "systemd" / f"aftertouch-{name}.service").read_text()
+        seconds = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[0]
+        assert COMPOSE["services"][name]["stop_grace_period"] == f"{seconds}s"
+        (pod,) = [
+            each["spec"]["template"]["spec"]
+            for _, each in MANIFESTS
+            if each["kind"] == "Deployment" and each["metadata"]["name"] == name
+        ]
+        assert pod["terminationGracePeriodSeconds"] == int(seconds)
+
+
+@pytest.mark.parametrize(("file", "manifest"), MANIFESTS, ids=lambda value: value if isinstance(value, str) else "")
+def test_a_manifest_is_whole(file: str, manifest: dict[str, Any]) -> None:
+    assert {"apiVersion", "kind", "metadata"} <= set(manifest)
+    assert manifest["metadata"]["namespace"] == "aftertouch"
+    if manifest["kind"] not in ("Deployment", "Job"):
+        return
+    pod = manifest["spec"]["template"]["spec"]
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    for container in pod["containers"]:
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    if manifest["kind"] == "Deployment":
+        assert manifest["spec"]["selector"]["matchLabels"] == manifest["spec"]["template"]["metadata"]["labels"]
+
+
+def test_scaling_looks_at_queues_and_workloads_that_exist() -> None:
+    workloads = {each["metadata"]["name"] for _, each in MANIFESTS if each["kind"] == "Deployment"}
+    secrets = {each["metadata"]["name"] for _, each in MANIFESTS if each["kind"] == "TriggerAuthentication"}
+    scalers = [each["spec"] for _, each in MANIFESTS if each["kind"] == "ScaledObject"]
+    assert {each["scaleTargetRef"]["name"] for each in scalers} <= workloads
+    triggers = [trigger for each in scalers for trigger in each["triggers"]]
+    assert {trigger["authenticationRef"]["name"] for trigger in triggers} == secrets
+    prefix = CELERY_BROKER_TRANSPORT_OPTIONS["global_keyprefix"]
+    known = {f"{prefix}{name}" for name in (*CORE_QUEUES, *RPA_QUEUES)}
+    assert {trigger["metadata"]["listName"] for trigger in triggers if trigger["type"] == "redis"} <= known
+
+
+@pytest.mark.django_db
+def test_what_scales_execution_nodes_is_a_query_that_runs() -> None:
+    (query,) = [
+        trigger["metadata"]["query"]
+        for _, each in MANIFESTS
+        if each["kind"] == "ScaledObject"
+        for trigger in each["spec"]["triggers"]
+        if trigger["type"] == "postgresql"
+    ]
+    assert not Job.objects.exists()
+    assert sql.rows(query, {}) == [(0,)]
+
+
+def test_the_image_has_what_runs() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    for source in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
+        assert all((ROOT / each).exists() for each in source.split())
+    names = set(re.findall(r"\b(AFTERTOUCH_\w+|DJANGO_\w+)=", text)) - {"DJANGO_SETTINGS_MODULE"}
+    assert {name.lower() for name in names} <= set(Environment.model_fields)
+    stages = set(re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE))
+    assert {each["build"]["target"] for each in COMPOSE["services"].values() if "build" in each} <= stages
