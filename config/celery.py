@@ -20,9 +20,10 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-from config import celery_guards, measuring  # noqa: F401  (connects to signals)
+from config import celery_guards, flower_login, measuring  # noqa: F401  (connects to signals)
 from config.queues import CORE_QUEUES
 
+flower_login.insist(sys.argv, os.environ)
 celery_guards.install()
 
 app = Celery("aftertouch", task_cls="config.celery_guards:SafeTask")

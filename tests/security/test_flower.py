@@ -1,0 +1,32 @@
+"""Flower is nobody's by default."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from django.conf import settings
+
+from config.flower_login import insist
+
+
+def test_flower_does_not_start_without_a_login() -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("FLOWER_")}
+    words = [sys.executable, "-m", "celery", "-A", "config", "flower", "--address=127.0.0.1", "--port=0"]
+    done = subprocess.run(words, cwd=settings.BASE_DIR, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "Flower needs a login" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "environ"),
+    [
+        (["celery", "-A", "config", "flower", "--basic-auth=a:b"], {}),
+        (["celery", "-A", "config", "flower"], {"FLOWER_BASIC_AUTH": "a:b"}),
+        (["celery", "-A", "config", "worker"], {}),
+    ],
+)
+def test_with_one_it_does_and_nothing_else_is_asked_for_one(words: list[str], environ: dict[str, str]) -> None:
+    insist(words, environ)
