@@ -147,6 +147,11 @@ def counted(count: int) -> tuple[str, ...]:
             "\n                    Export %(len)s selected items.\n                ",
             count,
         ),
+        ngettext(
+            "This password is too short. It must contain at least %d character.",
+            "This password is too short. It must contain at least %d characters.",
+            count,
+        ),
         ngettext("{0} task was successfully enabled", "{0} tasks were successfully enabled", count),
         ngettext("{0} task was successfully disabled", "{0} tasks were successfully disabled", count),
         ngettext("{0} task was successfully toggled", "{0} tasks were successfully toggled", count),

@@ -37,7 +37,7 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self.fields["task"].widget = UnfoldAdminTextInputWidget()
         self.fields["regtask"].widget = TaskSelect()
-        self.fields["name"].label = _("name")
+        self.fields["task"].label = _("task")
 
     def clean(self) -> dict[str, Any]:
         """Arguments that a task would refuse each time are refused once, here."""
@@ -52,16 +52,21 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
         return data
 
 
+class TaskFilter(admin.AllValuesFieldListFilter):
+    """Beat's own name of the column is English in every language."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.title = _("task")
+
+
 @admin.register(PeriodicTask)
 class PeriodicTaskAdmin(beat.PeriodicTaskAdmin, ModelAdmin):  # type: ignore[misc]
     form = PeriodicTaskForm
     #: Beat's own writes a script into the page, which may not run here; `crontab_translation` says the same.
     change_form_template = None
-    list_display = ("task_name", "enabled", "plan", "start_time", "last_run_at", "one_off")
-
-    @display(description=_("name"), ordering="name")  # type: ignore[untyped-decorator]
-    def task_name(self, row: PeriodicTask) -> str:
-        return str(row.name)
+    list_filter = ("enabled", "one_off", ("task", TaskFilter), "start_time", "last_run_at")
+    list_display = ("name", "enabled", "plan", "start_time", "last_run_at", "one_off")
 
     @display(description=_("Schedule"))  # type: ignore[untyped-decorator]
     def plan(self, row: PeriodicTask) -> str:
@@ -73,12 +78,12 @@ class PeriodicTaskAdmin(beat.PeriodicTaskAdmin, ModelAdmin):  # type: ignore[mis
 
 
 class TasksInline(beat.PeriodicTaskInline, TabularInline):  # type: ignore[misc]
-    fields = ("task_name", "task", "args", "kwargs")
+    fields = ("name", "program", "args", "kwargs")
     readonly_fields = fields
 
-    @display(description=_("name"))  # type: ignore[untyped-decorator]
-    def task_name(self, row: PeriodicTask) -> str:
-        return str(row.name)
+    @display(description=_("task"))  # type: ignore[untyped-decorator]
+    def program(self, row: PeriodicTask) -> str:
+        return str(row.task)
 
 
 @admin.register(IntervalSchedule)
