@@ -8,7 +8,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test faults bench check stop clean requirements
+.PHONY: help setup run demo test faults bench check audit stop clean requirements
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,12 @@ check: setup ## format, lint, types, import contracts, deployment settings, miss
 	PY=$(PY) .ci/check-deploy
 	DJANGO_SETTINGS_MODULE=config.settings.test $(PY) -W ignore::RuntimeWarning manage.py makemigrations --check --dry-run
 
+audit: setup ## known holes in what a server installs (asks pypi.org, so it is no part of `check`)
+	@$(PY) -m venv $(VENV)/audit
+	@$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/audit.txt
+	@# Strict: what could not be looked up is no good news.
+	@$(VENV)/audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/production.txt
+
 stop: ## end what runs from this folder, however it was started
 	@if $(PY) -c 'import psutil, supervisor' 2>/dev/null; then \
 		$(PY) -m config.stack stop && AFTERTOUCH_STATE_DIR=.state/test $(PY) -m config.embedded stop; \
@@ -61,7 +67,7 @@ clean: stop ## remove the virtual environment, the caches and .state with its da
 
 requirements: setup ## compile requirements/*.in again, keeping the versions that still fit
 	$(PY) -m pip install --quiet --disable-pip-version-check pip-tools
-	for name in base production local test; do \
+	for name in base production local test audit; do \
 		CUSTOM_COMPILE_COMMAND="make requirements" $(VENV)/bin/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras \
 			--no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 			--output-file requirements/$$name.txt requirements/$$name.in || exit 1; \
