@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin.utils import unquote
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
@@ -11,12 +12,11 @@ from unfold.decorators import display
 
 from scheduling import services
 from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin
+from scheduling.admin.customer_page import customer_context
 from scheduling.admin.fields import SettingsField
-from scheduling.admin.wording import complaint, reason
-from scheduling.models import WAITING, Customer, Touch
+from scheduling.admin.wording import complaint
+from scheduling.models import Customer
 from scheduling.validation import is_time_zone
-
-SHOWN = 30  #: touches on a customer's page
 
 
 class CustomerForm(CheckedForm):
@@ -54,6 +54,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
         (_("Consent"), {"fields": (("opted_out", "opted_out_at"),)}),
         (_("Behaviour"), {"fields": ("last_active_at", "conversation_at", "created_at")}),
     )
+    change_form_outer_before_template = "ops/customer_now.html"
     change_form_outer_after_template = "ops/customer_touches.html"
     list_filter_submit = False
 
@@ -81,22 +82,10 @@ class CustomerAdmin(BigTable, OpsAdmin):
         obj.pk = services.put_customer(obj.user_id, changes).pk
 
     def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
-        touches = Touch.objects.filter(customer_id=object_id).select_related("node", "event", "template")
-        may_see = request.user.has_perm("scheduling.view_touch")
-        context = {
-            "upcoming": _listed(touches.filter(state__in=WAITING).order_by("due_at")[:SHOWN]) if may_see else [],
-            "past": _listed(touches.exclude(state__in=WAITING).order_by("-task_id")[:SHOWN]) if may_see else [],
-            "may_see_touches": may_see,
-            **(extra_context or {}),
-        }
-        return super().change_view(request, object_id, form_url, context)
+        row = self.get_object(request, unquote(object_id))
+        context = customer_context(request, row) if row else {}
+        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     @display(description=_("addresses"))  # type: ignore[untyped-decorator]
     def addresses_text(self, row: Customer) -> str:
         return SettingsField().write(row.addresses)
-
-
-def _listed(rows: Any) -> list[dict[str, Any]]:
-    from scheduling.admin.touch import STATE_TONES
-
-    return [{"row": row, "why": reason(row.reason), "tone": STATE_TONES[row.state]} for row in rows]

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from django.contrib import admin
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
@@ -14,10 +14,12 @@ from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter, RangeDateTimeFilter
 from unfold.decorators import action, display
 
+from scheduling import selectors
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, as_uuid
 from scheduling.admin.foresee import foresee_page
+from scheduling.admin.touch_filters import FOUND, LOOKED_AT
 from scheduling.admin.wording import reason
-from scheduling.models import Event, EventType
+from scheduling.models import Customer, Event, EventType
 
 
 class TypeFilter(DropdownFilter):  # type: ignore[misc]
@@ -31,6 +33,18 @@ class TypeFilter(DropdownFilter):  # type: ignore[misc]
         return queryset.filter(type=self.value()) if self.value() else queryset
 
 
+def _of_customer(term: str) -> QuerySet[Any]:
+    customer = Customer.objects.filter(user_id=term).values("pk")
+    return Event.objects.filter(customer__in=customer).order_by("-pk").values_list("pk", flat=True)[:FOUND]
+
+
+def _of_chat(term: str) -> QuerySet[Any]:
+    """No index knows the chats of events, so only the latest are looked at."""
+    first = Event.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first()
+    latest = Event.objects.filter(pk__gt=first) if first else Event.objects.all()
+    return latest.filter(chat_id=term).order_by("-pk").values_list("pk", flat=True)[:FOUND]
+
+
 @admin.register(Event)
 class EventAdmin(BigTable, ReadOnlyAdmin):
     list_display = ("occurred_at", "type", "who", "chat_id", "source", "event_id")
@@ -38,7 +52,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
     list_select_related = ("customer",)
     ordering = ("-pk",)
     search_fields = ("event_id",)
-    search_help_text = _("Event id, user id or chat id, in full")
+    search_help_text = _("Event id, user id or chat id (of the latest events), in full")
     fields = readonly_fields = (
         "type", "who", "chat_id", "occurred_at", "received_at", "source", "event_id", "shown_data", "touches_of",
     )  # fmt: skip
@@ -54,9 +68,10 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
         term = search_term.strip()
         if not term:
             return queryset, False
+        found = {*selectors.events_named(term), *_of_customer(term), *_of_chat(term)}
         if uuid := as_uuid(term):
-            return queryset.filter(Q(pk=uuid) | Q(event_id=term)), False
-        return queryset.filter(Q(event_id=term) | Q(customer__user_id=term) | Q(chat_id=term)), False
+            found.add(uuid)
+        return queryset.filter(pk__in=found), False
 
     @display(description=_("customer"))  # type: ignore[untyped-decorator]
     def who(self, row: Event) -> str:

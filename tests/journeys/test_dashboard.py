@@ -173,3 +173,41 @@ def test_a_spike_leads_to_its_rows_by_keyboard(ops: Callable[..., Any], live_ser
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     page.wait_for_selector(".at-timeline")
+
+
+@pytest.mark.usefixtures("house", "valkey")
+def test_a_customers_page_says_when_they_may_be_sent_more(
+    ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]
+) -> None:
+    from scheduling.delivery import deliver
+    from scheduling.models import Customer
+
+    for kind in ("material.downloaded", "order.paid", "service.completed", "order.paid"):
+        deliver(happen(kind, data={"order_no": "202611210042"}).task_ids)
+    happen("signup.succeeded")
+    for language, scheme, width in (("zh-hans", "light", 1400), ("en", "dark", 390)):
+        page = ops(language, scheme, width)
+        page.goto(f"{live_server.url}/admin/scheduling/customer/{Customer.objects.get(user_id='ann').pk}/change/")
+        page.wait_for_selector("#customer-nodes[open]")
+        assert fits(page), (language, width)
+        picture(page, "customer" if width > 400 else "customer-narrow-dark-en", full_page=True)
+    page.click("text=All touches, as a list")
+    page.wait_for_selector("#result_list")
+    assert page.locator("#result_list tbody tr").count() == 5
+    with page.expect_download() as download:
+        page.click("text=Take this list away as CSV")
+    assert "王小安" in download.value.path().read_text("utf-8-sig")
+
+
+@pytest.fixture
+def house(matrix: Any) -> None:
+    """Nodes that have sent as much as the limit allows, and one whose time comes tomorrow."""
+    from scheduling.models import Customer
+
+    Customer.objects.create(user_id="ann", name="王小安", level="vip", addresses={"email": "ann@example.com"})
+    for key, trigger in (
+        ("presale-download", "material.downloaded"), ("insale-paid", "order.paid"),
+        ("aftersale-survey", "service.completed"),
+    ):  # fmt: skip
+        matrix.node(key, trigger=trigger)
+    matrix.node("welcome", trigger="signup.succeeded", delay=timedelta(days=1))

@@ -161,3 +161,40 @@ def test_a_customers_page_shows_what_was_and_what_will_be(
     page = viewer.get(admin_url("customer_change", touches["now"].customer_id))
     assert [each["row"].pk for each in page.context["upcoming"]] == [touches["later"].pk]
     assert [each["row"].pk for each in page.context["past"]] == [touches["now"].pk]
+
+
+def test_words_of_a_text_find_where_it_was_sent(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
+    matrix.node(template=matrix.template("guide", body="Dear {{ user.name }}, 100% yours"))
+    wanted, other = (happen(user=user).task_ids[0] for user in ("ann", "bob"))
+    deliver([wanted, other])
+    url = admin_url("touch_changelist")
+    assert listed(viewer, f"{url}?q=dear ann,") == {wanted}
+    assert listed(viewer, f"{url}?q=100%25 yours") == {wanted, other}
+    assert listed(viewer, f"{url}?q=10_%25 yours") == set()
+
+
+def test_a_delivery_key_finds_all_that_it_was_published_as(
+    viewer: Client, admin_url: Url, failed: Callable[..., Any]
+) -> None:
+    from scheduling import failed_tasks
+
+    row = failed()
+    again = failed_tasks.retry(row.pk, failed_tasks.Actor("eve"))
+    chain = {row.task_id, Touch.objects.get(retry_of=row.task_id).pk}
+    assert listed(viewer, f"{admin_url('touch_changelist')}?q={row.root_id}") == chain, again
+
+
+def test_a_span_begins_with_its_first_instant_and_ends_before_its_last(
+    matrix: Any, viewer: Client, admin_url: Url, happen: Happen
+) -> None:
+    matrix.node(delay=HOUR)
+    begins = datetime(2026, 3, 1, 4, tzinfo=UTC)  # noon by the house's clock
+    rows = [happen(user=f"u{number}").task_ids[0] for number in range(3)]
+    for task_id, at in zip(rows, (begins, begins + HOUR - timedelta(microseconds=1), begins + HOUR), strict=True):
+        Touch.objects.filter(pk=task_id).update(state="delivered", settled_at=at, lease_until=None)
+    url = admin_url("touch_changelist")
+    span = "settled_at_from_0=2026-03-01&settled_at_from_1=12:00:00&settled_at_to_0=2026-03-01&settled_at_to_1=13:00:00"
+    assert listed(viewer, f"{url}?{span}") == set(rows[:2])
+    assert listed(viewer, f"{url}?settled_at_from_0=2026-03-01&settled_at_from_1=13:00") == {rows[2]}
+    assert listed(viewer, f"{url}?settled_at_from_0=2026-03-01") == set(rows)
+    assert listed(viewer, f"{url}?settled_at_from_0=nonsense") == set(rows)
