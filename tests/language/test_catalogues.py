@@ -1,0 +1,143 @@
+"""Every word that we say, or that Unfold, celery-beat, simple-history and Django say for us, is in Chinese too."""
+
+from __future__ import annotations
+
+import ast
+import gettext
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from django.utils import translation
+from django.utils.translation.template import templatize
+
+from config.environment import ROOT
+from tests.language.catalogue import CATALOGUES, PACKAGES, Word, entries
+
+SHOWN = (
+    "unfold", "django_celery_beat", "simple_history", "django.contrib.admin", "django.contrib.auth",
+    "django.contrib.contenttypes", "django.forms", "django.core.validators", "django.views",
+)  # fmt: skip
+SINGULAR = ("_", "gettext", "gettext_lazy", "gettext_noop")
+PLURAL = ("ngettext", "ngettext_lazy")
+#: Names, not words.
+THE_SAME = {"IPv4", "IPv6", "URL", "%(class_name)s %(instance)s", "HSL", "RGB"}
+
+each_catalogue = pytest.mark.parametrize("path", CATALOGUES, ids=lambda path: path.parts[-5])
+
+
+@each_catalogue
+def test_every_entry_has_a_translation_that_somebody_stands_for(path: Path) -> None:
+    for entry in entries(path):
+        assert not entry.fuzzy, entry.word
+        assert not entry.obsolete, entry.word
+        assert entry.translations, entry.word
+        assert all(entry.translations), entry.word
+
+
+@each_catalogue
+def test_no_entry_stands_there_twice(path: Path) -> None:
+    words = [entry.word for entry in entries(path)]
+    assert sorted({word for word in words if words.count(word) > 1}) == []
+
+
+@each_catalogue
+def test_translations_keep_their_placeholders(path: Path) -> None:
+    def names(text: str) -> set[str]:
+        return set(re.findall(r"%\(\w+\)s|\{\w*\}|%[sd]", text))
+
+    for entry in entries(path):
+        known = names(entry.said["msgid"] + entry.said.get("msgid_plural", ""))
+        for translated in entry.translations:
+            assert names(translated) <= known, entry.word
+
+
+@each_catalogue
+def test_what_is_compiled_is_what_is_written(path: Path) -> None:
+    """Not by the files' times: a checkout gives both the same."""
+    with path.with_suffix(".mo").open("rb") as file:
+        compiled = gettext.GNUTranslations(file)
+    for entry in entries(path):
+        context, singular = entry.word
+        key = f"{context}\4{singular}" if context else singular
+        if plural := entry.said.get("msgid_plural"):
+            found = compiled.ngettext(key, plural, 1)
+        else:
+            found = compiled.gettext(key)
+        assert found == entry.translations[0], f"{entry.word}: run manage.py compilemessages"
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory: pytest.TempPathFactory) -> set[Word]:
+    """What makemessages finds in a copy of our code and our pages."""
+    if not shutil.which("xgettext"):
+        pytest.skip("missing service: gettext (xgettext)")
+    copy = tmp_path_factory.mktemp("words")
+    for folder in (*PACKAGES, "templates"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=shutil.ignore_patterns("locale", "__pycache__", "static"))
+    (copy / "locale").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "django", "makemessages", "-l", "zh_Hans", "--no-location"],
+        cwd=copy, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return {entry.word for entry in entries(copy / "locale/zh_Hans/LC_MESSAGES/django.po")}
+
+
+def test_every_word_of_ours_is_in_a_catalogue(spoken: set[Word]) -> None:
+    known = {entry.word for path in CATALOGUES for entry in entries(path)}
+    assert sorted(spoken - known) == [], "run makemessages, translate, run compilemessages"
+
+
+@each_catalogue
+def test_nothing_in_a_catalogue_is_said_no_more(path: Path, spoken: set[Word]) -> None:
+    assert sorted({entry.word for entry in entries(path)} - spoken) == [], "take it out"
+
+
+def test_every_word_that_is_said_for_us_is_chinese_too() -> None:
+    with translation.override("zh-hans"):
+        missing = {
+            word
+            for module in SHOWN
+            for word, said in _words_of(module)
+            if said == word and re.search(r"[A-Za-z]{2}", word) and word not in THE_SAME
+        }
+    assert sorted(missing) == [], "add it to scheduling/admin/borrowed.py"
+
+
+def _words_of(module: str) -> Iterator[tuple[str, str]]:
+    """The words in its code and its pages, each with its translation."""
+    origin = find_spec(module)
+    assert origin is not None
+    assert origin.origin is not None
+    root = Path(origin.origin)
+    files = [*root.parent.rglob("*.py"), *root.parent.rglob("*.html")] if root.name == "__init__.py" else [root]
+    for path in files:
+        if "migrations" not in path.parts:
+            yield from _in_python(path) if path.suffix == ".py" else _in_page(path)
+
+
+def _in_python(path: Path) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+            words = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            if name in SINGULAR and words:
+                yield words[0], translation.gettext(words[0])
+            elif name in PLURAL and len(words) >= 2:
+                yield words[0], translation.ngettext(words[0], words[1], 1)
+
+
+def _in_page(path: Path) -> Iterator[tuple[str, str]]:
+    text = r"u?('(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")"
+    for call, first, second, tag in re.findall(
+        rf"\b(n?gettext)\({text}(?:, ?{text})?|_\({text}\)", templatize(path.read_text("utf-8"))
+    ):
+        word = ast.literal_eval(first or tag)
+        plural = ast.literal_eval(second) if call == "ngettext" and second else ""
+        yield word, translation.ngettext(word, plural, 1) if plural else translation.gettext(word)
