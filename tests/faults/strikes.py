@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import psutil
 import redis
 
+from config.embedded.processes import is_alive
 from tests.faults.house import Run
 
 
@@ -19,15 +21,21 @@ def kill_worker(run: Run) -> None:
 
 
 def kill_pool_child(run: Run) -> None:
-    main, *children = run.house.family("core")
+    main = run.house.family("core")[0]
+    children = living_children(main)
     victim = run.chance.choice(children)
     struck_at = run.strike()
     victim.kill()
     run.house.await_gone([victim])
     # Nobody can tell its claims from those of the other child, which is alive: its answers then come late.
     run.house.lapse_leases(struck_at)
-    run.house.wait(lambda: len(main.children()) >= len(children), "the child is replaced")
+    run.house.wait(lambda: len(living_children(main)) >= len(children), "the child is replaced")
     assert run.house.stack.pids["core"] == main.pid
+
+
+def living_children(main: psutil.Process) -> list[psutil.Process]:
+    """Those that nobody has killed: one that was is listed until its parent has noticed."""
+    return [each for each in main.children() if is_alive(each)]
 
 
 def kill_beat(run: Run) -> None:
