@@ -1,0 +1,23 @@
+"""Patterns that editors give to a flow's payload are matched against what clients send: none of them may take for ever.
+Where one did, this file would not end."""
+
+from __future__ import annotations
+
+import pytest
+
+from rpa_tasks.publishing import Request, publish
+from scheduling.errors import InvalidInput
+from tests.rpa_tasks.doors.conftest import Market
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize(
+    "pattern", [r"^(a+)+$", r"^(a|a)*$", r"^(([a-z])+.)+[A-Z]([a-z])+$", r"^(?=(a+)+b)", r"^(a+)+\1$"]
+)
+def test_no_pattern_of_a_flow_takes_for_ever(pattern: str) -> None:
+    market = Market()
+    market.sync.payload_schema = {"properties": {"note": {"pattern": pattern}}}
+    market.sync.save()
+    with pytest.raises(InvalidInput):
+        publish(Request("pdd", "s1", "sync_order", payload={"note": "a" * 60 + "!"}))

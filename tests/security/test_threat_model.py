@@ -1,0 +1,40 @@
+"""The threat model names tests that exist, and a test for each threat."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from django.conf import settings
+
+ROOT: Path = settings.BASE_DIR
+PAGE = (ROOT / "docs" / "explanation" / "threat-model.md").read_text("utf-8")
+
+
+def names_in(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text("utf-8"))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_every_test_that_the_threat_model_names_exists() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE)
+    assert len(named) > 50
+    gone = [
+        f"{path}::{name}" for path, name in named if not (ROOT / path).exists() or name not in names_in(ROOT / path)
+    ]
+    assert gone == []
+
+
+def test_every_threat_has_a_test() -> None:
+    tables = re.findall(r"\| threat \| defence \| shown by \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", PAGE)
+    rows = [row for table in tables for row in table.splitlines()]
+    assert len(rows) > 30
+    assert [row for row in rows if "::test_" not in row.split("|")[3]] == []
+
+
+def test_everything_under_security_is_told_of() -> None:
+    """All but what only shows that a defence is in nobody's way."""
+    here = Path(__file__).parent
+    untold = {path.name for path in here.glob("test_*.py") if f"tests/security/{path.name}" not in PAGE}
+    assert untold == {Path(__file__).name}
