@@ -18,9 +18,10 @@ from scheduling.admin import (
     stage,
     template,
     touch,
+    what_if,
 )
 
 __all__ = [
     "access", "channel", "community", "complaint", "customer", "event", "failed_task", "node", "pause", "people",
-    "rule", "schedule", "stage", "template", "touch",
+    "rule", "schedule", "stage", "template", "touch", "what_if",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from scheduling.config_file.registry import sections
 from scheduling.config_file.section import Stamp
 from scheduling.configuration import Snapshot
 
-SECTIONS = ("templates", "stages", "nodes", "delay_rules", "harassment_rules")
+SECTIONS = ("nodes", "delay_rules", "harassment_rules", "stages", "templates")  #: what is edited most comes first
 
 
 def live_text() -> str:

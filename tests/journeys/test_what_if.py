@@ -1,0 +1,83 @@
+"""Edits a draft, replays the last days, reads what would have been sent, publishes it. With `AFTERTOUCH_SCREENSHOTS=1`
+it leaves pictures in docs/screenshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.journeys.conftest import picture
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def days_gone_by(matrix: Any, happen: Callable[..., Any]) -> None:
+    """A week of downloads and orders."""
+    from scheduling.models import Configuration
+    from tests.scheduling.core.conftest import pass_time
+
+    Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
+    guide = matrix.template("guide", body="您好 {{ user.name }}，这是使用指南。")
+    matrix.node("presale-download", template=guide, delay=timedelta(minutes=15), guard_dedupe="ignore")
+    tracking = matrix.template("tracking", body="您的包裹 {{ event.data.order_no }} 已发出。")
+    matrix.node("insale-paid", trigger="order.paid", template=tracking, delay=timedelta(hours=2), over_cap="defer")
+    for day in range(6):
+        for user in ("ann", "bob", "cat", "dan")[: 2 + day % 3]:
+            for _ in range(3 if user == "ann" else 1):
+                happen(user=user)
+            happen("order.paid", user, data={"order_no": f"A{day}"} if user != "dan" else {})
+        pass_time(days=1)
+
+
+@pytest.mark.usefixtures("days_gone_by")
+def test_a_rule_is_edited_after_a_replay(ops: Callable[..., Any], live_server: Any) -> None:
+    from scheduling.models import HarassmentRule, WhatIfRun
+    from scheduling.what_if import runs
+
+    page = ops()
+    page.click("#nav-sidebar-apps >> text=历史推演")
+    page.goto(f"{live_server.url}/admin/scheduling/whatifrun/add/")
+    area = page.locator("[name=draft]")
+    live = area.input_value()
+    area.fill(live.replace("limit: 3", "limit: many"))
+    page.click("button:has-text('开始推演')")
+    page.wait_for_selector(".errorlist :text('harassment_rules[0].limit')")
+    area = page.locator("[name=draft]")
+    area.fill(live.replace("limit: 3", "limit: 1").replace("delay: 15m", "delay: 30m"))
+    page.click("button:has-text('开始推演')")
+    page.wait_for_selector("progress")
+    assert runs.execute_next()
+    page.wait_for_selector("h2:has-text('推演结果')")  # the page looks again by itself
+    run = WhatIfRun.objects.get()
+    figures = page.inner_text(".wi-figures")
+    assert f"{run.result['draft']['totals']['delivered']}" in figures
+    assert run.result["draft"]["totals"]["delivered"] < run.result["live"]["totals"]["delivered"]
+    picture(page, "what-if")
+    page.click("button:has-text('发布草稿')")
+    page.wait_for_selector("text=草稿已上线")
+    assert HarassmentRule.objects.get(kind="cap").limit == 1
+    assert HarassmentRule.history.latest().history_user.username == "ops"
+
+
+@pytest.mark.usefixtures("days_gone_by")
+def test_results_look_right_in_every_light(ops: Callable[..., Any], live_server: Any) -> None:
+    from scheduling.failed_tasks import Actor
+    from scheduling.what_if import draft, runs
+
+    run = runs.begin(draft.live_text().replace("limit: 3", "limit: 2"), 7, Actor("ops"))
+    assert runs.execute_next()
+    for name, language, scheme, width in (
+        ("what-if-dark-en", "en", "dark", 1400),
+        ("what-if-narrow", "zh-hans", "light", 390),
+    ):
+        page = ops(language, scheme, width)
+        for path in ("add/", "", f"{run.pk}/change/"):
+            page.goto(f"{live_server.url}/admin/scheduling/whatifrun/{path}")
+            page.wait_for_load_state("load")
+            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert overflow <= 0, (name, path, overflow)
+        picture(page, name)

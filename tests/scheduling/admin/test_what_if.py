@@ -1,0 +1,118 @@
+"""A draft is written, replayed, read, published or discarded; and by whom it is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from scheduling.models import Node, WhatIfRun
+from scheduling.what_if import draft, runs
+from tests.scheduling.core.conftest import pass_time
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+@pytest.fixture
+def node(matrix: Any, happen: Callable[..., Any]) -> Node:
+    found: Node = matrix.node(delay=timedelta(minutes=15), guard_dedupe="ignore")
+    for user in ("ann", "bob"):
+        happen(user=user)
+    pass_time(days=1)
+    return found
+
+
+def replayed(client: Client, admin_url: Url, text: str) -> tuple[str, WhatIfRun]:
+    answer = client.post(admin_url("whatifrun_add"), {"draft": text, "days": 7})
+    assert answer.status_code == 302, answer.context["form"].errors
+    runs.execute_next()
+    return answer["location"], WhatIfRun.objects.latest("pk")
+
+
+def test_the_draft_begins_with_what_is_live(node: Node, editor: Client, admin_url: Url) -> None:
+    page = editor.get(admin_url("whatifrun_add"))
+    assert page.context["form"].initial["draft"] == draft.live_text()
+    assert "delay: 15m" in page.content.decode()
+
+
+def test_a_wrong_draft_names_each_field_and_is_kept(node: Node, editor: Client, admin_url: Url) -> None:
+    text = draft.live_text().replace("delay: 15m", "delay: soon").replace("template: guide", "template: none")
+    page = editor.post(admin_url("whatifrun_add"), {"draft": text, "days": 7})
+    said = " ".join(page.context["form"].errors["draft"])
+    assert "nodes[0].delay: “soon” is not a duration" in said
+    assert "nodes[0].template: there is no “none”" in said
+    assert "delay: soon" in page.content.decode()
+    assert not WhatIfRun.objects.exists()
+
+
+def test_a_result_shows_both_and_what_differs(node: Node, editor: Client, admin_url: Url) -> None:
+    text = draft.live_text().replace("limit: 3", "limit: 0")
+    assert editor.post(admin_url("whatifrun_add"), {"draft": text, "days": 7}).status_code == 200  # must be above zero
+    link, run = replayed(editor, admin_url, draft.live_text().replace("delay: 15m", "delay: 3d"))
+    page = editor.get(link)
+    figures = {each.words: (each.live, each.draft) for each in page.context["told"]["figures"]}
+    assert (figures["Sent"], figures["Still waiting at the end"]) == ((2, 0), (0, 2))
+    said = page.content.decode()
+    assert all(words in said for words in ("What history cannot say", "Sent a day", "<del>15m</del>", "<ins>3d</ins>"))
+    assert "<script>" not in said.partition('id="what-if"')[2].partition("</main>")[0]
+    assert (run.state, run.actor_name) == ("done", "editor")
+
+
+def test_a_run_that_waits_looks_again_by_itself(node: Node, editor: Client, admin_url: Url) -> None:
+    editor.post(admin_url("whatifrun_add"), {"draft": draft.live_text(), "days": 7})
+    run = WhatIfRun.objects.get()
+    assert "data-live-again" in editor.get(admin_url("whatifrun_change", run.pk)).content.decode()
+    runs.execute_next()
+    said = editor.get(admin_url("whatifrun_change", run.pk)).content.decode()
+    assert "data-live-again" not in said
+    assert "Nothing: it says what is live." in said
+
+
+def test_a_draft_is_published_with_its_author(node: Node, editor: Client, admin_url: Url) -> None:
+    _, run = replayed(editor, admin_url, draft.live_text().replace("delay: 15m", "delay: 20m"))
+    page = editor.post(admin_url("whatifrun_publish", run.pk), {"move_waiting": "on"}, follow=True)
+    assert [str(each) for each in page.context["messages"]] == ["The draft is live.", "0 waiting touches were moved."]
+    node.refresh_from_db()
+    assert node.delay == timedelta(minutes=20)
+    assert node.history.latest().history_user.username == "editor"
+
+
+def test_a_draft_that_was_overtaken_is_not_published(node: Node, editor: Client, admin_url: Url) -> None:
+    _, run = replayed(editor, admin_url, draft.live_text().replace("delay: 15m", "delay: 20m"))
+    node.priority = 0
+    node.save()
+    page = editor.post(admin_url("whatifrun_publish", run.pk), follow=True)
+    assert "Somebody edited the configuration since the replay" in str(next(iter(page.context["messages"])))
+    node.refresh_from_db()
+    assert node.delay == timedelta(minutes=15)
+
+
+def test_a_draft_is_discarded_once_and_edited_further(node: Node, editor: Client, admin_url: Url) -> None:
+    text = draft.live_text().replace("delay: 15m", "delay: 20m")
+    _, run = replayed(editor, admin_url, text)
+    for said in ("The draft was discarded.", "Somebody decided about it already, or it is not ready."):
+        page = editor.post(admin_url("whatifrun_discard", run.pk), follow=True)
+        assert said in str(next(iter(page.context["messages"])))
+    page = editor.get(admin_url("whatifrun_add"), {"from": run.pk})
+    assert page.context["form"].initial["draft"] == text
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator"])
+def test_who_may_not_edit_looks_only(node: Node, as_member: Any, admin_url: Url, editor: Client, group: str) -> None:
+    link, run = replayed(editor, admin_url, draft.live_text().replace("delay: 15m", "delay: 20m"))
+    member = as_member(group)
+    assert member.get(admin_url("whatifrun_add")).status_code == 403
+    assert member.post(admin_url("whatifrun_add"), {"draft": draft.live_text(), "days": 7}).status_code == 403
+    assert member.post(admin_url("whatifrun_publish", run.pk)).status_code == 403
+    assert member.post(admin_url("whatifrun_discard", run.pk)).status_code == 403
+    page = member.get(link)
+    assert page.status_code == 200
+    assert "Publish the draft" not in page.content.decode()
+    assert member.get(admin_url("whatifrun_changelist")).status_code == 200
+    node.refresh_from_db()
+    assert node.delay == timedelta(minutes=15)
