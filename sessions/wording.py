@@ -7,6 +7,9 @@ from django.utils.translation import gettext_noop
 
 from scheduling.admin.wording import learn
 
+#: The plain name of a table, which the list of permissions shows.
+PLAIN = (gettext_noop("nudge mark"),)
+
 learn(
     {
         "no_session": _("The customer has no chat that is open"),

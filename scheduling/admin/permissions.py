@@ -11,8 +11,10 @@ from django.db.models import ManyToManyField
 from django.http import HttpRequest
 from django.utils.text import capfirst
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy
+from django.utils.translation import gettext_lazy, gettext_noop
 
+#: Said by a model in plain English, once for all readers.
+PLAIN = (gettext_noop("Can publish a draft that was replayed"),)
 VERBS = {
     "add": gettext_lazy("may be added"), "change": gettext_lazy("may be changed"),
     "delete": gettext_lazy("may be deleted"), "view": gettext_lazy("may be looked at"),
@@ -25,13 +27,13 @@ def in_words(permission: Permission) -> str:
     model = kind.model_class()
     if model is None:
         return str(permission)
-    name = model._meta.verbose_name
+    name = _(str(model._meta.verbose_name))
     if what := getattr(model, "instance_type", None):
         name = _("history of: %(what)s") % {"what": what._meta.verbose_name}
     verb, _under, rest = permission.codename.partition("_")
     own = dict(model._meta.permissions).get(permission.codename)
     said = own or (VERBS.get(verb) if rest == kind.model else None) or permission.name
-    return f"{apps.get_app_config(kind.app_label).verbose_name} · {name} · {said}"
+    return f"{apps.get_app_config(kind.app_label).verbose_name} · {name} · {_(str(said))}"
 
 
 class PermissionsInWords:
