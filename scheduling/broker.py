@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from math import ceil
 from typing import Any
@@ -90,49 +89,3 @@ def _published_at(raw: bytes) -> datetime | None:
         return datetime.fromtimestamp(stamp, UTC) - timedelta(seconds=2)
     except (ValueError, KeyError, TypeError):
         return None
-
-
-# --- how much waits there -------------------------------------------------------------------------------------------
-
-GLANCE = 1.0  #: seconds that a look may take
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Messages by queue, and how many a worker took and has not acknowledged; None where the broker does not say."""
-
-    messages: dict[str, int]
-    unacknowledged: int | None
-
-
-def waiting(queues: Sequence[str]) -> Waiting | None:
-    """None where the broker does not answer at once."""
-    with current_app.connection_for_read(connect_timeout=GLANCE) as connection:
-        connection.transport_options = {**connection.transport_options, "socket_timeout": GLANCE}
-        try:
-            connection.ensure_connection(max_retries=1, timeout=GLANCE)
-            return _waiting(connection, queues)
-        except (OperationalError, OSError, *connection.connection_errors) as error:
-            log.warning("broker_not_asked", error=str(error))
-            return None
-
-
-def _waiting(connection: Any, queues: Sequence[str]) -> Waiting:
-    channel = connection.default_channel
-    if not hasattr(channel, "client"):
-        return Waiting({queue: _count(connection, queue) for queue in queues}, None)
-    with channel.client.pipeline(transaction=False) as pipe:
-        pipe.hlen(channel.unacked_key)
-        for queue in queues:
-            pipe.llen(queue)
-        unacknowledged, *lengths = pipe.execute()
-    return Waiting(dict(zip(queues, lengths, strict=True)), unacknowledged)
-
-
-def _count(connection: Any, queue: str) -> int:
-    """RabbitMQ closes the channel in which it is asked for a queue that nobody has declared."""
-    channel = connection.channel()
-    try:
-        return int(channel.queue_declare(queue, passive=True).message_count)
-    except connection.channel_errors:
-        return 0

@@ -12,10 +12,11 @@ from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
-from scheduling import broker, pulse
+from scheduling import pulse
 from scheduling.admin import ended
-from scheduling.admin.cards import Card, Figure, capped, cards_of_others
+from scheduling.admin.cards import Figure, capped, cards_of_others
 from scheduling.admin.ended import Ended
+from scheduling.admin.pace import pace, queues
 from scheduling.admin.patience import Patience
 from scheduling.admin.pause import active_pauses
 from scheduling.admin.spans import span_link
@@ -45,7 +46,7 @@ def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     figures, cards = [], []
     if request.user.has_perm("scheduling.view_touch"):
         figures += _work(patience)
-        cards += [_pace(patience), _queues()]
+        cards += [pace(patience), queues()]
         past = ended.read(days, patience)
         context["sums"] = _sums(past, days)
         context["charts"] = [ended.by_state(past), ended.by_reason(past)]
@@ -80,46 +81,6 @@ def _open_failed(patience: Patience) -> Figure:
     count = patience(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
     link = reverse("admin:scheduling_failedtask_groups")
     return Figure(_("Failed tasks that wait for you"), capped(count, MOST), link, "bad" if count else "")
-
-
-def _pace(patience: Patience) -> Card:
-    lateness, rates = patience(pulse.lateness), patience(pulse.rates)
-    at = now()
-    delivered = span_link("scheduling_touch", "settled_at", at - timedelta(hours=1), at, state__exact="delivered")
-    lately = span_link("scheduling_touch", "settled_at", at - pulse.RATE_WINDOW, at)
-    return Card(
-        _("Pace"),
-        [
-            Figure(_("Lateness, median"), lateness and _seconds(lateness.p50), delivered,
-                   hint=_("From due to sent, over the latest deliveries of the last hour.")),
-            Figure(_("Lateness, 99 of 100 below"), lateness and _seconds(lateness.p99), delivered),
-            Figure(_("Handed over a minute"), rates and f"{rates.handed_over:.1f}",
-                   reverse(TOUCHES) + "?state__exact=queued", hint=_("To the broker, over the last five minutes.")),
-            Figure(_("Ended a minute"), rates and f"{rates.ended:.1f}", lately),
-        ],
-    )  # fmt: skip
-
-
-def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    return _("%(ms)s ms") % {"ms": round(seconds * 1000)} if seconds < 1 else _("%(s)s s") % {"s": f"{seconds:.1f}"}
-
-
-def _queues() -> Card:
-    names = [*broker.TOUCH_QUEUES.values(), "ticks"]
-    found = broker.waiting(names)
-    if found is None:
-        return Card(_("Queues"), note=_("The broker does not answer. Touches are kept and go out when it does."))
-    link = reverse(TOUCHES) + "?state__exact=queued"
-    figures = [
-        Figure(queue, count, f"{link}&priority__exact={priority}" if priority is not None else "")
-        for queue, count in found.messages.items()
-        for priority in [next((key for key, name in broker.TOUCH_QUEUES.items() if name == queue), None)]
-    ]
-    if found.unacknowledged is not None:
-        figures.append(Figure(_("Not acknowledged"), found.unacknowledged, link))
-    return Card(_("Queues"), figures)
 
 
 # --- what ended -----------------------------------------------------------------------------------------------------

@@ -170,15 +170,28 @@ def test_what_fails_most_comes_first(failed: Callable[..., Any], viewer: Client)
     assert rows(viewer, cause["link"]) == wanted
 
 
-def test_messages_at_the_broker_are_counted(viewer: Client) -> None:
-    from scheduling import broker
+def test_messages_at_the_broker_are_counted(viewer: Client, valkey: Any) -> None:
+    from celery import current_app
 
-    found = broker.waiting(["touch.high", "no.such.queue"])
-    assert found is not None
-    assert found.messages["no.such.queue"] == 0
-    assert found.unacknowledged is not None
-    queues = page(viewer)["cards"][1]
-    assert {"touch.high", "touch.normal", "touch.low", "ticks"} <= set(values(queues.figures))
+    from scheduling.broker import published_now
+
+    with current_app.connection_for_write() as connection:
+        for queue in ("touch.high", "high", "high"):
+            connection.SimpleQueue(queue).put({}, headers=published_now())
+    told = values(page(viewer)["cards"][1].figures)
+    assert {name: told[name] for name in ("touch.high", "touch.normal", "ticks", "high")} == {
+        "touch.high": 1, "touch.normal": 0, "ticks": 0, "high": 2,
+    }  # fmt: skip
+    assert told["Not acknowledged"] == 0
+
+
+def test_a_broker_that_does_not_answer_leaves_the_rest(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    from celery import current_app
+
+    monkeypatch.setattr(current_app.conf, "broker_read_url", "redis://127.0.0.1:1/0")
+    found = page(viewer)
+    assert "broker does not answer" in str(found["cards"][1].note)
+    assert len(found["charts"]) == 2
 
 
 # --- where something is missing ---------------------------------------------------------------------------------------
@@ -300,3 +313,34 @@ def test_what_a_source_says_cannot_break_out_of_the_page(touch: Callable[..., To
     text = viewer.get(reverse("admin:index")).content.decode()
     assert evil not in text
     assert escape(evil) in text
+
+
+# --- many rows --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("read", "index"),
+    [
+        (lambda: pulse.due_within(HOUR), "touch_due"),
+        (pulse.overdue, "touch_due"),
+        (pulse.lateness, "touch_ended"),
+        (pulse.rates, "touch_ended"),
+        (pulse.rates, "touch_leased"),
+        (lambda: pulse.ended(now() - HOUR, now()), "touch_ended"),
+    ],
+)
+def test_figures_are_read_from_indexes(read: Callable[[], Any], index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few rows there are here, an index fits, and nothing reads the whole table."""
+    plans = []
+    rows = pulse.sql.rows
+
+    def explained(statement: str, parameters: Any) -> Any:
+        plans.extend(str(row[0]) for row in rows(f"EXPLAIN {statement}", parameters))
+        return rows(statement, parameters)
+
+    monkeypatch.setattr(pulse.sql, "rows", explained)
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+    read()
+    assert index in "\n".join(plans)
+    assert "Seq Scan on scheduling_touch" not in "\n".join(plans)
