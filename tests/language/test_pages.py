@@ -1,0 +1,156 @@
+"""No page speaks two languages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.template.response import TemplateResponse
+from django.test import Client, RequestFactory
+from django.urls import reverse
+from django.utils.timezone import now
+from django.utils.translation import override
+from django.views.defaults import server_error
+from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
+
+from rpa_tasks import tokens
+from rpa_tasks.models import ExecutionNode
+from scheduling.delivery import deliver
+from scheduling.management.commands.bootstrap import Command
+from scheduling.models import Community, FailedTask, Pause
+from tests.language.catalogue import CATALOGUES, entries
+from tests.language.walk import every_page, words
+from tests.rpa_tasks.admin.conftest import Market
+
+pytestmark = pytest.mark.django_db
+
+HAN = re.compile(r"[\u4e00-\u9fff]")
+#: Names, in any language.
+NAMES = {"JSON Schema", "format: markdown", "Webhook", "Aftertouch", "简体中文", "English", "GitHub"}
+
+
+@pytest.fixture(autouse=True)
+def static_root(settings: Any, tmp_path: Path) -> None:
+    """WhiteNoise warns where nobody has collected files yet; the finders serve them here."""
+    settings.STATIC_ROOT = tmp_path
+
+
+@pytest.fixture
+def furnished(matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of everything. What would be words in a language is named by keys and numbers."""
+    monkeypatch.setattr(tokens.doorbell, "ring", lambda hints: None)
+    Command().grant_permissions()
+    matrix.node("n1", template=matrix.template("t1", body="1"), rollout_percent=50, rollout_communities=["c1"])
+    matrix.node("n2", trigger="order.paid", template=matrix.template("t2", body="{{ event.data.no }}"))
+    for kind in ("material.downloaded", "order.paid", "complaint.received", "material.downloaded"):
+        deliver(happen(kind, user="u1", chat_id="c1", source="s0").task_ids)
+    FailedTask.objects.update(detail="42")
+    Community.objects.get_or_create(chat_id="c1")
+    Pause.objects.create(scope="node:n1")
+    market = Market()
+    market.pdd.name, market.s1.name = "P1", "S1"
+    market.pdd.save()
+    market.s1.save()
+    market.running("s1", message="1/2")
+    market.waiting("s1", dedupe_key="a1")
+    market.failed("s2", detail="42")
+    ExecutionNode.objects.create(name="x1", seen_at=now(), started_at=now(), slots=5, queues=["high"])
+    hourly = CrontabSchedule.objects.create(minute="0", day_of_week="1-5")
+    PeriodicTask.objects.create(name="p1", task="scheduling.tasks.x", crontab=hourly)
+    IntervalSchedule.objects.create(every=5, period="minutes")
+    FailedTask.objects.create(origin="message", failure="unreadable", reason="not_json", fingerprint="f1")
+
+
+def member(language: str, *, staff: bool = True) -> Client:
+    client = Client(headers={"accept-language": language})
+    client.cookies["django_language"] = language
+    if staff:
+        client.force_login(User.objects.create_superuser("u0", password="x"))
+    return client
+
+
+def english_in(said: str) -> str:
+    """Two words in a row that are nothing but letters: no key, no name of a file, no address."""
+    for part in re.split(r"[^\x21-\x7e ]+", said):
+        row: list[str] = []
+        for token in [*part.split(" "), ""]:
+            if re.fullmatch(r"[(“\"']?[A-Za-z][a-z'’]+[)”\"',.:;!?]*", token):
+                row.append(token)
+                continue
+            if len(row) > 1 and " ".join(row) not in NAMES:
+                return " ".join(row)
+            row = []
+    return ""
+
+
+def untranslated() -> set[str]:
+    """Single words of the catalogues, which a Chinese page has to say in Chinese."""
+    found = {entry.said["msgid"] for path in CATALOGUES for entry in entries(path) if entry.said["msgid"].isalpha()}
+    return {word for word in found if word.istitle() and len(word) > 3} - NAMES
+
+
+def read(client: Client, pages: list[str]) -> dict[str, list[str]]:
+    found = {}
+    for page in pages:
+        answer = client.get(page)
+        if answer.status_code != 302 and "html" in answer.get("content-type", ""):
+            found[page] = words(answer.content.decode())
+    return found
+
+
+@pytest.mark.usefixtures("furnished")
+def test_no_page_speaks_english_to_chinese_readers() -> None:
+    known = untranslated()
+    pages = read(member("zh-hans"), every_page())
+    assert len(pages) > 100
+    said = {(each, page) for page, texts in pages.items() for each in texts}
+    foreign = sorted((text, page) for text, page in said if english_in(text) or text.rstrip(":") in known)
+    assert foreign == [], "\n".join(f"{text}   {page}" for text, page in foreign)
+
+
+@pytest.mark.usefixtures("furnished")
+def test_no_page_speaks_chinese_to_english_readers() -> None:
+    pages = read(member("en"), every_page())
+    said = {(each, page) for page, texts in pages.items() for each in texts}
+    assert sorted((text, page) for text, page in said if HAN.search(text) and text not in NAMES) == []
+
+
+def errors(language: str) -> dict[str, Any]:
+    """The pages that nobody wants to see, by status."""
+    stranger = member(language, staff=False)
+    User.objects.create_user("u9", password="x", is_staff=True)
+    nobody = member(language, staff=False)
+    nobody.login(username="u9", password="x")
+    strict = Client(enforce_csrf_checks=True, headers={"accept-language": language})
+    strict.cookies["django_language"] = language
+    with override(language):
+        broken = server_error(RequestFactory().get("/"))
+    return {
+        "login": stranger.get(reverse("admin:login")),
+        "refused": stranger.post(reverse("admin:login"), {"username": "u9", "password": "y"}),
+        "403": nobody.get(reverse("admin:scheduling_node_changelist")),
+        "403 csrf": strict.post(reverse("admin:login"), {}),
+        "404": stranger.get("/nowhere"),
+        "500": broken,
+    }
+
+
+@pytest.mark.parametrize("language", ["zh-hans", "en"])
+def test_the_login_and_what_goes_wrong_speak_one_language(language: str) -> None:
+    answers = errors(language)
+    assert [int(name[:3]) for name in answers if name[0].isdigit()] == [
+        answer.status_code for name, answer in answers.items() if name[0].isdigit()
+    ]
+    for name, answer in answers.items():
+        if isinstance(answer, TemplateResponse):
+            answer.render()
+        texts = words(answer.content.decode())
+        assert len(texts) > 3, name
+        foreign = [
+            text for text in texts if text not in NAMES and (HAN.search(text) if language == "en" else english_in(text))
+        ]
+        assert foreign == [], name
