@@ -63,7 +63,7 @@ class Ledger(Collector):
     def collect(self) -> Iterator[Metric]:
         yield from _touches()
         yield from _failed_tasks()
-        yield _pauses()
+        yield from _pauses()
 
 
 def _touches() -> Iterator[Metric]:
@@ -103,13 +103,22 @@ def _failed_tasks() -> Iterator[Metric]:
     yield ages
 
 
-def _pauses() -> Metric:
-    family = GaugeMetricFamily("aftertouch_pauses", "Pauses that hold now, by what they hold.", labels=["scope"])
-    found = sql.rows("SELECT split_part(scope, ':', 1), count(*) FROM scheduling_pause GROUP BY 1", {})
-    for scope, count in found:
-        family.add_metric([scope], count)
-    return family
+def _pauses() -> Iterator[Metric]:
+    counts = GaugeMetricFamily("aftertouch_pauses", "Pauses that hold now, by what they hold.", labels=["scope"])
+    ages = GaugeMetricFamily(
+        "aftertouch_pauses_oldest_age_seconds", "How long the oldest of them has held.", labels=["scope"]
+    )
+    for scope, count, age in sql.rows(_PAUSES, {}):
+        counts.add_metric([scope], count)
+        ages.add_metric([scope], age)
+    yield counts
+    yield ages
 
+
+_PAUSES = """
+SELECT split_part(scope, ':', 1), count(*), extract(epoch FROM statement_timestamp() - min(paused_at))::float8
+FROM scheduling_pause GROUP BY 1
+"""
 
 _WAITING = """
 SELECT

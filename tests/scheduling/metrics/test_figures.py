@@ -18,7 +18,7 @@ from kombu import Connection
 
 from config.celery import app
 from scheduling import metrics
-from scheduling.models import FailedTask, Touch
+from scheduling.models import FailedTask, Pause, Touch
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 
 
@@ -49,7 +49,11 @@ def test_touches_are_counted_by_what_they_wait_for(planned: None) -> None:
     Touch.objects.filter(pk=ids[2]).update(parked="all")
     FailedTask.objects.create(origin="touch", failure="failed", reason="x", failed_at=now() - timedelta(hours=2))
     FailedTask.objects.create(origin="touch", failure="failed", reason="x", state="ignored")
+    Pause.objects.create(scope="channel:log", paused_at=now() - timedelta(hours=1))
+    Pause.objects.create(scope="channel:other")
     found = told()
+    assert found['aftertouch_pauses{scope="channel"}'] == 2
+    assert found['aftertouch_pauses_oldest_age_seconds{scope="channel"}'] == pytest.approx(3600, abs=60)
     assert found['aftertouch_touches{due="overdue",state="scheduled"}'] == 1
     assert found['aftertouch_touches{due="hour",state="scheduled"}'] == 3
     assert found['aftertouch_touches{due="later",state="scheduled"}'] == 0

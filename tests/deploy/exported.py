@@ -1,0 +1,58 @@
+"""Every metric that anything of ours exports: its kind and its labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+from prometheus_client.core import Metric
+from prometheus_client.registry import REGISTRY
+
+import rpa_tasks.metrics
+import scheduling.api.metrics
+import scheduling.measures
+from scheduling.metrics import OWN
+
+INSTRUMENTS = (scheduling.measures, scheduling.api.metrics, rpa_tasks.metrics)
+OURS = ("aftertouch_", "celery_")
+SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+
+
+@dataclass(frozen=True)
+class Exported:
+    kind: str
+    labels: tuple[str, ...]
+
+
+def exported() -> dict[str, Exported]:
+    """By the name under which it is told; a histogram without its suffixes. Asks the database, Redis and the broker."""
+    found = {}
+    for module in INSTRUMENTS:
+        for each in vars(module).values():
+            if hasattr(each, "_labelnames") and hasattr(each, "_type"):
+                found[_told(each._name, each._type)] = Exported(each._type, tuple(each._labelnames))
+    for family in _families():
+        found[_told(family.name, family.type)] = Exported(family.type, tuple(getattr(family, "_labelnames", ())))
+    registered = {_told(family.name, family.type) for family in REGISTRY.collect() if family.name.startswith(OURS)}
+    assert registered <= set(found), "an instrument in a module that is not named here"
+    return found
+
+
+def series(metrics: dict[str, Exported]) -> set[str]:
+    """Names as queries use them."""
+    return {
+        name if each.kind == "counter" else name + suffix
+        for name, each in metrics.items()
+        for suffix in SUFFIXES[each.kind]
+    }
+
+
+def _families() -> Iterable[Metric]:
+    for path in (*OWN, *settings.METRICS):
+        yield from import_string(path)().collect()
+
+
+def _told(name: str, kind: str) -> str:
+    return f"{name}_total" if kind == "counter" else name

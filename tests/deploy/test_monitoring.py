@@ -1,0 +1,140 @@
+"""Alerts, dashboard and reference speak of what is there, and a real Prometheus takes it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from config.environment import ROOT
+from tests.deploy.exported import exported, series
+
+RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
+RULE_TESTS = ROOT / "deploy" / "prometheus" / "alerts_test.yml"
+DASHBOARD = ROOT / "deploy" / "grafana" / "aftertouch.json"
+PAGE = ROOT / "docs" / "reference" / "metrics.md"
+FROM_PROMETHEUS = {"up", "ALERTS"}
+STRINGS = re.compile(r"\"(\\.|[^\"\\])*\"")
+NAMES = re.compile(r"(?<![\w$.:])[a-z_][\w:]*(?![\w:]*\s*\()", re.IGNORECASE)
+GROUPINGS = re.compile(r"\b(by|without|on|ignoring)\s*\([^)]*\)")
+MATCHERS = re.compile(r"\{[^}]*\}")
+WORDS = {"and", "or", "unless", "by", "without", "on", "s", "m", "h", "d"}
+
+
+def rules() -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
+
+
+def panels() -> list[dict[str, Any]]:
+    return [panel for panel in json.loads(DASHBOARD.read_text())["panels"] if panel["type"] != "row"]
+
+
+def queries() -> list[str]:
+    return [target["expr"] for panel in panels() for target in panel["targets"]]
+
+
+def names_in(expression: str) -> set[str]:
+    """The metrics that a query names."""
+    bare = STRINGS.sub("", expression)
+    for pattern in (GROUPINGS, MATCHERS, re.compile(r"\[[^\]]*\]")):
+        bare = pattern.sub(" ", bare)
+    return {name for name in NAMES.findall(bare) if name not in WORDS}
+
+
+def labels_in(expression: str) -> set[tuple[str, str]]:
+    """(metric, label) for each label that is matched."""
+    return {
+        (name, label)
+        for name, matchers in re.findall(r"([a-z_][\w:]*)\{([^}]*)\}", expression)
+        for label in re.findall(r"(\w+)\s*[!=]=?~?\s*\"", matchers)
+    }
+
+
+def promtool(*words: str) -> None:
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("missing service: promtool (Debian: prometheus)")
+    done = subprocess.run([tool, *words], capture_output=True, text=True, timeout=180, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_query_is_taken_apart() -> None:
+    query = 'histogram_quantile(.99, sum by (le, kind) (rate(a_bucket{x="y z"}[5m]))) > 3 unless on (q) max(b:c) == 0'
+    assert names_in(query) == {"a_bucket", "b:c"}
+    assert labels_in(query) == {("a_bucket", "x")}
+
+
+def test_prometheus_takes_the_rules() -> None:
+    promtool("check", "rules", str(RULES))
+
+
+def test_every_alert_fires_and_holds_its_peace_as_it_should() -> None:
+    promtool("test", "rules", str(RULE_TESTS))
+
+
+def test_no_alert_is_without_both_tests() -> None:
+    alerts = {rule["alert"] for rule in rules() if "alert" in rule}
+    tested = [case for test in yaml.safe_load(RULE_TESTS.read_text())["tests"] for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in tested if case["exp_alerts"]} == alerts
+    assert {case["alertname"] for case in tested if not case["exp_alerts"]} == alerts
+
+
+def test_every_alert_says_what_is_wrong_and_what_to_do() -> None:
+    for rule in rules():
+        if "alert" in rule:
+            assert rule["labels"]["severity"] in ("critical", "warning", "info"), rule["alert"]
+            assert set(rule["annotations"]) == {"summary", "action"}, rule["alert"]
+
+
+@pytest.mark.django_db
+def test_queries_name_what_is_exported(valkey: Any) -> None:
+    metrics = exported()
+    known = series(metrics) | FROM_PROMETHEUS | {rule["record"] for rule in rules() if "record" in rule}
+    for query in [*(rule["expr"] for rule in rules()), *queries()]:
+        assert names_in(query) <= known, query
+        for name, label in labels_in(query):
+            base = re.sub(r"_(bucket|sum|count)$", "", name)
+            if found := metrics.get(name) or metrics.get(base):
+                assert label in (*found.labels, "le"), query
+
+
+@pytest.mark.django_db
+def test_the_dashboard_shows_everything_that_is_exported(valkey: Any) -> None:
+    shown = {re.sub(r"_(bucket|sum|count)$", "", name) for query in queries() for name in names_in(query)}
+    assert set(exported()) - shown == set()
+
+
+def test_panels_have_places_of_their_own() -> None:
+    taken: set[tuple[int, int]] = set()
+    ids = [panel["id"] for panel in json.loads(DASHBOARD.read_text())["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in panels():
+        place = panel["gridPos"]
+        cells = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
+        assert not cells & taken, panel["title"]
+        assert max(x for x, _ in cells) < 24, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.django_db
+def test_the_reference_lists_what_is_exported(valkey: Any) -> None:
+    rows = re.findall(r"^\| `([a-z_]+)` \| (\w+) \| ([^|]*)\| ([^|]+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
+    told = {name: (kind, tuple(re.findall(r"`(\w+)`", labels))) for name, kind, labels, _ in rows}
+    assert told == {name: (each.kind, each.labels) for name, each in exported().items()}
+    assert len(rows) == len(told), "a metric is listed twice"
+
+
+def test_alerts_are_in_the_reference() -> None:
+    text = PAGE.read_text("utf-8")
+    assert [rule["alert"] for rule in rules() if "alert" in rule and f"`{rule['alert']}`" not in text] == []
+
+
+def test_files_are_where_the_reference_says() -> None:
+    for path in (RULES, RULE_TESTS, DASHBOARD):
+        assert str(Path("..", "..", path.relative_to(ROOT))) in PAGE.read_text("utf-8")

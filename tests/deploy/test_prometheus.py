@@ -1,0 +1,141 @@
+"""A real Prometheus scrapes a web process and a node's exporter, and our queries have answers there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from config.embedded.ports import free_port
+from config.embedded.processes import wait_until
+from config.environment import ROOT
+from config.stack import running_stack
+from tests.deploy.test_monitoring import RULES, queries, rules
+from tests.faults.brokers import Server
+
+PATIENCE = 90
+COUNT = """
+from prometheus_client import Counter, Gauge
+Counter("celery_task_succeeded", "…", ["name"]).labels("scheduling.rescue").inc(41)
+Gauge("celery_worker_up", "…", ["hostname"], multiprocess_mode="livesum").labels("core@n1").set(1)
+"""
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("prometheus") is None, reason="missing service: prometheus (Debian: prometheus)"
+)
+
+
+class Prometheus:
+    def __init__(self, folder: Path, targets: list[str]) -> None:
+        self.port = free_port()
+        folder.mkdir()
+        (folder / "alerts.yml").write_text(re.sub(r"for: \w+", "for: 1s", RULES.read_text()))
+        configuration = {
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "rule_files": ["alerts.yml"],
+            "scrape_configs": [{"job_name": "aftertouch", "static_configs": [{"targets": targets}]}],
+        }
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
+        words = [
+            f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'data'}",
+            f"--web.listen-address=127.0.0.1:{self.port}",
+        ]  # fmt: skip
+        self.server = Server([str(shutil.which("prometheus")), *words], folder / "prometheus.log")
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """The data of the answer; None while it does not answer."""
+        url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                return json.load(answer)["data"]
+        except OSError:
+            return None
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        found = self.ask("query", query=expression)
+        return [] if found is None else found["result"]
+
+    def await_query(self, expression: str) -> None:
+        assert wait_until(lambda: bool(self.query(expression)), PATIENCE, pause=0.2), (
+            f"no answer to {expression}: {self.ask('targets')}\n{self.server.log.read_text()[-3000:]}"
+        )
+
+
+@contextmanager
+def prometheus(folder: Path, targets: list[str]) -> Iterator[Prometheus]:
+    made = Prometheus(folder, targets)
+    made.server.start()
+    try:
+        yield made
+    finally:
+        made.server.kill()
+
+
+@contextmanager
+def metrics_server(environment: dict[str, str], folder: Path) -> Iterator[str]:
+    """As on a node without a web process. Where it listens."""
+    port = free_port()
+    words = [sys.executable, str(ROOT / "manage.py"), "serve_metrics", "--port", str(port)]
+    local = {"DJANGO_SETTINGS_MODULE": "config.settings.local"}
+    server = Server(words, folder / "serve_metrics.log", {**local, **environment})
+    server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.kill()
+
+
+def test_a_web_process_and_an_exporter_are_scraped_and_all_queries_are_taken(
+    live_server: Any, valkey: Any, tmp_path: Path
+) -> None:
+    folder = tmp_path / "metrics"
+    folder.mkdir()
+    counting = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    subprocess.run([sys.executable, "-c", COUNT], env=counting, check=True)
+    web = live_server.url.removeprefix("http://")
+    with ExitStack() as running:
+        exporter = running.enter_context(metrics_server({"AFTERTOUCH_METRICS_DIR": str(folder)}, tmp_path))
+        scraper = running.enter_context(prometheus(tmp_path / "prometheus", [web, exporter]))
+        for target in (web, exporter):
+            scraper.await_query(f'up{{job="aftertouch", instance="{target}"}} == 1')
+        scraper.await_query(f'celery_task_succeeded_total{{instance="{exporter}"}} == 41')
+        scraper.await_query('celery_queue_length{queue_name="touch.high"} == 0')
+        scraper.await_query("max(aftertouch_touches_oldest_overdue_seconds) == 0")
+        scraper.await_query('ALERTS{alertname="NoCoreWorker", alertstate="firing"}')
+        assert not scraper.query("celery_worker_up"), "who counted is gone"
+        assert not scraper.query(f'aftertouch_touches{{instance="{exporter}"}}'), "told once, not by every node"
+        for expression in [*queries(), *(rule["expr"] for rule in rules())]:
+            asked = expression.replace("$__rate_interval", "1m")
+            assert scraper.ask("query", query=asked) is not None, f"not taken: {asked}"
+
+
+@pytest.mark.campaign
+def test_a_running_house_is_seen_and_its_loss_is_told(tmp_path: Path) -> None:
+    """With the alerts' patience shortened to a second."""
+    with ExitStack() as running:
+        stack = running.enter_context(running_stack(programs=["web", "core", "beat"]))
+        metrics_dir = {"AFTERTOUCH_METRICS_DIR": str(stack.state_dir / "metrics")}
+        exporter = running.enter_context(metrics_server(metrics_dir, tmp_path))
+        web = stack.base_url.removeprefix("http://")
+        scraper = running.enter_context(prometheus(tmp_path / "prometheus", [web, exporter]))
+        for target in (web, exporter):
+            scraper.await_query(f'aftertouch_pass_last_timestamp_seconds{{instance="{target}"}} > 0')
+        scraper.await_query("rate(aftertouch_publish_total[1m]) > 0")
+        scraper.await_query('sum by (kind) (aftertouch_processes{kind="beat"}) == 2')  # once at each address
+        assert not scraper.query('ALERTS{alertname=~"NoCoreWorker|SchedulerStalled", alertstate="firing"}')
+        stack.stop("core")
+        scraper.await_query('ALERTS{alertname="NoCoreWorker", alertstate="firing"}')
+        stack.start("core")
+        scraper.await_query('absent(ALERTS{alertname="NoCoreWorker"})')
