@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -64,28 +63,36 @@ class Count:
         server = Server(self.house.stack.endpoints.redis_url)
         for user, agent in self.crowd.chats:
             session = user.client.session
-            inbox = [(entry.cursor, json.loads(entry.body)) for entry in Inbox(server).since(session, "0-0")]
-            for person in (user, agent):
-                found += [f"{session} {what}" for what in self._heard(person, inbox)]
-            found += [f"{session} {what}" for what in _guides(by_session[session], inbox)]
+            kept = [entry.cursor for entry in Inbox(server).since(session, "0-0")]
             last = server.ask(lambda pipe, name=session: [pipe.hget(_key(name), "s")])[0]  # type: ignore[misc]
-            found += [f"{session} {what}" for what in _last(by_session[session], last)]
+            found += [
+                f"{session} {what}"
+                for what in (
+                    *self._heard(user, agent, kept),
+                    *_guides(by_session[session], user.heard),
+                    *_last(by_session[session], last),
+                )
+            ]
         server.client.close()
         return found
 
-    def _heard(self, person: Person, inbox: list[tuple[str, Any]]) -> Iterator[str]:
-        if person.problem:
-            yield person.problem
-        heard = [frame["cursor"] for frame in person.heard]
-        if heard != [cursor for cursor, _ in inbox]:
-            yield f"{person.role} heard {heard} of {[cursor for cursor, _ in inbox]}"
-        mine = [said["id"] for _, said in inbox if said["from"] == person.role]
-        self.words += len(person.said)
-        self.lost += len(set(person.acknowledged) - set(mine))
-        if self.in_order and mine != person.said:
-            yield f"{person.role} said {person.said}, and there is {mine}"
-        if len(mine) != len(set(mine)):
-            yield f"{person.role}: {mine} has something twice"
+    def _heard(self, user: Person, agent: Person, kept: list[str]) -> Iterator[str]:
+        """Both heard everything that was said, once; the inbox has the last of it."""
+        heard = [frame["cursor"] for frame in user.heard]
+        if heard != [frame["cursor"] for frame in agent.heard]:
+            yield f"user heard {heard}, agent {[frame['cursor'] for frame in agent.heard]}"
+        if heard[-len(kept) :] != kept or heard != sorted(heard, key=position):
+            yield f"user heard {heard}, and the inbox has {kept}"
+        for person in (user, agent):
+            if person.problem:
+                yield person.problem
+            mine = [frame["id"] for frame in user.heard if frame["from"] == person.role]
+            self.words += len(person.said)
+            self.lost += len(set(person.acknowledged) - set(mine))
+            if self.in_order and mine != person.said:
+                yield f"{person.role} said {person.said}, and {mine} is there"
+            if len(mine) != len(set(mine)):
+                yield f"{person.role}: {mine} has something twice"
 
     def line(self, name: str, seed: int, *notes: str) -> str:
         states = Counter(each.state for each in self.silences)
@@ -95,15 +102,16 @@ class Count:
         return " · ".join([name, f"seed {seed}", told, *lost, *notes])
 
 
-def _guides(silences: list[Silence], inbox: list[tuple[str, Any]]) -> Iterator[str]:
+def _guides(silences: list[Silence], heard: list[dict[str, Any]]) -> Iterator[str]:
     """In the chat is what was delivered, each once and none before its time."""
-    came_at = {said["id"]: position(cursor)[0] for cursor, said in inbox if said["from"] == "system"}
-    wanted = {str(each.touches[0][0]): each for each in silences if each.touches and each.state == "delivered"}
-    if sorted(wanted) != sorted(said["id"] for _, said in inbox if said["from"] == "system"):
-        yield f"has the guide messages {sorted(came_at)}, and these were delivered: {sorted(wanted)}"
-    for key, silence in wanted.items():
-        if key in came_at and came_at[key] < silence.deadline_ms:
-            yield f"has a guide message {silence.deadline_ms - came_at[key]} ms before its time"
+    guides = [frame for frame in heard if frame["from"] == "system"]
+    wanted = {str(each.touches[0][0]): each for each in silences if each.state == "delivered"}
+    if sorted(wanted) != sorted(frame["id"] for frame in guides):
+        yield f"has the guide messages {guides}, and these were delivered: {sorted(wanted)}"
+    for frame in guides:
+        came_at = position(frame["cursor"])[0]
+        if frame["id"] in wanted and came_at < wanted[frame["id"]].deadline_ms:
+            yield f"has a guide message {wanted[frame['id']].deadline_ms - came_at} ms before its time"
 
 
 def _last(silences: list[Silence], handed_in: bytes | None) -> Iterator[str]:

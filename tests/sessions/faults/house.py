@@ -67,6 +67,10 @@ class Program:
     def is_alive(self) -> bool:
         return self.process.poll() is None
 
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -115,8 +119,8 @@ class House:
         words = _words("core", worker_concurrency=2).replace("core@%h", f"core-{uuid4().hex[:4]}@%h")
         return self.start("worker", words.split(), clock)
 
-    def web(self, name: str, clock: Path | None = None) -> Program:
-        port = free_port()
+    def web(self, name: str, clock: Path | None = None, *, port: int = 0) -> Program:
+        port = port or free_port()
         words = _words("web", host="127.0.0.1", port=port, web_workers=1)
         return self.start(name, words.split(), clock, f"127.0.0.1:{port}")
 

@@ -13,7 +13,6 @@ import runpy
 import sys
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import time_machine
@@ -24,8 +23,9 @@ LOOK_EVERY = 0.1  #: seconds
 class OddClock:
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._ahead = 0.0
-        self._clock = time_machine.travel(datetime.now(UTC), tick=True).start()
+        self._clock = time_machine.travel(0, tick=True).start()
+        self._ahead = self._told()
+        self._jump()
         self.follow()
         os.register_at_fork(after_in_child=self.follow)  # no thread comes along
 
@@ -34,11 +34,16 @@ class OddClock:
 
     def _follow(self) -> None:
         while True:
-            ahead = float(self._file.read_text())
-            if ahead != self._ahead:
-                self._clock.shift(timedelta(seconds=ahead - self._ahead))
-                self._ahead = ahead
+            if (told := self._told()) != self._ahead:
+                self._ahead = told
+                self._jump()
             time.sleep(LOOK_EVERY)
+
+    def _told(self) -> float:
+        return float(self._file.read_text())
+
+    def _jump(self) -> None:
+        self._clock.move_to(time_machine.escape_hatch.time.time() + self._ahead)
 
 
 def set_clock(file: Path, seconds: float) -> None:

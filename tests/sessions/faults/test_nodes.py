@@ -48,6 +48,28 @@ def test_one_of_two_web_nodes_and_one_of_two_watchers_are_taken_away(chat_house:
         assert {person.client.codes[0] for person in moved} == {RESTARTS}
 
 
+@pytest.mark.campaign
+def test_web_nodes_and_watchers_come_and_go_at_twenty_points(chat_house: House, crowded: Crowded) -> None:
+    """Asked to end or killed, one of them at a time, and started again."""
+    house = chat_house
+    programs = {"web-a": house.web("web-a"), "web-b": house.web("web-b"), "watcher": house.watcher()}
+    try:
+        house.await_watcher(programs["watcher"])
+        with crowded(house, "web nodes and a watcher, 20 points", programs["web-a"], programs["web-b"]) as run:
+            for _ in range(20):
+                run.go_on()
+                name = run.chance.choice(sorted(programs))
+                programs[name].process.send_signal(run.chance.choice([signal.SIGTERM, signal.SIGKILL]))
+                programs[name].process.wait(30)
+                run.go_on()
+                port = programs[name].port if name != "watcher" else 0
+                programs[name] = house.web(name, port=port) if port else house.watcher()
+                house.wait(lambda: all(person.client.connected.is_set() for person in run.crowd.people), "all are back")
+    finally:
+        with house.running(*programs.values()):
+            pass
+
+
 def test_the_clock_of_a_node_jumps_by_30_s(chat_house: House, crowded: Crowded) -> None:
     """A web node, all watchers and all workers are half a minute ahead, and then behind: nothing comes early or twice.
     While the workers are behind, everything comes as much later."""

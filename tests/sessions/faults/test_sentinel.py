@@ -3,39 +3,76 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import redis
 
-from tests.faults.brokers import sentinels
-from tests.sessions.faults.conftest import Crowded
-from tests.sessions.faults.house import house
+from tests.faults.brokers import RedisServer, Sentinels, sentinels
+from tests.sessions.faults.conftest import Crowded, Run
+from tests.sessions.faults.house import House, Program, house
 
 pytestmark = pytest.mark.faults
 
 
+@contextmanager
+def chat_house(folder: Path) -> Iterator[tuple[Sentinels, House, Program, Program]]:
+    """Servers behind Sentinels, two web nodes and two watchers."""
+    with ExitStack() as stack:
+        watched = stack.enter_context(sentinels(folder / "redis"))
+        urls = {"REDIS_URL": watched.broker_url, "CELERY_BROKER_URL": watched.broker_url}
+        made = stack.enter_context(house(folder, urls))
+        made.send_by("inapp")
+        one, other, watcher = made.web("web-a"), made.web("web-b"), made.watcher()
+        stack.enter_context(made.running(one, other, watcher))
+        made.await_watcher(watcher)
+        yield watched, made, one, other
+
+
+def kill_the_primary(watched: Sentinels, run: Run) -> RedisServer:
+    """Wait until everything goes on, and note how long it took. Returns who was killed."""
+    before, silences = watched.primary_port(), run.silences()
+    killed = watched.primary if watched.primary.port == before else watched.replica
+    struck_at = time.monotonic()
+    killed.kill()
+    run.house.wait(lambda: watched.primary_port() not in (0, before), "another primary is named")
+    named = time.monotonic() - struck_at
+    run.go_on()
+    answered = [at for each in run.crowd.people for at in each.acknowledged.values() if at > struck_at + 1]
+    run.house.wait(lambda: run.silences() > silences, "silences are found again")
+    run.notes.append(
+        f"new primary after {named:.1f} s, first message taken after {min(answered) - struck_at:.1f} s,"
+        f" first silence handed in within {time.monotonic() - struck_at:.1f} s"
+    )
+    return killed
+
+
 def test_sentinels_name_another_primary(folder: Callable[[], Path], crowded: Crowded) -> None:
-    home = folder()
-    with sentinels(home / "redis") as watched:
-        env = {"REDIS_URL": watched.broker_url, "CELERY_BROKER_URL": watched.broker_url}
-        with house(home, env) as made:
-            made.send_by("inapp")
-            one, other, watcher = made.web("web-a"), made.web("web-b"), made.watcher()
-            before = watched.primary_port()
-            assert before == watched.primary.port
-            with (
-                made.running(one, other, watcher),
-                crowded(made, "Sentinel fail-over of the store", one, other, in_order=False) as run,
-            ):
-                made.await_watcher(watcher)
-                run.go_on()
-                struck_at, silences = time.monotonic(), run.silences()
-                watched.primary.kill()
-                made.wait(lambda: watched.primary_port() not in (0, before), "another primary is named")
-                run.notes.append(f"new primary after {time.monotonic() - struck_at:.1f} s")
-                run.go_on()
-                answered = [at for each in run.crowd.people for at in each.acknowledged.values() if at > struck_at + 1]
-                run.notes.append(f"first message taken after {min(answered) - struck_at:.1f} s")
-                made.wait(lambda: run.silences() > silences, "silences are found again")
-                run.notes.append(f"first silence handed in within {time.monotonic() - struck_at:.1f} s")
+    with (
+        chat_house(folder()) as (watched, made, one, other),
+        crowded(made, "Sentinel fail-over of the store", one, other, in_order=False) as run,
+    ):
+        run.go_on()
+        kill_the_primary(watched, run)
+        run.go_on()
+
+
+@pytest.mark.campaign
+def test_sentinels_name_another_primary_again_and_again(folder: Callable[[], Path], crowded: Crowded) -> None:
+    with (
+        chat_house(folder()) as (watched, made, one, other),
+        crowded(made, "Sentinel fail-over, 4 times", one, other, in_order=False) as run,
+    ):
+        for _ in range(4):
+            run.go_on()
+            killed = kill_the_primary(watched, run)
+            killed.start()
+            made.wait(lambda killed=killed: follows(killed), "it is back as a replica")  # type: ignore[misc]
+
+
+def follows(server: RedisServer) -> bool:
+    with redis.Redis(port=server.port, socket_timeout=5) as client:
+        state = client.info("replication")
+    return bool(state["role"] == "slave" and state["master_link_status"] == "up")
