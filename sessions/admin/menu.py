@@ -9,6 +9,7 @@ MENU: list[tuple[str | Promise, list[tuple[str | Promise, str, str, str]]]] = [
     (
         _("Live chats"),
         [
+            (_("Live overview"), "forum", "chat_sessions_live", "chat_sessions.view_silencepolicy"),
             (_("Silence policies"), "hourglass_bottom", "chat_sessions_silencepolicy_changelist",
              "chat_sessions.view_silencepolicy"),
             (_("Campaigns"), "campaign", "chat_sessions_campaign_changelist", "chat_sessions.view_campaign"),

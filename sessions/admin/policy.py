@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from django.contrib import admin
 from django.http import HttpRequest
+from django.urls import URLPattern, path
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
@@ -14,6 +15,7 @@ from scheduling.admin.base import CheckedForm, WithHistory, plainly
 from scheduling.admin.fields import DurationField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.wording import spoken
+from sessions.admin import live
 from sessions.models import SilencePolicy
 from sessions.validation import check_policy
 
@@ -63,6 +65,10 @@ class SilencePolicyAdmin(WithHistory, Retirable):
     jitter_text = plainly("jitter", _("and up to"), lambda span: spoken(span) if span else "–")
     grace_text = plainly("grace", _("longer while writing"), lambda span: spoken(span) if span else "–")
     growth_text = plainly("growth", _("growth of the gaps"), "{:g}".format)
+
+    def get_urls(self) -> list[URLPattern]:
+        look = self.admin_site.admin_view(lambda request: live.page(self, request))
+        return [path("live/", look, name="chat_sessions_live"), *super().get_urls()]
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         life = ("change_reason",) if obj is None else ("version", "change_reason")

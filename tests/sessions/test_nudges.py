@@ -12,6 +12,7 @@ import pytest
 from django.db import connections, transaction
 from django.utils.timezone import now
 
+from scheduling.delivery import deliver
 from scheduling.intake import record_events
 from scheduling.models import Attempt, Touch, Verdict
 from sessions import calls, keys, nudges
@@ -254,6 +255,25 @@ def test_old_tallies_are_forgotten(guide: Guide) -> None:
     NudgeTally.objects.create(at=now() - timedelta(days=89), tag="vip", sent=1)
     guide.count()
     assert NudgeTally.objects.count() == 1
+
+
+def test_from_the_silence_to_the_count_with_a_real_delivery(guide: Guide, chats: Chats) -> None:
+    """By the real clock: what the worker writes is what is counted."""
+    chats.policies(default=Policy(timedelta(seconds=2)))
+    chats.user("s1")
+    chats.user("s2")
+    claims: list[Claim] = []
+    eventually(lambda: claims.extend(chats.claim()) or len(claims) == 2)
+    record_events([event_of(each, each.deadline_ms) for each in claims])
+    chats.store.confirm(claims)
+    back = next(each for each in claims if each.session_id == "s2")
+    chats.user("s2")
+    deliver([guide.touch(each).pk for each in claims])
+    assert {guide.touch(each).state for each in claims if each != back} == {"delivered"}
+    assert (guide.touch(back).state, guide.touch(back).reason) == ("suppressed", "answered")
+    chats.user("s1", kind="typing")
+    chats.user("s1")
+    assert guide.tally() == {"default": (1, 0, 1)}
 
 
 @pytest.mark.django_db(transaction=True)

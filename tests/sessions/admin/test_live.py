@@ -1,0 +1,109 @@
+"""The overview of live chats: what it says, to whom, and what it says when nobody knows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.utils.timezone import now
+
+from config.embedded.ports import free_port
+from sessions import reports, store
+from sessions.models import Campaign, NudgeTally
+from sessions.policy_set import Policy
+from tests.sessions.admin.conftest import text, url
+from tests.sessions.conftest import Chats
+
+pytestmark = pytest.mark.django_db
+
+
+def figures(page: str) -> dict[str, str]:
+    found = re.findall(r'class="[^"]*at-figure[^"]*">\s*([^<]+?)\s*<b>([^<]*)</b>', page)
+    return dict(found)
+
+
+def rows(page: str) -> list[list[str]]:
+    table = page.partition('id="live-tags"')[2].partition("</table>")[0]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", table, re.DOTALL)]
+    return [[re.sub("<[^>]+>", "", cell) for cell in row] for row in cells if row]
+
+
+def test_it_counts_chats_silences_and_messages(editor: Client, chats: Chats) -> None:
+    chats.policies(vip=Policy(timedelta(minutes=60)))
+    for number in range(3):
+        chats.user(f"v{number}", tag="vip")
+    chats.agent("v2", kind="transfer")
+    chats.user("s1")
+    chats.pass_time(62)
+    report, claims = reports.Report(), chats.claim()
+    report.count(claims, claims[0].deadline_ms + 40)
+    report.count(claims * 119, 0)
+    reports.send(chats.store, report, {"vip"}, waits=False)
+    for tag, sent, answered, false in (("vip", 200, 50, 3), ("default", 1_000, 250, 17)):
+        for hours in (1, 30):
+            at = now() - timedelta(hours=hours)
+            NudgeTally.objects.create(at=at, tag=tag, sent=sent, answered=answered, false=false)
+    page = text(editor.get(url("live")))
+    assert figures(page) == {
+        "Live chats": "4", "Waited for: armed": "3", "Kept waiting: paused": "1", "A second, last minute": "2.0",
+        "Watchers are behind by": "0 ms", "Claimed, being handed in": "1", "Not yet delivered": "0",
+        "Guide messages sent": "1,200", "Answered within 10 minutes": "300 · 25.0 %", "False nudges": "20 · 1.7 %",
+    }  # fmt: skip
+    assert rows(page) == [
+        ["vip", "2", "1", "200", "50 · 25.0 %", "3 · 1.5 %"],
+        ["default", "1", "0", "1,000", "250 · 25.0 %", "17 · 1.7 %"],
+    ]
+    assert "No watcher" not in page
+    assert "data-live-again" in page
+
+
+def test_what_waits_too_long_is_said(editor: Client, chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(75)
+    store.live().clock_offset = chats.store.clock_offset
+    try:
+        page = text(editor.get(url("live")))
+    finally:
+        store.live().clock_offset = 0
+    assert re.search(r'at-figure bad">\s*Watchers are behind by<b>[1-9]\d seconds', page), figures(page)
+    assert "No watcher has been heard of" in page
+
+
+def test_a_campaign_that_runs_is_named(editor: Client, chats: Chats) -> None:
+    hour = timedelta(hours=1)
+    Campaign.objects.create(key="double-11", starts_at=now() - hour, ends_at=now() + hour)
+    Campaign.objects.create(key="christmas", starts_at=now() + hour, ends_at=now() + 2 * hour)
+    page = text(editor.get(url("live")))
+    assert "double-11" in page
+    assert "christmas" not in page
+
+
+def test_without_the_store_it_opens_and_says_so(editor: Client, settings: Any) -> None:
+    NudgeTally.objects.create(at=now(), tag="vip", sent=10, answered=4)
+    settings.REDIS_URL = f"redis://127.0.0.1:{free_port()}/0"
+    try:
+        page = text(editor.get(url("live")))
+    finally:
+        store._on.cache_clear()
+    assert "cannot be reached" in page
+    assert (figures(page)["Live chats"], figures(page)["Guide messages sent"]) == ("–", "10")
+    assert rows(page) == [["vip", "–", "–", "10", "4 · 40.0 %", "0 · 0.0 %"]]
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator", "editor"])
+def test_every_member_may_look(as_member: Callable[[str], Client], chats: Chats, group: str) -> None:
+    client = as_member(group)
+    assert "Live chats" in text(client.get(url("live")))
+    assert url("live") in text(client.get("/admin/"))
+
+
+def test_nobody_else_may(client: Client) -> None:
+    client.force_login(
+        User.objects.create_user("nobody", is_staff=True), backend="django.contrib.auth.backends.ModelBackend"
+    )
+    assert client.get(url("live")).status_code == 403
