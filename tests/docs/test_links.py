@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from config.environment import ROOT
 from tests.docs.pages import anchors, images, links, name, pages
 
 
@@ -26,3 +27,11 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
 def test_pictures_have_a_file_of_their_own(path: Path) -> None:
     for target in images(path.read_text("utf-8")):
         assert (path.parent / target).stat().st_size > 1_000, target
+
+
+def test_the_index_leads_to_every_page() -> None:
+    """Decisions are found by their folder."""
+    index = ROOT / "docs/README.md"
+    led = {(index.parent / target.partition("#")[0]).resolve() for target in links(index.read_text("utf-8"))}
+    lost = [page for page in (ROOT / "docs").rglob("*.md") if page not in led and page.parent.name != "decisions"]
+    assert [name(page) for page in lost if page != index] == []

@@ -1,0 +1,90 @@
+"""A job is no message: what failed of it is told, and acted on, in words of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+from django.urls import reverse
+from django.utils.translation import override
+
+from rpa_tasks import tokens
+from scheduling.admin.failed_actions import VERBS
+from scheduling.delivery import deliver
+from scheduling.models import FailedTask
+from tests.language.walk import words
+from tests.rpa_tasks.admin.conftest import Market
+
+pytestmark = pytest.mark.django_db
+OF_TOUCHES = ("customer", "deliver", "receiver", "sent", "arrive")
+
+
+@pytest.fixture
+def ops(settings: Any, tmp_path: Path) -> Client:
+    settings.STATIC_ROOT = tmp_path
+    client = Client()
+    client.cookies["django_language"] = "en"
+    client.force_login(User.objects.create_superuser("ops", password="x"))
+    return client
+
+
+@pytest.fixture
+def job(db: None, monkeypatch: pytest.MonkeyPatch) -> FailedTask:
+    """A run of unknown effect, so that every button is there."""
+    monkeypatch.setattr(tokens.doorbell, "ring", lambda hints: None)
+    Market().failed("s1", detail="42")
+    row = FailedTask.objects.get()
+    row.failure = "unknown"
+    row.save()
+    return row
+
+
+@pytest.fixture
+def touch(matrix: Any, happen: Callable[..., Any]) -> FailedTask:
+    matrix.node("n1", template=matrix.template("t1", body="{{ event.data.no }}"))
+    deliver(happen().task_ids)
+    return FailedTask.objects.get()
+
+
+def english(said: object) -> str:
+    """A request leaves the language that it was answered in behind."""
+    with override("en"):
+        return str(said)
+
+
+def page(ops: Client, row: FailedTask, verb: str) -> str:
+    answer = ops.get(reverse("admin:scheduling_failedtask_act", args=[row.pk, verb]))
+    assert answer.status_code == 200
+    return " ".join(words(answer.content.decode()))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_can_be_done_about_a_job_speaks_of_runs(ops: Client, job: FailedTask, verb: str) -> None:
+    said = VERBS[verb].about(job.origin)
+    text = f"{english(said.title)} {english(said.explains)}".lower()
+    assert [word for word in OF_TOUCHES if word in text.replace("delivery key", "")] == []
+    assert english(said.explains) in page(ops, job, verb)
+
+
+@pytest.mark.parametrize("verb", ["retry", "again", "ignore"])
+def test_what_can_be_done_about_a_touch_speaks_of_messages(ops: Client, touch: FailedTask, verb: str) -> None:
+    assert VERBS[verb].about(touch.origin) == VERBS[verb]
+    assert english(VERBS[verb].explains) in page(ops, touch, verb)
+
+
+def test_many_of_both_are_spoken_of_as_before() -> None:
+    assert VERBS["ignore"].about("touch", "rpa_job") == VERBS["ignore"]
+    assert VERBS["ignore"].about("rpa_job") != VERBS["ignore"]
+
+
+@pytest.mark.parametrize(("act", "state"), [("delivered", "had its effect"), ("not_delivered", "had no effect")])
+def test_a_resolved_job_had_an_effect_or_none(ops: Client, job: FailedTask, act: str, state: str) -> None:
+    ops.post(reverse("admin:scheduling_failedtask_act", args=[job.pk, act]), {"reason": "looked it up"})
+    said = " ".join(words(ops.get(reverse("admin:scheduling_failedtask_change", args=[job.pk])).content.decode()))
+    assert f"Resolved: it {state}" in said
+    job.refresh_from_db()
+    assert job.state == f"resolved_{act}"
