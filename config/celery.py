@@ -78,8 +78,8 @@ def consume_the_homes_queue(sender: str, instance: Any, conf: Any, **_: Any) -> 
 
     queues = instance.app.amqp.queues
     if set(queues.consume_from) - set(CORE_QUEUES):
-        name = home_queue(settings.AFTERTOUCH_NODE)
-        queues.select_add(name, exchange=name, routing_key=name)
+        # As whoever publishes to it would declare it.
+        queues.select_add(queues.new_missing(home_queue(settings.AFTERTOUCH_NODE)))
 
 
 @worker_ready.connect

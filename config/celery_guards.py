@@ -10,7 +10,9 @@ from json import JSONDecodeError
 from typing import Any
 
 import structlog
+from celery.app import base as celery_app
 from celery.contrib.django.task import DjangoTask
+from celery.worker.consumer import delayed_delivery
 from celery.worker.consumer.consumer import Consumer
 from django.db import close_old_connections
 from kombu.transport import redis as redis_transport
@@ -107,10 +109,18 @@ def install() -> None:
             return None
         return deliver(self, message, queue)
 
+    _keep_our_delays()
     QoS.restore_unacked_once = restore_while_connected
     redis_transport.loads = loads_or_unreadable
     Transport._deliver = deliver_readable
     QoS.aftertouch = True
+
+
+def _keep_our_delays() -> None:
+    """Where queues are quorum, Celery hands delays to exchanges of its own, in whole seconds. Ours are milliseconds and
+    short: the worker keeps them, as from any other queue. That it counts such messages otherwise stays."""
+    for module in (celery_app, delayed_delivery):
+        module.detect_quorum_queues = lambda app, driver_type: (False, "")
 
 
 def _is_envelope(message: Any) -> bool:

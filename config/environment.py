@@ -74,6 +74,7 @@ class Environment(BaseSettings):
     aftertouch_web_workers: int = Field(1, ge=1, le=64)
     aftertouch_prepare_statements: bool = True
     aftertouch_sentinel_master: str = "aftertouch"
+    aftertouch_rabbitmq_quorum: bool = False
     aftertouch_secrets_keys: Annotated[list[SecretStr], NoDecode] = []
     aftertouch_email_url: str = ""
     aftertouch_login_tries: int = Field(5, ge=1, le=1000)

@@ -15,7 +15,7 @@ from config.reference.tables import Table
 
 #: By how a variable begins; the first that fits. The last takes what is left.
 GROUPS = {
-    "servers": ("database_", "redis_", "celery_", "aftertouch_sentinel", "aftertouch_prepare"),
+    "servers": ("database_", "redis_", "celery_", "aftertouch_sentinel", "aftertouch_rabbitmq", "aftertouch_prepare"),
     "django": ("django_",),
     "rpa": ("aftertouch_rpa_", "rpa_"),
     "chats": ("aftertouch_silence_", "aftertouch_conversation_", "aftertouch_gateway_"),

@@ -9,7 +9,8 @@ from config.queues import declared_queues
 _env = environment()
 
 CELERY_BROKER_URL = _env.broker
-CELERY_TASK_QUEUES = declared_queues(CELERY_BROKER_URL)
+_quorum = _env.aftertouch_rabbitmq_quorum and CELERY_BROKER_URL.startswith(("amqp", "pyamqp"))
+CELERY_TASK_QUEUES = declared_queues(CELERY_BROKER_URL, quorum=_quorum)
 CELERY_TASK_DEFAULT_QUEUE = CELERY_TASK_DEFAULT_EXCHANGE = CELERY_TASK_DEFAULT_ROUTING_KEY = "ticks"
 CELERY_WORKER_CONSUMER = "config.celery_guards:BuryingConsumer"
 CELERY_BEAT_SCHEDULE = SCHEDULE
@@ -60,6 +61,11 @@ if CELERY_BROKER_URL.startswith(("redis", "sentinel", "valkey")):
         CELERY_BROKER_TRANSPORT_OPTIONS["master_name"] = _env.aftertouch_sentinel_master
 else:
     CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}
+if _quorum:
+    CELERY_TASK_CREATE_MISSING_QUEUE_TYPE = "quorum"
+    # On other queues a worker asks for one message more for each that waits for its time. Quorum queues fix the number
+    # from the start, and what is due must not stand behind what waits: more than fall due within the horizon.
+    CELERY_WORKER_PREFETCH_MULTIPLIER = 5_000
 
 # Celery would close the database connection before and after each task, and a login costs more than a batch. Tasks
 # check and renew theirs as requests do (see `config.celery_guards.SafeTask`).
