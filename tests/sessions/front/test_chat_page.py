@@ -118,7 +118,7 @@ def test_write_go_silent_and_a_guide_message_arrives_once(visit: Callable[..., A
         assert each.troubles == []
     # Writing ends the silence; a new one gets a message of its own.
     write(tab, "#user", "Still here")
-    tab.wait_for_function(f"document.querySelectorAll('{GUIDE}').length === 2", timeout=SOON)
+    tab.locator(GUIDE).nth(1).wait_for(timeout=SOON)
     assert second.locator(GUIDE).count() <= 2
 
 
