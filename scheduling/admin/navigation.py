@@ -30,6 +30,7 @@ MENU: list[tuple[str | Promise, list[Item]]] = [
             (_("What would happen?"), "psychology_alt", "scheduling_event_foresee", "scheduling.view_event"),
             (_("What-if replay"), "history_toggle_off", "scheduling_whatifrun_changelist",
              "scheduling.view_whatifrun"),
+            (_("Effect"), "trending_up", "scheduling_node_effect", "scheduling.view_touch"),
         ],
     ),
     (

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from django import forms
 from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
@@ -9,10 +10,12 @@ from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext_lazy as _
+from django.views.decorators.http import require_POST
 from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.decorators import action, display
+from unfold.widgets import UnfoldBooleanSwitchWidget
 
-from scheduling.admin import matrix
+from scheduling.admin import effect, impact, matrix
 from scheduling.admin.base import CheckedForm, WithHistory, plainly
 from scheduling.admin.fields import DelayRulesField, DurationField, NamesField, SuggestingInput, known_event_types
 from scheduling.admin.pause import pause_button
@@ -44,6 +47,16 @@ class NodeForm(CheckedForm):
         label=_("cancelled by these events"),
         help_text=_("Event types that call a waiting touch off, like order.paid; one a line."),
     )
+
+    move_waiting = forms.BooleanField(
+        label=_("move waiting touches"),
+        required=False,
+        widget=UnfoldBooleanSwitchWidget,
+        help_text=_("To where the edited delay places them. What would be overdue goes out over ten minutes."),
+    )
+
+    def values(self) -> dict[str, Any]:
+        return {name: value for name, value in super().values().items() if name != "move_waiting"}
 
     class Meta:
         model = Node
@@ -86,11 +99,22 @@ class NodeAdmin(WithHistory, Retirable):
     actions_list = ("open_matrix",)
     actions_detail = ("open_waiting", "pause_or_resume", "retire", "bring_back")
     readonly_fields = ("waiting", "version")
-    write_only = frozenset({"change_reason"})
+    write_only = frozenset({"change_reason", "move_waiting"})
+    change_form_outer_after_template = "ops/node_impact.html"
     fieldsets = (
         (
             _("When"),
-            {"fields": ("stage", "trigger", ("delay", "dynamic"), "delay_rules", "expires_after", "cancel_on")},
+            {
+                "fields": (
+                    "stage",
+                    "trigger",
+                    ("delay", "dynamic"),
+                    "delay_rules",
+                    "move_waiting",
+                    "expires_after",
+                    "cancel_on",
+                )
+            },
         ),
         (_("What"), {"fields": (("template", "channel"), "priority")}),
         (_("For whom"), {"fields": ("rollout_percent", "rollout_communities", "holdout_percent")}),
@@ -127,9 +151,31 @@ class NodeAdmin(WithHistory, Retirable):
     rollout_communities_text = plainly("rollout_communities", _("rollout, always these communities"), ", ".join)
     canary_communities_text = plainly("canary_communities", _("canary, always these communities"), ", ".join)
 
+    class Media:
+        css: ClassVar[Any] = {"all": ("scheduling/impact.css",)}
+        js = ("scheduling/impact.js",)
+
     def get_urls(self) -> list[URLPattern]:
         page = self.admin_site.admin_view(lambda request: matrix.matrix_page(self, request))
-        return [path("matrix/", page, name="scheduling_node_matrix"), *super().get_urls()]
+        effects = self.admin_site.admin_view(lambda request: effect.effect_page(self, request))
+        told = self.admin_site.admin_view(lambda request, object_id: impact.impact_view(self, request, object_id))
+        return [
+            path("matrix/", page, name="scheduling_node_matrix"),
+            path("effect/", effects, name="scheduling_node_effect"),
+            path("<path:object_id>/impact/", require_POST(told), name="scheduling_node_impact"),
+            *super().get_urls(),
+        ]
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
+        """Where there is no node yet, nothing waits for it."""
+        (when, options), *rest = self.fieldsets
+        fields = tuple(each for each in options["fields"] if obj is not None or each != "move_waiting")
+        return [(when, {"fields": fields}), *rest]
+
+    def save_model(self, request: HttpRequest, obj: Node, form: Any, change: bool) -> None:
+        super().save_model(request, obj, form, change)
+        if change and form.cleaned_data.get("move_waiting"):
+            impact.move_after_commit(request, obj)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Node | None = None) -> Any:
         fields = super().get_readonly_fields(request, obj)

@@ -14,13 +14,19 @@ from tests.journeys.conftest import picture
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
+@pytest.fixture(autouse=True)
+def _counted(transactional_db: None) -> None:
+    """A test that flushes the tables also takes the row by which edits are noticed."""
+    from scheduling.models import Configuration
+
+    Configuration.objects.get_or_create(pk=1)
+
+
 @pytest.fixture
 def days_gone_by(matrix: Any, happen: Callable[..., Any]) -> None:
     """A week of downloads and orders."""
-    from scheduling.models import Configuration
     from tests.scheduling.core.conftest import pass_time
 
-    Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
     guide = matrix.template("guide", body="您好 {{ user.name }}，这是使用指南。")
     matrix.node("presale-download", template=guide, delay=timedelta(minutes=15), guard_dedupe="ignore")
     tracking = matrix.template("tracking", body="您的包裹 {{ event.data.order_no }} 已发出。")
@@ -81,3 +87,22 @@ def test_results_look_right_in_every_light(ops: Callable[..., Any], live_server:
             overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
             assert overflow <= 0, (name, path, overflow)
         picture(page, name)
+
+
+def test_an_edit_says_what_it_means_for_what_waits(
+    ops: Callable[..., Any], live_server: Any, matrix: Any, happen: Callable[..., Any]
+) -> None:
+    from scheduling.models import Touch
+
+    node = matrix.node(delay=timedelta(hours=2))
+    (task_id,) = happen().task_ids
+    before = Touch.objects.get(pk=task_id).due_at
+    page = ops("en")
+    page.goto(f"{live_server.url}/admin/scheduling/node/{node.pk}/change/")
+    page.fill("[name=delay]", "3h")
+    page.wait_for_selector("#node-impact :text('The new delay places 1 of them elsewhere.')")
+    picture(page, "node-impact")
+    page.click("[name=move_waiting]")
+    page.click("[name=_save]")
+    page.wait_for_selector(":text('1 waiting touch was moved.')")
+    assert Touch.objects.get(pk=task_id).due_at == before + timedelta(hours=1)

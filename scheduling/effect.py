@@ -1,0 +1,148 @@
+"""What touches bring about: the goal of a node among those it reached, beside its control group.
+
+A customer counts once a node: from the first decision about them in the time that is looked at, and with the goal's
+event (of the same customer) within the goal's span after it. Two comparisons:
+
+- Control group against everybody else who came to that point of the rules, sent to or stopped later (by a limit, a
+  roll-out …). That is the honest one: what stops a touch later has nothing to do with who was drawn. It understates
+  the effect on those who really got something.
+- By version of the content, among those who got it. Which version a community gets is drawn as well, but what was
+  changed between two versions in time is not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime
+from math import sqrt
+
+from scheduling import sql
+
+Z = 1.96  #: 95 %
+#: Ends that come before the draw of the control group: they say nothing about it.
+BEFORE_THE_DRAW = ("expired", "node_disabled", "paused", "opted_out", "conversation", "answered", "presence_unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So many of so many, with Wilson's interval: it is sane for few and for none."""
+
+    hits: int
+    of: int
+
+    @property
+    def rate(self) -> float:
+        return self.hits / self.of if self.of else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        if not self.of:
+            return 0.0, 1.0
+        n, p = self.of, self.rate
+        middle, spread = p + Z * Z / (2 * n), Z * sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+        return max((middle - spread) / (1 + Z * Z / n), 0.0), min((middle + spread) / (1 + Z * Z / n), 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lift:
+    """The difference of two shares, with Newcombe's interval (his method 10)."""
+
+    treated: Share
+    control: Share
+
+    @property
+    def difference(self) -> float:
+        return self.treated.rate - self.control.rate
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        (low, high), (control_low, control_high) = self.treated.interval, self.control.interval
+        p, q = self.treated.rate, self.control.rate
+        return (
+            self.difference - sqrt((p - low) ** 2 + (control_high - q) ** 2),
+            self.difference + sqrt((high - p) ** 2 + (q - control_low) ** 2),
+        )
+
+    @property
+    def certain(self) -> bool:
+        """Whether chance alone is an unlikely cause: zero lies outside of the interval."""
+        low, high = self.interval
+        return bool(self.treated.of and self.control.of) and (low > 0 or high < 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    template: str
+    number: int
+    share: Share
+
+
+@dataclass(slots=True)
+class Effect:
+    """Of one node."""
+
+    node: str
+    goal: str
+    lift: Lift
+    versions: list[Version] = field(default_factory=list)
+
+
+def effects(since: datetime, until: datetime) -> list[Effect]:
+    """Of every node that has a goal; decisions younger than the goal's span are left out: their time is not over."""
+    parameters = {"since": since, "until": until, "before": list(BEFORE_THE_DRAW)}
+    found = {
+        key: Effect(key, goal, Lift(Share(treated_hits or 0, treated), Share(control_hits or 0, control)))
+        for key, goal, treated, treated_hits, control, control_hits in sql.rows(_BY_NODE, parameters)
+    }
+    versions: dict[str, list[Version]] = defaultdict(list)
+    for node, template, number, count, hits in sql.rows(_BY_VERSION, parameters):
+        versions[node].append(Version(template, number, Share(hits or 0, count)))
+    for key, effect in found.items():
+        effect.versions = versions[key]
+    return list(found.values())
+
+
+# The first decision about each customer at each node, where its goal's time is over.
+_DECIDED = """
+WITH goals AS MATERIALIZED (
+    SELECT id, key, goal_event, goal_within FROM scheduling_node
+    WHERE goal_event <> '' AND goal_within IS NOT NULL AND retired_at IS NULL
+),
+decided AS MATERIALIZED (
+    SELECT DISTINCT ON (t.node_id, t.customer_id)
+           t.node_id, t.customer_id, t.template_id, t.template_version, t.state, t.reason, g.key, g.goal_event,
+           g.goal_within, COALESCE(t.reserved_at, t.settled_at) AS at
+    FROM scheduling_touch AS t JOIN goals AS g ON g.id = t.node_id
+    WHERE t.settled_at >= %(since)s AND t.settled_at < %(until)s - g.goal_within AND t.retry_of IS NULL
+      AND (t.state IN ('delivered', 'failed', 'unknown') OR (t.state = 'suppressed' AND t.reason <> ALL(%(before)b)))
+      {chosen}
+    ORDER BY t.node_id, t.customer_id, t.settled_at, t.task_id
+),
+counted AS (
+    SELECT d.*, EXISTS (
+        SELECT FROM scheduling_event AS e
+        WHERE e.customer_id = d.customer_id AND e.type = d.goal_event
+          AND e.occurred_at > d.at AND e.occurred_at <= d.at + d.goal_within
+    )::int AS hit FROM decided AS d
+)
+"""
+
+_BY_NODE = (
+    _DECIDED.format(chosen="")
+    + """
+SELECT g.key, g.goal_event, count(c.key) FILTER (WHERE c.reason <> 'holdout'),
+       sum(c.hit) FILTER (WHERE c.reason <> 'holdout'), count(c.key) FILTER (WHERE c.reason = 'holdout'),
+       sum(c.hit) FILTER (WHERE c.reason = 'holdout')
+FROM goals AS g LEFT JOIN counted AS c ON c.node_id = g.id GROUP BY g.key, g.goal_event ORDER BY g.key
+"""
+)
+
+_BY_VERSION = (
+    _DECIDED.format(chosen="AND t.state = 'delivered'")
+    + """
+SELECT c.key, m.key, c.template_version, count(*), sum(c.hit)
+FROM counted AS c JOIN scheduling_template AS m ON m.id = c.template_id
+GROUP BY c.key, m.key, c.template_version ORDER BY c.key, m.key, c.template_version
+"""
+)

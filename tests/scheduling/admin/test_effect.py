@@ -1,0 +1,58 @@
+"""The page that says what touches bring about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from scheduling.effect import Lift, Share
+from tests.scheduling.core.conftest import deliver, pass_time
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+def test_the_goal_is_told_beside_the_control_group(
+    matrix: Any, happen: Callable[..., Any], viewer: Client, admin_url: Url
+) -> None:
+    node = matrix.node(holdout_percent=50, goal_event="order.paid", goal_within=timedelta(days=1))
+    for number in range(8):
+        deliver(happen(user=f"user{number}").task_ids)
+        happen("order.paid", f"user{number}")
+    pass_time(days=2)
+    page = viewer.get(admin_url("node_effect"))
+    (told,) = page.context["nodes"]
+    assert told["treated"]["of"] + told["control"]["of"] == 8
+    assert (told["treated"]["percent"], told["control"]["percent"]) == ("100.0 %", "100.0 %")
+    assert told["difference"].startswith("+0.0 points (−")
+    assert told["verdict"] == ("wait", "May be chance: zero lies inside the interval.")
+    said = page.content.decode()
+    assert "Got guide, version 1" in said
+    assert admin_url("node_change", node.pk) in said
+
+
+def test_without_a_goal_or_a_control_group_the_page_says_what_to_do(
+    matrix: Any, viewer: Client, admin_url: Url
+) -> None:
+    assert "No node has a goal yet." in viewer.get(admin_url("node_effect")).content.decode()
+    matrix.node(goal_event="order.paid", goal_within=timedelta(days=1))
+    assert "There is no control group" in viewer.get(admin_url("node_effect"), {"days": "30"}).content.decode()
+
+
+@pytest.mark.parametrize(
+    ("lift", "tone"),
+    [
+        (Lift(Share(90, 100), Share(50, 100)), "good"),
+        (Lift(Share(50, 100), Share(90, 100)), "bad"),
+        (Lift(Share(0, 0), Share(1, 2)), ""),
+    ],
+)
+def test_the_verdict_follows_the_interval(lift: Lift, tone: str) -> None:
+    from scheduling.admin.effect import _verdict
+
+    assert _verdict(lift)[0] == tone
