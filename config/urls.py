@@ -3,6 +3,7 @@ from __future__ import annotations
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
+from django.views.i18n import JavaScriptCatalog
 
 from scheduling import views
 from scheduling.api.application import api
@@ -10,6 +11,8 @@ from sessions import demo
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
+    # Before the admin's own, which knows Django's words for scripts only.
+    path("admin/jsi18n/", JavaScriptCatalog.as_view(packages=["django.contrib.admin", "scheduling"])),
     path("admin/", admin.site.urls),
     path("i18n/", include("django.conf.urls.i18n")),
     path("api/v1/", api.urls),

@@ -31,10 +31,10 @@ def in_words(row: CrontabSchedule) -> str:
 
 
 def _with_names_of_days(said: str) -> str:
-    """The library takes the names of days and months from the system's language, not from the reader's."""
+    """The library takes the names of days and months from the system's language, and its commas from English."""
     names = [*WEEKDAYS.values(), *MONTHS.values()]
     with override("en"):
         english = [str(name) for name in names]
     for before, name in zip(english, names, strict=True):
         said = said.replace(before, str(name))
-    return said
+    return said.replace(", ", "，").replace(" 到 ", "到") if get_language() in LOCALES else said

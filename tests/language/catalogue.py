@@ -11,6 +11,7 @@ from config.environment import ROOT
 
 PACKAGES = ("scheduling", "rpa_tasks", "sessions", "config")
 CATALOGUES = [ROOT / package / "locale/zh_Hans/LC_MESSAGES/django.po" for package in PACKAGES]
+SCRIPTS = ROOT / "scheduling/locale/zh_Hans/LC_MESSAGES/djangojs.po"
 
 Word = tuple[str, str]  #: context and singular
 

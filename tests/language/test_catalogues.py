@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gettext
+import json
 import re
 import shutil
 import subprocess
@@ -13,11 +14,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from django.contrib import admin
+from django.test import Client
+from django.urls import reverse
 from django.utils import translation
 from django.utils.translation.template import templatize
 
 from config.environment import ROOT
-from tests.language.catalogue import CATALOGUES, PACKAGES, Word, entries
+from tests.language.catalogue import CATALOGUES, PACKAGES, SCRIPTS, Word, entries
 
 SHOWN = (
     "unfold", "django_celery_beat", "simple_history", "django.contrib.admin", "django.contrib.auth",
@@ -28,10 +32,11 @@ PLURAL = ("ngettext", "ngettext_lazy")
 #: Names, not words.
 THE_SAME = {"IPv4", "IPv6", "URL", "%(class_name)s %(instance)s", "HSL", "RGB"}
 
+each_file = pytest.mark.parametrize("path", [*CATALOGUES, SCRIPTS], ids=lambda path: f"{path.parts[-5]}-{path.stem}")
 each_catalogue = pytest.mark.parametrize("path", CATALOGUES, ids=lambda path: path.parts[-5])
 
 
-@each_catalogue
+@each_file
 def test_every_entry_has_a_translation_that_somebody_stands_for(path: Path) -> None:
     for entry in entries(path):
         assert not entry.fuzzy, entry.word
@@ -40,13 +45,13 @@ def test_every_entry_has_a_translation_that_somebody_stands_for(path: Path) -> N
         assert all(entry.translations), entry.word
 
 
-@each_catalogue
+@each_file
 def test_no_entry_stands_there_twice(path: Path) -> None:
     words = [entry.word for entry in entries(path)]
     assert sorted({word for word in words if words.count(word) > 1}) == []
 
 
-@each_catalogue
+@each_file
 def test_translations_keep_their_placeholders(path: Path) -> None:
     def names(text: str) -> set[str]:
         return set(re.findall(r"%\(\w+\)s|\{\w*\}|%[sd]", text))
@@ -57,7 +62,7 @@ def test_translations_keep_their_placeholders(path: Path) -> None:
             assert names(translated) <= known, entry.word
 
 
-@each_catalogue
+@each_file
 def test_what_is_compiled_is_what_is_written(path: Path) -> None:
     """Not by the files' times: a checkout gives both the same."""
     with path.with_suffix(".mo").open("rb") as file:
@@ -97,6 +102,23 @@ def test_every_word_of_ours_is_in_a_catalogue(spoken: set[Word]) -> None:
 @each_catalogue
 def test_nothing_in_a_catalogue_is_said_no_more(path: Path, spoken: set[Word]) -> None:
     assert sorted({entry.word for entry in entries(path)} - spoken) == [], "take it out"
+
+
+def test_every_word_of_the_scripts_of_the_admin_is_chinese_too(client: Client) -> None:
+    """Those of the calendar, and of choosing several."""
+    client.cookies["django_language"] = "zh-hans"
+    script = client.get(reverse("admin:jsi18n")).content.decode()
+    found = re.search(r"const newcatalog = (\{.*?\});?\n", script, re.DOTALL)
+    assert found
+    known = json.loads(found[1])
+    english = Path(admin.__file__).parent / "locale/en/LC_MESSAGES/djangojs.po"
+    missing = []
+    for entry in entries(english):
+        context, word = entry.word
+        said = known.get(f"{context}\4{word}" if context else word, word)
+        if said == word:
+            missing.append(entry.word)
+    assert missing == [], f"add it to {SCRIPTS.name}"
 
 
 def test_every_word_that_is_said_for_us_is_chinese_too() -> None:

@@ -1,4 +1,4 @@
-"""A job is no message: what failed of it is told, and acted on, in words of its own."""
+"""Words of our own: a job is no message, so what failed of it is told and acted on in other words; and schedules."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 from django.utils.translation import override
+from django_celery_beat.models import CrontabSchedule
 
 from rpa_tasks import tokens
+from scheduling.admin.crontab import in_words
 from scheduling.admin.failed_actions import VERBS
 from scheduling.delivery import deliver
 from scheduling.models import FailedTask
@@ -88,3 +90,16 @@ def test_a_resolved_job_had_an_effect_or_none(ops: Client, job: FailedTask, act:
     assert f"Resolved: it {state}" in said
     job.refresh_from_db()
     assert job.state == f"resolved_{act}"
+
+
+@pytest.mark.parametrize(
+    ("language", "said"),
+    [
+        ("zh-hans", "每 5 分钟，在 09:00 和 18:59 之间，星期一到星期五 (Asia/Shanghai)"),
+        ("en", "Every 5 minutes, between 09:00 and 18:59, Monday through Friday (Asia/Shanghai)"),
+    ],
+)
+def test_a_crontab_is_said_in_the_language_of_its_reader(language: str, said: str) -> None:
+    row = CrontabSchedule(minute="*/5", hour="9-18", day_of_week="1-5", timezone="Asia/Shanghai")
+    with override(language):
+        assert in_words(row) == said
