@@ -17,7 +17,7 @@ from scheduling import measures
 from scheduling.shared_measures import share
 
 share()  # before anything is counted
-measures.processes.labels("web").set(1)
+measures.alive("web")
 browser = get_asgi_application()  # before anything that needs the models
 
 from scheduling.api.handler import ApiHandler  # noqa: E402

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import psycopg
@@ -43,7 +42,7 @@ class LeaderScheduler(DatabaseScheduler):
             # What this process read while it stood by may be minutes old.
             self._initial_read, self._heap, self._heap_invalidated = True, None, False
         pause = float(super().tick(*args, **kwargs))
-        measures.beat_ticked_at.labels(settings.AFTERTOUCH_NODE).set(time.time())
+        measures.beat_ticked(settings.AFTERTOUCH_NODE)
         return pause
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:

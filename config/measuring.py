@@ -32,7 +32,7 @@ def share_of_worker(**_: Any) -> None:
 @beat_init.connect
 def share_of_beat(**_: Any) -> None:
     share()
-    measures.processes.labels("beat").set(1)
+    measures.alive("beat")
 
 
 @worker_ready.connect
@@ -44,7 +44,7 @@ def count_worker(sender: Any, **_: Any) -> None:
 
 @worker_process_init.connect
 def count_process(**_: Any) -> None:
-    measures.processes.labels("worker").set(1)
+    measures.alive("worker")
 
 
 @before_task_publish.connect

@@ -6,6 +6,7 @@ Labels are bounded: a kind, a queue, a rule; never a customer, a chat or a touch
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
@@ -86,6 +87,17 @@ def harmless(measure: Callable[Words, None]) -> Callable[Words, None]:
             log.warning("not_measured", measure=measure.__name__, error=str(error))
 
     return safely
+
+
+@harmless
+def alive(kind: str) -> None:
+    """This process lives, as long as its number does."""
+    processes.labels(kind).set(1)
+
+
+@harmless
+def beat_ticked(node: str) -> None:
+    beat_ticked_at.labels(node).set(time.time())
 
 
 def observe_all(histogram: Histogram, seconds: Iterable[float]) -> None:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import random
+import time
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.registry import REGISTRY
 
+from config import measuring
 from scheduling import delivery, measures
 from scheduling.models import Touch
 
 
-def sample(name: str, **labels: str) -> float:
-    return REGISTRY.get_sample_value(name, labels) or 0.0
+def sample(metric: str, /, **labels: str) -> float:
+    return REGISTRY.get_sample_value(metric, labels) or 0.0
 
 
 def test_many_at_once_are_what_they_are_one_by_one() -> None:
@@ -89,3 +93,30 @@ def test_what_cannot_be_measured_costs_nothing_else(
 def test_labels_are_few_whatever_the_reason() -> None:
     assert measures.code("event:order.paid") == "event"
     assert len(measures.code("x" * 500)) == 40
+
+
+def test_a_task_counts_its_run_and_a_pass_that_it_ended() -> None:
+    began_at, before = time.time(), sample("celery_task_runtime_count", name="pass")
+    task = SimpleNamespace(
+        name="pass", is_tick=True, request=SimpleNamespace(delivery_info=None, headers=None, eta=None)
+    )
+    measuring.time_wait(task=task)
+    measuring.time_run(task=task, state="FAILURE")
+    assert sample("aftertouch_pass_last_timestamp_seconds", name="pass") < began_at
+    measuring.time_run(task=task, state="SUCCESS")
+    assert sample("aftertouch_pass_last_timestamp_seconds", name="pass") >= began_at
+    assert sample("celery_task_runtime_count", name="pass") == before + 2
+
+
+@pytest.mark.parametrize(("routing_key", "queue"), [("touch.high", "touch.high"), ("task.pdd.low", "low"), (None, "")])
+def test_what_a_worker_takes_is_counted_by_queue_with_its_wait(routing_key: str | None, queue: str) -> None:
+    """Until its eta it does not wait for a worker."""
+    labels = {"name": "m", "queue_name": queue}
+    before = [sample("celery_task_queue_wait_time_bucket", **labels, le=bound) for bound in ("30.0", "300.0", "900.0")]
+    for eta in (None, datetime.fromtimestamp(time.time() - 60, UTC).isoformat()):
+        request = SimpleNamespace(
+            delivery_info={"routing_key": routing_key}, headers={"published_at": time.time() - 600}, eta=eta
+        )
+        measuring.time_wait(task=SimpleNamespace(name="m", request=request))
+    after = [sample("celery_task_queue_wait_time_bucket", **labels, le=bound) for bound in ("30.0", "300.0", "900.0")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [0, 1, 2]
