@@ -16,10 +16,11 @@ from uuid import UUID
 import structlog
 from django.conf import settings
 from django.db import close_old_connections, transaction
+from django.db.models import Max
 from django.utils.module_loading import import_string
 
 from scheduling import configuration, sql
-from scheduling.models import Event, FailedTask, Touch
+from scheduling.models import Event, FailedTask, Node, Touch
 
 log = structlog.get_logger(__name__)
 
@@ -91,8 +92,9 @@ def first_id_at(instant: datetime) -> UUID:
 
 
 def _kept() -> timedelta:
-    """Longer where a rule still counts what was sent before."""
-    return max(timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS), configuration.current().window)
+    """Longer where a rule still counts what was sent before, or a node may still reach its goal."""
+    goal = Node.objects.aggregate(longest=Max("goal_within"))["longest"] or timedelta(0)
+    return max(timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS), configuration.current().window, goal)
 
 
 def _events_kept() -> timedelta:

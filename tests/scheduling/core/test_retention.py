@@ -93,6 +93,14 @@ def test_what_a_rule_still_counts_stays(matrix: Any, once: Any) -> None:
     assert not any(retention.forget().values())
 
 
+def test_what_may_still_reach_the_goal_of_its_node_stays(matrix: Any, once: Any) -> None:
+    matrix.node(goal_event="order.paid", goal_within=timedelta(days=180))
+    deliver_at_last(*once().task_ids)
+    pass_time(days=OLD)
+
+    assert not any(retention.forget().values())
+
+
 # --- idempotency ------------------------------------------------------------------------------------------------------
 
 
