@@ -61,6 +61,16 @@ def test_after_a_flush_the_next_ping_arms_again(enter: Open) -> None:
     assert bob.hear_until("message", text="still here")
 
 
+def test_after_a_flush_an_open_chat_goes_on_and_an_old_cursor_shows_what_came_since(enter: Open) -> None:
+    ann, bob = enter(), enter(role="agent")
+    ann.say("message", text="before")
+    cursor = bob.hear_until("message")["cursor"]
+    store.live().server.client.flushall()
+    ann.say("message", text="after")
+    assert bob.hear_until("message")["text"] == "after"
+    assert enter(cursor=cursor).hear_until("message")["text"] == "after"
+
+
 def test_an_agent_who_types_pauses_and_a_message_arms_again(enter: Open) -> None:
     ann, bob = enter(), enter(role="agent")
     ann.say("message", text="hi")
