@@ -139,5 +139,7 @@ def test_a_running_house_is_seen_and_its_loss_is_told(tmp_path: Path) -> None:
         assert not scraper.query('ALERTS{alertname=~"NoCoreWorker|SchedulerStalled", alertstate="firing"}')
         stack.stop("core")
         scraper.await_query('ALERTS{alertname="NoCoreWorker", alertstate="firing"}')
+        # what beat goes on publishing piles up
+        scraper.await_query('ALERTS{alertname="QueueWithoutConsumer", queue="ticks", alertstate="firing"}')
         stack.start("core")
         scraper.await_query('absent(ALERTS{alertname="NoCoreWorker"})')
