@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 LOGINS = ("--basic-auth", "--basic_auth", "--auth-provider", "--auth_provider", "--conf")
 VARIABLES = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH_PROVIDER", "FLOWER_CONF")
@@ -11,7 +12,8 @@ VARIABLES = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH_PROVIDER", "FLOWER_CONF")
 
 def insist(words: Sequence[str], environ: Mapping[str, str]) -> None:
     """Ends the process where it is to be a Flower with neither a login nor a file of settings that may name one."""
-    if "flower" not in words[1:]:
+    program = Path(words[0])
+    if "flower" not in words[1:] or "celery" not in (program.name, program.parent.name):
         return
     if any(word.startswith(LOGINS) for word in words) or any(environ.get(name) for name in VARIABLES):
         return

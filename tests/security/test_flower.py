@@ -20,12 +20,19 @@ def test_flower_does_not_start_without_a_login() -> None:
     assert "Flower needs a login" in done.stderr
 
 
+def test_however_it_is_started_it_is_refused() -> None:
+    for program in ("/house/.venv/bin/celery", "/house/site-packages/celery/__main__.py"):
+        with pytest.raises(SystemExit):
+            insist([program, "-A", "config", "flower"], {})
+
+
 @pytest.mark.parametrize(
     ("words", "environ"),
     [
         (["celery", "-A", "config", "flower", "--basic-auth=a:b"], {}),
         (["celery", "-A", "config", "flower"], {"FLOWER_BASIC_AUTH": "a:b"}),
         (["celery", "-A", "config", "worker"], {}),
+        (["/house/.venv/bin/pytest", "-k", "flower"], {}),
     ],
 )
 def test_with_one_it_does_and_nothing_else_is_asked_for_one(words: list[str], environ: dict[str, str]) -> None:
