@@ -25,6 +25,7 @@ PING_EVERY = 15.0  #: seconds
 PATIENCE = 10.0  #: seconds for a connection, and for a sign of life after a ping
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 FINAL = {1000, 1009, 4400}  #: coming back would end the same way
+AT_ONCE, PACE = 30, 0.1  #: messages that are repeated together after a reconnect, and seconds between those after them
 WAITING_LIMIT = 1_000  #: frames that nobody has read yet, and messages that are not acknowledged
 
 
@@ -59,6 +60,8 @@ class SessionClient:
         self._frames: asyncio.Queue[dict[str, Any] | Ended | None] = asyncio.Queue(WAITING_LIMIT)
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._task: asyncio.Task[None] | None = None
+        self._repeating: asyncio.Task[None] | None = None
+        self._in_order = False  #: nothing waits that has to go first
 
     async def __aenter__(self) -> SessionClient:
         self._task = asyncio.create_task(self._run())
@@ -80,7 +83,7 @@ class SessionClient:
         if seq is not None:
             frame["seq"] = seq  # type: ignore[assignment]
         self._unacknowledged[str(frame["id"])] = frame
-        if self.connected.is_set():
+        if self._in_order:
             await self._send(frame)  # else those before it have to go first
         return str(frame["id"])
 
@@ -151,6 +154,9 @@ class SessionClient:
                 await self._take(json.loads(message.data))
         finally:
             pinging.cancel()
+            if self._repeating:
+                self._repeating.cancel()
+            self._in_order = False
             self._socket = None
             await socket.close()
 
@@ -158,7 +164,8 @@ class SessionClient:
         kind = frame["type"]
         if kind == "welcome":
             self.cursor = self.cursor or frame["cursor"]
-            await self._send_waiting()
+            self.connected.set()
+            self._repeating = asyncio.create_task(self._send_waiting())
         elif kind == "message":
             self.cursor = frame["cursor"]
         elif kind == "ack" or (kind == "error" and frame["reason"] == "invalid"):
@@ -171,14 +178,17 @@ class SessionClient:
             await self._frames.put(frame)
 
     async def _send_waiting(self) -> None:
-        """In their order, with what is said while they go: a seq that is overtaken would be ignored."""
+        """In their order, with what is said while they go: a seq that is overtaken would be ignored. No faster than the
+        server allows, or a long absence would end each connection that follows it."""
         sent: set[str] = set()
         while left := [name for name in self._unacknowledged if name not in sent]:
             for name in left:
+                if len(sent) >= AT_ONCE:
+                    await asyncio.sleep(PACE)
                 sent.add(name)
                 if frame := self._unacknowledged.get(name):
                     await self._send(frame)
-        self.connected.set()
+        self._in_order = True
 
     def _repeat(self, name: str) -> None:
         if name in self._unacknowledged:

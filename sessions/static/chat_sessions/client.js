@@ -15,6 +15,8 @@
 const FINAL = new Set([1000, 1009, 4400]); // coming back would end the same way
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 30000;
+const AT_ONCE = 30; // messages that are repeated together after a reconnect: the server allows 60, and 20 a second
+const PACE = 100; // between those after them
 const PATIENCE = 10000; // for a sign of life after a ping
 
 export class SessionClient extends EventTarget {
@@ -50,7 +52,7 @@ export class SessionClient extends EventTarget {
     message(text) {
         const frame = { type: "message", text, id: uuid() };
         this.unacknowledged.set(frame.id, frame);
-        this.#send(frame);
+        if (!this.repeating) this.#send(frame);
         return frame.id;
     }
 
@@ -90,7 +92,7 @@ export class SessionClient extends EventTarget {
             this.failures = 0;
             this.#become("open");
             this.#keepAlive();
-            this.unacknowledged.forEach((waiting) => this.#send(waiting));
+            this.#repeat();
         } else if (frame.type === "message") {
             this.cursor = frame.cursor;
         } else if (frame.type === "ack") {
@@ -101,6 +103,20 @@ export class SessionClient extends EventTarget {
             setTimeout(() => this.unacknowledged.has(frame.id) && this.#send(this.unacknowledged.get(frame.id)), 2 * FIRST_PAUSE);
         }
         this.dispatchEvent(new CustomEvent(frame.type, { detail: frame }));
+    }
+
+    /** What waits, in its order, with what is said meanwhile. */
+    #repeat() {
+        const mine = this.attempt;
+        const sent = new Set();
+        const more = () => {
+            if (mine !== this.attempt) return;
+            const left = [...this.unacknowledged.keys()].filter((id) => !sent.has(id)).slice(0, sent.size ? 1 : AT_ONCE);
+            left.forEach((id) => { sent.add(id); this.#send(this.unacknowledged.get(id)); });
+            this.repeating = left.length > 0;
+            if (this.repeating) setTimeout(more, PACE);
+        };
+        more();
     }
 
     #keepAlive() {

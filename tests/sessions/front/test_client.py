@@ -97,6 +97,21 @@ def test_what_is_said_while_it_comes_back_overtakes_nothing(address: str, enter:
     ]  # fmt: skip
 
 
+def test_after_a_long_absence_it_repeats_no_faster_than_the_server_allows(address: str, house: None) -> None:
+    """It would be turned away each time it came back."""
+
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", fresh) as chat:
+            said = {await chat.message(f"while away {number}", seq=number) for number in range(80)}
+            async with asyncio.timeout(PATIENCE * 2):
+                async for frame in chat:
+                    said -= {frame["id"]} if frame["type"] == "ack" else set()
+                    if not said:
+                        return
+
+    asyncio.run(gateway())
+
+
 def test_what_could_not_be_stored_is_stored_later_though_a_later_seq_is_there(
     address: str, enter: Callable[..., Page]
 ) -> None:
