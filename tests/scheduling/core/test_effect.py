@@ -118,3 +118,31 @@ def test_versions_of_the_content_are_told_apart(node: Any, matrix: Any, reach: A
 def test_a_node_without_a_goal_is_not_asked(matrix: Any) -> None:
     matrix.node()
     assert effects(now() - DAY, now()) == []
+
+
+@pytest.mark.django_db
+def test_who_pays_while_the_touch_is_held_counts_on_both_sides(
+    node: Any, reach: Any, happen: Callable[..., Any]
+) -> None:
+    """Seen from the delivery on, they would be missing among those who were to get it, and only there."""
+    from scheduling.models import HarassmentRule, Touch
+
+    node.cancel_on = ["order.paid"]
+    node.save()
+    hour = timedelta(hours=1)
+    quiet = HarassmentRule.objects.create(
+        kind="quiet_hours", quiet_from=(now() - hour).time(), quiet_to=(now() + hour).time(), timezone="UTC"
+    )
+    treated, control = drawn(node, 3, held_out=False), drawn(node, 1, held_out=True)
+    happen(user=treated[2])  # called off before anybody was drawn
+    happen("order.paid", treated[2])
+    reach(*treated[:2], *control)
+    pass_time(hours=1)
+    for user in (treated[0], *control):
+        happen("order.paid", user)
+    quiet.enabled = False
+    quiet.save()
+    pass_time(days=3)
+    deliver(list(Touch.objects.filter(state="scheduled").values_list("task_id", flat=True)))
+    assert not Touch.objects.filter(settled_at=None).exists()
+    assert effect().lift == Lift(Share(1, 2), Share(1, 1))
