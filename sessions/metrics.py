@@ -16,9 +16,15 @@ from sessions.store import live
 log = structlog.get_logger(__name__)
 
 
-class SessionMetrics(Collector):
+class NudgeMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         yield _nudges()
+
+
+class SessionMetrics(Collector):
+    asks_database = False  #: what the store knows is told while the database is away
+
+    def collect(self) -> Iterator[Metric]:
         try:
             found, silences = overview.look(live()), reports.silences(live())
         except StoreAway as error:

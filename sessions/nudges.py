@@ -109,13 +109,17 @@ def _cut(store: Store, signs_to: dict[str, str]) -> None:
     """Where that fails the next pass does it."""
     with suppress(StoreAway):
         store.server.ask(
-            lambda pipe: [pipe.xtrim(keys.SIGNS[int(shard)], minid=name) for shard, name in signs_to.items()]
+            lambda pipe: [
+                pipe.xtrim(keys.SIGNS[int(shard)], minid=name, approximate=False) for shard, name in signs_to.items()
+            ]
         )
 
 
 def _count_sent(mark: NudgeMark, tags: list[str]) -> None:
     """Up to a ceiling below which nobody is still writing; then set the next one."""
     ((newest, following, oldest),) = sql.rows(_HORIZON, {})
+    if mark.ceiling_xid > following:  # of another cluster, from which this database was restored
+        mark.ceiling, mark.ceiling_xid = max(newest, mark.attempts_to), following
     if oldest >= mark.ceiling_xid:
         until = min(mark.ceiling, mark.attempts_to + ATTEMPTS)
         words = {"after": mark.attempts_to, "until": until, "tags": tags, "source": SOURCE, "type": SILENT}

@@ -257,6 +257,17 @@ def test_old_tallies_are_forgotten(guide: Guide) -> None:
     assert NudgeTally.objects.count() == 1
 
 
+def test_a_dump_that_is_restored_elsewhere_counts_on(guide: Guide, chats: Chats) -> None:
+    """The numbers of transactions begin low again in another cluster."""
+    guide.count()
+    NudgeMark.objects.update(ceiling_xid=2**60)
+    guide.send(guide.silence())
+    chats.pass_time(61)
+    for _ in range(2):
+        guide.count()
+    assert guide.tally()["default"][0] == 1
+
+
 def test_from_the_silence_to_the_count_with_a_real_delivery(guide: Guide, chats: Chats) -> None:
     """By the real clock: what the worker writes is what is counted."""
     chats.policies(default=Policy(timedelta(seconds=2)))
