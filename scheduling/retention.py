@@ -28,6 +28,9 @@ BATCH = 1_000  #: rows that are looked at in a transaction
 LONGEST = timedelta(seconds=1)  #: for each kind a pass: the worker that does it has touches to deliver
 #: A sender may repeat an event for that long: its row is what makes it known.
 EVENTS_KNOWN_FOR = timedelta(days=90)
+START = UUID(int=0)
+#: By table, where this process's last pass ran out of time: old rows that stay must not hide those behind them.
+_reached: dict[str, UUID] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +59,28 @@ def forget() -> dict[str, int]:
 
 
 def forget_kind(kind: Kind, *, ends_at: datetime) -> int:
-    """Walk through what is old, batch by batch, until the end; after `ends_at` no other batch begins."""
+    """Walk through what is old, batch by batch, from where the last pass stopped, round the end, once; after `ends_at`
+    no other batch begins."""
     before = _ago(kind.kept())
-    deleted, after = 0, UUID(int=0)
-    while True:
-        with transaction.atomic():
-            batch = _made_between(kind, after, before)
-            if batch:
-                deleted += kind.delete(batch, before)
-        if not batch or datetime.now(UTC) >= ends_at:
-            return deleted
-        after = batch[-1]
+    newest = first_id_at(before)
+    began = _reached.pop(kind.table, START)
+    deleted = 0
+    for start, end in ((began, newest), (START, min(began, newest))):
+        after: UUID | None = start
+        while after is not None:
+            after, gone = _forget_batch(kind, after, end, before)
+            deleted += gone
+            if after is not None and datetime.now(UTC) >= ends_at:
+                _reached[kind.table] = after
+                return deleted
+    return deleted
+
+
+def _forget_batch(kind: Kind, after: UUID, end: UUID, before: datetime) -> tuple[UUID | None, int]:
+    """The last row it looked at, None where there was no other; and how many it deleted."""
+    with transaction.atomic():
+        batch = _made_between(kind, after, end)
+        return (batch[-1], kind.delete(batch, before)) if batch else (None, 0)
 
 
 def _ago(kept: timedelta) -> datetime:
@@ -75,12 +89,12 @@ def _ago(kept: timedelta) -> datetime:
     return instant
 
 
-def _made_between(kind: Kind, after: UUID, before: datetime) -> list[UUID]:
+def _made_between(kind: Kind, after: UUID, end: UUID) -> list[UUID]:
     statement = f"""
-        SELECT {kind.key} FROM {kind.table} WHERE {kind.key} > %(after)s AND {kind.key} < %(before)s
+        SELECT {kind.key} FROM {kind.table} WHERE {kind.key} > %(after)s AND {kind.key} < %(end)s
         ORDER BY {kind.key} LIMIT %(limit)s
     """  # noqa: S608 (names of a constant)
-    return [row[0] for row in sql.rows(statement, {"after": after, "before": first_id_at(before), "limit": BATCH})]
+    return [row[0] for row in sql.rows(statement, {"after": after, "end": end, "limit": BATCH})]
 
 
 def first_id_at(instant: datetime) -> UUID:

@@ -325,6 +325,23 @@ def test_a_pass_ends_in_time_and_the_next_goes_on(matrix: Any, once: Any, monkey
     assert retention.forget_kind(retention.EVENTS, ends_at=late + timedelta(minutes=5)) == 3
 
 
+def test_rows_that_stay_do_not_hide_those_behind_them(matrix: Any, once: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "BATCH", 2)
+    monkeypatch.setattr(retention, "_reached", {})
+    matrix.node()
+    for number in range(2):
+        once(user=f"waiting-{number}")  # its touch waits, so it stays
+    for number in range(3):
+        once("order.paid", user=f"user-{number}")
+    pass_time(days=OLD)
+    late = datetime.now(UTC)
+
+    assert [retention.forget_kind(retention.EVENTS, ends_at=late) for _ in range(3)] == [0, 2, 1]
+    Touch.objects.all().delete()
+    assert retention.forget_kind(retention.EVENTS, ends_at=late) == 2, "not round the end"
+    assert not Event.objects.exists()
+
+
 def test_a_batch_is_found_by_the_key_among_many(matrix: Any, once: Any) -> None:
     """Among 30,000 rows, all old, of which most stay: each step through an index, none of them through the table."""
     node = matrix.node()
@@ -335,8 +352,9 @@ def test_a_batch_is_found_by_the_key_among_many(matrix: Any, once: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE scheduling_touch, scheduling_event, scheduling_verdict, scheduling_attempt")
     before = datetime.now(UTC)
-    batch = retention._made_between(retention.TOUCHES, UUID(int=0), before)
-    events = retention._made_between(retention.EVENTS, UUID(int=0), before)
+    end = retention.first_id_at(before)
+    batch = retention._made_between(retention.TOUCHES, retention.START, end)
+    events = retention._made_between(retention.EVENTS, retention.START, end)
     assert len(batch) == len(events) == retention.BATCH
 
     plans = {
