@@ -20,8 +20,8 @@ from scheduling.retention import first_id_at
 from scheduling.specs import EventSpec
 from scheduling.what_if.world import Person
 
-MOST_EVENTS = 200_000  #: of one replay; where there are more, it begins later
-MOST_CARRIED = 200_000  #: touches that wait already when it begins
+MOST_EVENTS = 50_000  #: of one replay; where there are more, it begins later
+MOST_CARRIED = 50_000  #: touches that wait already when it begins
 CHUNK = 2_000
 SKEW = timedelta(hours=1)  #: by which an id may seem older than its row
 

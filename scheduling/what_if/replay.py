@@ -38,26 +38,32 @@ def replay(configs: Mapping[str, Snapshot], within: Window, progress: Progress =
 def run(
     configs: Mapping[str, tuple[Snapshot, Observer]], within: Window, progress: Progress = _silently
 ) -> dict[str, World]:
-    """The worlds as they are at the end of the window. `progress` is told how many events are behind; what it raises
-    ends the replay."""
+    """The worlds as they are at the end of the window. `progress` is told how many events are behind, again and again
+    while there is much to read before the next; what it raises ends the replay."""
+    done = 0
+
+    def alive() -> None:
+        progress(done)
+
     targets: dict[str, Mapping[str, Any]] = {}
     worlds = {name: _world(config, observer, within, targets) for name, (config, observer) in configs.items()}
-    crowd = _Crowd(list(worlds.values()), [config for config, _ in configs.values()], within, targets)
+    crowd = _Crowd(list(worlds.values()), [config for config, _ in configs.values()], within, targets, alive)
     waiting = past.carried(within.since)
+    alive()
     crowd.admit([each.event for each in waiting])
     for world in worlds.values():
         for each in waiting:
             world.carry(each.node_id, each.event, each.due_at, each.expires_at)
-    done = 0
     for batches in past.batches(within):
         crowd.admit([event for _, events in batches for event in events])
         for world in worlds.values():
             for at, events in batches:
                 world.receive(events, at)
         done += sum(len(events) for _, events in batches)
-        progress(done)
+        alive()
     for world in worlds.values():
         world.advance(within.until)
+        alive()
     return worlds
 
 
@@ -82,6 +88,7 @@ class _Crowd:
     configs: list[Snapshot]
     within: Window
     targets: dict[str, Mapping[str, Any]]
+    alive: Callable[[], None]  #: told after each chunk
     known: set[str] = field(default_factory=set)
     chats: set[str] = field(default_factory=set)
 
@@ -89,8 +96,10 @@ class _Crowd:
         users, chats = {event.user_id for event in events}, {event.chat_id for event in events if event.chat_id}
         for some in _chunks(sorted(users - self.known)):
             self._admit_people(some)
+            self.alive()
         for some in _chunks(sorted(chats - self.chats)):
             self._admit_communities(some)
+            self.alive()
         self.known |= users
         self.chats |= chats
 
