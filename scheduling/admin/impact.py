@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
+import structlog
 from django.contrib import messages
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
+from django.db import Error, transaction
 from django.http import HttpRequest, JsonResponse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling import configuration
+from scheduling.admin.patience import patiently
 from scheduling.admin.wording import spoken
 from scheduling.config_file.impact import DELAY
-from scheduling.config_file.moving import SPREAD, Moved, foresee, move_waiting
+from scheduling.config_file.moving import MOST_LEFT, SPREAD, WATCHED, Moved, foresee, move_waiting
 from scheduling.models import WAITING, Node, Touch
 from scheduling.specs import NodeSpec
 
+log = structlog.get_logger(__name__)
+
+TYPING = timedelta(seconds=2)  #: for a look at them meanwhile
 MOST = 20_000  #: waiting touches that are looked at one by one while somebody types
 CONTENT = ("template", "canary_template", "canary_percent", "canary_communities", "channel")
 
@@ -37,10 +43,9 @@ def _lines(form: Any, row: Node) -> list[tuple[str, str]]:
     delayed, said, switched = changed & set(DELAY), changed & set(CONTENT), "enabled" in changed
     if not (delayed or said or switched):
         return []
-    count = Touch.objects.filter(node_id=row.pk, state__in=WAITING)[: MOST + 1].count()
-    words = ngettext("%(count)s touch waits at this node.", "%(count)s touches wait at this node.", count)
-    lines = [("", words % {"count": f"{MOST}+" if count > MOST else count})]
-    if not count:
+    count = patiently(lambda: Touch.objects.filter(node_id=row.pk, state__in=WAITING)[: MOST + 1].count())
+    lines = [_count_line(count)]
+    if count == 0:
         return lines
     if delayed:
         lines += _delay_lines(row, count)
@@ -53,14 +58,30 @@ def _lines(form: Any, row: Node) -> list[tuple[str, str]]:
     return lines
 
 
-def _delay_lines(row: Node, count: int) -> list[tuple[str, str]]:
-    if count > MOST:
+def _count_line(count: int | None) -> tuple[str, str]:
+    if count is None:
+        return ("wait", _("How many touches wait at this node is too much to count now."))
+    words = ngettext("%(count)s touch waits at this node.", "%(count)s touches wait at this node.", count)
+    return ("", words % {"count": f"{MOST}+" if count > MOST else count})
+
+
+def _delay_lines(row: Node, count: int | None) -> list[tuple[str, str]]:
+    moved = None if count is None or count > MOST else _foreseen(row)
+    if moved is None:
         return [("wait", _("They keep their time unless you move them; how many would move is told when it is done."))]
-    node = spec_of(row)
-    moved = foresee([node], configuration.current().delay_rules)[node.id]
     if not moved.touches:
         return [("", _("None of them would move."))]
     return [("wait", _move_words(moved)), ("", _("They keep their time unless you choose to move them."))]
+
+
+def _foreseen(row: Node) -> Moved | None:
+    """None where it takes too long while somebody types."""
+    node = spec_of(row)
+    try:
+        found = patiently(lambda: foresee([node], configuration.current().delay_rules, TYPING))
+    except TimeoutError:
+        return None
+    return found[node.id] if found else None
 
 
 def _move_words(moved: Moved) -> str:
@@ -86,8 +107,24 @@ def move_after_commit(request: HttpRequest, row: Node) -> None:
     """Once the edit is stored, a batch a transaction: others go on meanwhile."""
 
     def move() -> None:
-        moved = move_waiting([spec_of(row)], configuration.current().delay_rules)
-        words = ngettext("%(count)s waiting touch was moved.", "%(count)s waiting touches were moved.", moved.touches)
-        messages.info(request, words % {"count": moved.touches})
+        try:
+            moved = move_waiting([spec_of(row)], configuration.current().delay_rules, WATCHED)
+        except Error:  # the edit is stored all the same
+            log.exception("waiting_not_moved", node=row.pk)
+            moved = Moved(broken=True)
+        tell_moved(request, moved)
 
     transaction.on_commit(move)
+
+
+def tell_moved(request: HttpRequest, moved: Moved) -> None:
+    if moved.broken:
+        text = _("The edit is stored, but not all touches moved. Save their node with “move waiting touches” on.")
+        messages.error(request, text)
+        return
+    words = ngettext("%(count)s waiting touch was moved.", "%(count)s waiting touches were moved.", moved.touches)
+    messages.info(request, words % {"count": moved.touches})
+    if moved.left:
+        left = f"{moved.left}+" if moved.left >= MOST_LEFT else moved.left
+        text = _("%(count)s more were not looked at in time. To go on, save their node with “move waiting touches” on.")
+        messages.warning(request, text % {"count": left})

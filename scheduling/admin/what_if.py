@@ -12,11 +12,12 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import gettext_lazy
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldBooleanSwitchWidget
 
 from scheduling.admin.base import OpsAdmin
+from scheduling.admin.impact import tell_moved
 from scheduling.admin.what_if_result import told, told_changes
 from scheduling.admin.wording import complaint, spoken
 from scheduling.config_file.document import InvalidDocument
@@ -172,10 +173,7 @@ class WhatIfRunAdmin(OpsAdmin):
         else:
             messages.success(request, _("The draft is live."))
             if moved is not None:
-                words = ngettext(
-                    "%(count)s waiting touch was moved.", "%(count)s waiting touches were moved.", moved.touches
-                )
-                messages.info(request, words % {"count": moved.touches})
+                tell_moved(request, moved)
         return redirect(self.url("change", run_id))
 
     def discard_view(self, request: HttpRequest, run_id: int) -> HttpResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 from django.db.models import Count
@@ -77,7 +78,7 @@ def _rules(planned: Plan, snapshot: Snapshot) -> DelayRules:
     return snapshot.delay_rules
 
 
-def follow(planned: Plan) -> Moved:
+def follow(planned: Plan, within: timedelta | None = None) -> Moved:
     """After the plan was stored: bring waiting touches to where their node's delay now says. Besides the nodes whose
     delay this plan changed these are all the file's nodes with a fixed delay, so that a move that was cut short is
     finished by applying the same file again."""
@@ -86,4 +87,4 @@ def follow(planned: Plan) -> Moved:
     listed = set()
     if "nodes" in planned.given:
         listed = set(Node.objects.filter(retired_at=None, dynamic=False).values_list("pk", flat=True))
-    return move_waiting([after.nodes[pk] for pk in sorted(before | listed)], after.delay_rules)
+    return move_waiting([after.nodes[pk] for pk in sorted(before | listed)], after.delay_rules, within)

@@ -8,14 +8,16 @@ customer had been away.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from math import inf
+from time import monotonic
 from typing import NamedTuple
 from uuid import UUID
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from scheduling import history
 from scheduling.delay import delay_for
@@ -25,6 +27,8 @@ from scheduling.touches import touches
 
 BATCH = 1_000
 SPREAD = timedelta(minutes=10)  #: what would be overdue goes out over this span instead of at once
+WATCHED = timedelta(seconds=20)  #: for a move that a person waits for at a page
+MOST_LEFT = 100_000  #: that a move counts, where it ends before its time
 
 
 class Waiting(NamedTuple):
@@ -52,38 +56,67 @@ class Movement:
 class Moved:
     touches: int = 0
     overdue: int = 0
+    left: int = 0  #: not looked at in time, up to `MOST_LEFT`
+    broken: bool = False  #: the database refused
 
     def __add__(self, other: Moved) -> Moved:
         return Moved(self.touches + other.touches, self.overdue + other.overdue)
 
 
-def foresee(nodes: Sequence[NodeSpec], rules: DelayRules) -> dict[int, Moved]:
-    """By node, how many of its waiting touches would move, and how many of these would be overdue."""
-    return {node.id: sum((_count(batch) for batch in _batches(node, rules)), Moved()) for node in nodes}
-
-
-def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRules) -> Moved:
-    """Move the waiting touches of `nodes` to where the delay says, a batch a transaction. Safe to repeat: a touch that
-    is where it belongs stays."""
-    moved = Moved()
+def foresee(nodes: Sequence[NodeSpec], rules: DelayRules, within: timedelta | None = None) -> dict[int, Moved]:
+    """By node, how many of its waiting touches would move, and how many of these would be overdue. Raises
+    `TimeoutError` where that is not known `within` so long."""
+    ends_at = _end(within)
+    found = {}
     for node in nodes:
-        for batch in _batches(node, rules):
-            with transaction.atomic():
-                task_ids = [each.task_id for each in batch]
-                history.lock_customers(task_ids)  # before the touches, as every writer does
-                touches.move(task_ids, [each.due_at for each in batch])
-                Touch.objects.filter(pk__in=task_ids, state="scheduled").update(
-                    expires_at=F("due_at") + node.expires_after
-                )
+        found[node.id] = Moved()
+        for _, batch in _batches(node, rules):
+            found[node.id] += _count(batch)
+            if monotonic() > ends_at:
+                raise TimeoutError
+    return found
+
+
+def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRules, within: timedelta | None = None) -> Moved:
+    """Move the waiting touches of `nodes` to where the delay says, a batch a transaction. Safe to repeat: a touch that
+    is where it belongs stays. Once `within` is over, no other batch begins."""
+    moved, ends_at = Moved(), _end(within)
+    for place, node in enumerate(nodes):
+        for after, batch in _batches(node, rules):
+            if monotonic() > ends_at:
+                return replace(moved, left=_left(nodes[place:], after))
+            if batch:
+                _move(batch, node)
             moved += _count(batch)
     return moved
+
+
+def _move(batch: Sequence[Movement], node: NodeSpec) -> None:
+    with transaction.atomic():
+        task_ids = [each.task_id for each in batch]
+        history.lock_customers(task_ids)  # before the touches, as every writer does
+        touches.move(task_ids, [each.due_at for each in batch])
+        Touch.objects.filter(pk__in=task_ids, state="scheduled").update(expires_at=F("due_at") + node.expires_after)
+
+
+def _left(nodes: Sequence[NodeSpec], after: UUID) -> int:
+    """How many waiting touches of the first node lie behind `after`, and of the others in all."""
+    first, *others = [node.id for node in nodes]
+    behind = Q(node_id=first, task_id__gt=after) | Q(node_id__in=others)
+    first_turn = Touch.objects.filter(state__in=("scheduled", "queued"), attempt=0, retry_of=None, reserved_at=None)
+    return first_turn.filter(behind)[:MOST_LEFT].count()
+
+
+def _end(within: timedelta | None) -> float:
+    return inf if within is None else monotonic() + within.total_seconds()
 
 
 def _count(batch: Sequence[Movement]) -> Moved:
     return Moved(len(batch), sum(each.overdue for each in batch))
 
 
-def _batches(node: NodeSpec, rules: DelayRules) -> Iterator[list[Movement]]:
+def _batches(node: NodeSpec, rules: DelayRules) -> Iterator[tuple[UUID, list[Movement]]]:
+    """Each with the key that it comes after; one of which nothing moves is empty."""
     passive = list(EventType.objects.filter(is_activity=False).values_list("key", flat=True))
     after = UUID(int=0)
     while True:
@@ -94,9 +127,7 @@ def _batches(node: NodeSpec, rules: DelayRules) -> Iterator[list[Movement]]:
             )
             rows = cursor.fetchall()
         found = [_movement(Waiting(*row), node, rules) for row in rows]
-        batch = [each for each in found if each]
-        if batch:
-            yield batch
+        yield after, [each for each in found if each]
         if len(rows) < BATCH:
             return
         after = rows[-1][0]

@@ -11,13 +11,13 @@ from hashlib import sha256
 from typing import Any
 
 import structlog
-from django.db import transaction
+from django.db import Error, transaction
 from django.utils.timezone import now
 
 from scheduling import configuration
 from scheduling.config_file import impact, plan
 from scheduling.config_file.document import InvalidDocument
-from scheduling.config_file.moving import Moved
+from scheduling.config_file.moving import WATCHED, Moved
 from scheduling.config_file.section import Stamp
 from scheduling.errors import Conflict
 from scheduling.failed_tasks import Actor
@@ -102,7 +102,7 @@ def _execute(run: WhatIfRun) -> None:
     digest = live_digest()
     configs = {"live": configuration.current(), "draft": draft.rehearse(given, planned)}
     within = past.window(run.created_at - timedelta(days=run.days), run.created_at)
-    _write(run, total=within.events)
+    _write(run, total=within.events, beat_at=now())
     result = replay(configs, within, progress=lambda done: _write(run, done=done, beat_at=now()))
     result |= {
         "since": within.since.isoformat(), "until": within.until.isoformat(), "events": within.events,
@@ -137,7 +137,13 @@ def publish(run_id: int, actor: Actor, *, move_waiting: bool = False) -> Moved |
         if run.live_digest != live_digest():
             raise Conflict("somebody edited the configuration since the replay; replay the draft again")
         plan.store(given, planned, Stamp(f"what-if #{run_id}", actor.user))
-    return impact.follow(planned) if move_waiting else None
+    if not move_waiting:
+        return None
+    try:
+        return impact.follow(planned, WATCHED)
+    except Error:  # it is live all the same
+        log.exception("waiting_not_moved", run=run_id)
+        return Moved(broken=True)
 
 
 def discard(run_id: int, actor: Actor) -> None:

@@ -7,7 +7,7 @@ document.addEventListener("DOMContentLoaded", () => {
     if (!panel || !form) return;
     const output = panel.querySelector("[data-output]");
     let timer = null;
-    let latest = 0;
+    let asking = new AbortController();
 
     const line = (each) => {
         const item = document.createElement("p");
@@ -17,10 +17,18 @@ document.addEventListener("DOMContentLoaded", () => {
     };
 
     const show = async () => {
-        const mine = ++latest;
-        const answer = await fetch(panel.dataset.url, { method: "POST", body: new FormData(form), credentials: "same-origin" });
-        if (!answer.ok || mine !== latest) return; // refused, or asked again meanwhile
-        const { lines } = await answer.json();
+        asking.abort(); // what was asked before has no one to read it
+        asking = new AbortController();
+        const { signal } = asking;
+        let lines;
+        try {
+            const answer = await fetch(panel.dataset.url, { method: "POST", body: new FormData(form), credentials: "same-origin", signal });
+            if (!answer.ok) return; // refused
+            ({ lines } = await answer.json());
+        } catch (error) {
+            if (signal.aborted) return;
+            throw error;
+        }
         panel.hidden = !lines.length;
         output.replaceChildren(...lines.map(line));
     };

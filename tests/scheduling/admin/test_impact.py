@@ -7,8 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.test import Client
 
+from scheduling.admin import impact
 from scheduling.models import Node, Touch
 from tests.scheduling.core.conftest import pass_time
 
@@ -67,6 +69,47 @@ def test_what_waits_moves_when_the_editor_asks_for_it(
     assert "2 waiting touches were moved." in [str(each) for each in page.context["messages"]]
     after = dict(Touch.objects.values_list("pk", "due_at"))
     assert after == {key: due_at + timedelta(hours=2) for key, due_at in before.items()}
+
+
+def test_what_takes_too_long_to_count_is_not_counted(
+    node: Node, editor: Client, admin_url: Url, filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep = "They keep their time unless you move them; how many would move is told when it is done."
+    monkeypatch.setattr(impact, "TYPING", timedelta(seconds=-1))
+    assert lines(editor, admin_url, filled, node, delay="30m") == ["2 touches wait at this node.", keep]
+    monkeypatch.setattr(impact, "patiently", lambda _: None)
+    too_much = "How many touches wait at this node is too much to count now."
+    assert lines(editor, admin_url, filled, node, delay="30m") == [too_much, keep]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_move_ends_in_time_and_says_what_is_left(
+    node: Node, editor: Client, admin_url: Url, filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = dict(Touch.objects.values_list("pk", "due_at"))
+    monkeypatch.setattr(impact, "WATCHED", timedelta(seconds=-1))
+    url = admin_url("node_change", node.pk)
+    page = editor.post(url, filled(url, delay="4h", move_waiting="on"), follow=True)
+    said = " ".join(str(each) for each in page.context["messages"])
+    assert "0 waiting touches were moved." in said
+    assert "2 more were not looked at in time." in said
+    assert dict(Touch.objects.values_list("pk", "due_at")) == before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_move_that_fails_leaves_the_edit_stored_and_says_so(
+    node: Node, editor: Client, admin_url: Url, filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any) -> None:
+        raise OperationalError
+
+    monkeypatch.setattr(impact, "move_waiting", refused)
+    url = admin_url("node_change", node.pk)
+    page = editor.post(url, filled(url, delay="4h", move_waiting="on"), follow=True)
+    assert page.status_code == 200
+    assert "not all touches moved" in " ".join(str(each) for each in page.context["messages"])
+    node.refresh_from_db()
+    assert node.delay == timedelta(hours=4)
 
 
 def test_who_may_not_edit_is_not_told(node: Node, viewer: Client, admin_url: Url) -> None:

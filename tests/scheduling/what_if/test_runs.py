@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from django.contrib.auth.models import User
+from django.db import OperationalError
 from django.utils.timezone import now
 
 from scheduling import configuration
@@ -18,6 +19,7 @@ from scheduling.errors import Conflict
 from scheduling.failed_tasks import Actor
 from scheduling.models import HarassmentRule, Node, Touch, Verdict, WhatIfRun
 from scheduling.what_if import draft, past, runs
+from scheduling.what_if.replay import replay
 from tests.scheduling.core.conftest import pass_time
 
 pytestmark = pytest.mark.django_db
@@ -137,6 +139,50 @@ def test_publishing_may_move_what_waits(matrix: Any, happen: Callable[..., Any])
     assert moved is not None
     assert (moved.touches, moved.overdue) == (1, 0)
     assert Touch.objects.get(pk=task_id).due_at == before.due_at + timedelta(days=1)
+
+
+def test_what_cannot_be_moved_does_not_undo_the_publishing(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise OperationalError
+
+    monkeypatch.setattr(runs.impact, "follow", refused)
+    moved = runs.publish(replayed(edited(delay="20m")).pk, OPS, move_waiting=True)
+    assert moved is not None
+    assert moved.broken
+    assert Node.objects.get().delay == timedelta(minutes=20)
+
+
+def test_a_slow_replay_is_heard_of_before_its_first_events(
+    matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each chunk of people counts, and so does finding the window."""
+    matrix.node(delay=timedelta(days=3))
+    for user in ("ann", "bob"):
+        happen(user=user)
+    pass_time(days=2)
+    monkeypatch.setattr(past, "CHUNK", 1)
+    told: list[int] = []
+    window = past.window(now() - timedelta(days=1), now())
+    replay({"live": configuration.current()}, window, told.append)
+    assert told == [0] * len(told)
+    assert len(told) >= 4  # what waits is read, Ann, Bob, the end
+
+    found, run = past.window, runs.begin(draft.live_text(), 1, OPS)
+    hour_ago = now() - timedelta(hours=1)
+
+    def slowly(*given: Any) -> past.Window:
+        WhatIfRun.objects.update(beat_at=hour_ago)
+        return found(*given)
+
+    def look(*_: Any, **__: Any) -> dict[str, Any]:
+        run.refresh_from_db()
+        return {}
+
+    monkeypatch.setattr(past, "window", slowly)
+    monkeypatch.setattr(runs, "replay", look)
+    assert runs.execute_next()
+    assert run.beat_at is not None
+    assert run.beat_at > hour_ago
 
 
 def test_what_was_edited_since_is_not_overwritten(lived: Any) -> None:
