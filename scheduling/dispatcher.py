@@ -103,9 +103,7 @@ def _rescue_runs() -> int:
             [_lost_attempt(rows[claim.task_id], claim.lease_no) for claim, was_sending in lapsed if was_sending]
         )
         failures.bury_touches([each.task_id for each in settlements if each.state == "unknown"])
-    for each in settlements:
-        if each.state == "unknown":
-            measures.ended.labels("unknown", "worker_lost").inc()
+    measures.worker_lost(sum(each.state == "unknown" for each in settlements))
     log.warning("runs_rescued", count=len(settlements))
     return len(settlements)
 

@@ -100,6 +100,13 @@ def beat_ticked(node: str) -> None:
     beat_ticked_at.labels(node).set(time.time())
 
 
+@harmless
+def worker_lost(count: int) -> None:
+    """These touches ended in doubt with the worker that had them."""
+    if count:
+        ended.labels("unknown", "worker_lost").inc(count)
+
+
 def observe_all(histogram: Histogram, seconds: Iterable[float]) -> None:
     """As `observe` for each, but one write a bucket instead of two a value: a batch has hundreds."""
     values = list(seconds)

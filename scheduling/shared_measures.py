@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,8 @@ log = structlog.get_logger(__name__)
 
 GONE = "gone"  #: in the place of a process id
 SLACK = 2.0  #: seconds by which a file's time may be behind its process's
+ROOM = 64 * 2**20  #: bytes that have to be free: writing to a mapped file on a full disk ends the process (SIGBUS)
+PATIENCE = 1.0  #: seconds that a start waits for whoever reads the folder
 
 
 def share() -> None:
@@ -34,10 +38,16 @@ def share() -> None:
         return
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _alone(folder):
-            _fold(folder)
+        free = shutil.disk_usage(folder).free
+        if free < ROOM:
+            log.warning("measures_not_shared", folder=str(folder), free=free, needed=ROOM)
+            return
+        _fold_if_free(folder)
     except OSError as error:
         log.warning("measures_not_shared", folder=str(folder), error=str(error))
+        return
+    except Exception:
+        log.exception("measures_not_shared", folder=str(folder))
         return
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
     # Chosen when the library is imported, which Flower's plug-in for Celery's command line does before us.
@@ -64,14 +74,43 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
+def _fold_if_free(folder: Path) -> None:
+    """Whoever reads the folder may hang. The next one who asks folds as well, so nobody waits for long to start."""
+    with (folder / "lock").open("a") as lock:
+        gives_up_at = time.monotonic() + PATIENCE
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() >= gives_up_at:
+                    log.warning("measures_not_folded", folder=str(folder))
+                    return
+                time.sleep(0.05)
+            else:
+                _fold(folder)
+                return
+
+
 def _fold(folder: Path) -> None:
+    for total in folder.glob(f"*_{GONE}.db"):
+        _set_aside_if_spoiled(total)
     for path in folder.glob("*_*.db"):
         kind, _, owner = path.stem.rpartition("_")
-        if owner == GONE or _lives(int(owner), path):
+        if not owner.isdecimal() or _lives(int(owner), path):
             continue
         if not kind.startswith("gauge"):
             _add(path, folder / f"{kind}_{GONE}.db")
         path.unlink()
+
+
+def _set_aside_if_spoiled(total: Path) -> None:
+    """What cannot be read would fail whoever adds to it or asks for it, again and again."""
+    try:
+        multiprocess.MultiProcessCollector.merge([str(total)], accumulate=False)  # type: ignore[no-untyped-call]
+    except Exception:
+        aside = total.with_name(f"{total.name}.spoiled")  # not *.db, which would be read
+        log.exception("measures_spoiled", file=total.name, kept_as=aside.name)
+        total.replace(aside)
 
 
 def _lives(pid: int, path: Path) -> bool:

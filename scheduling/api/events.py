@@ -68,8 +68,7 @@ def _answer(events: Sequence[NewEvent], receipts: Sequence[Receipt]) -> str:
         for event, receipt in zip(events, receipts, strict=True)
     ]
     duplicates = sum(receipt.duplicate for receipt in receipts)
-    metrics.events_ingested.labels("accepted").inc(len(rows) - duplicates)
-    metrics.events_ingested.labels("duplicate").inc(duplicates)
+    metrics.count_ingested(len(rows) - duplicates, duplicates)
     return json.dumps(
         {
             "accepted": len(rows) - duplicates,

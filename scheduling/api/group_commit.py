@@ -149,7 +149,7 @@ class GroupCommit:
         except (OperationalError, InterfaceError):
             connection.close()
             receipts = self._record(events)
-        metrics.commits.observe(len(events))
+        metrics.count_commit(len(events))
         outcomes, start = [], 0
         for submission in group:
             outcomes.append(receipts[start : start + len(submission.events)])

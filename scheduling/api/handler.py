@@ -59,7 +59,7 @@ class ApiHandler(ASGIHandler):
         response.headers.setdefault(POLICY, NOT_A_PAGE)
         if "Cache-Control" not in response:
             response["Cache-Control"] = "no-store"
-        metrics.requests.labels(route, response.status_code).observe(time.monotonic() - started_at)
+        metrics.time_answer(route, response.status_code, time.monotonic() - started_at)
         await self.send_response(response, send)
 
     async def _respond(self, scope: Any, receive: Any) -> tuple[HttpResponseBase, str]:

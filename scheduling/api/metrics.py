@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Histogram
 
+from scheduling.measures import harmless
+
 events_ingested = Counter("aftertouch_events_ingested", "Events answered with 202", ["result"])
 commits = Histogram(
     "aftertouch_ingest_group_events", "Events in one transaction", buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500)
@@ -14,3 +16,19 @@ requests = Histogram(
     ["route", "status"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10),
 )
+
+
+@harmless
+def count_ingested(accepted: int, duplicates: int) -> None:
+    events_ingested.labels("accepted").inc(accepted)
+    events_ingested.labels("duplicate").inc(duplicates)
+
+
+@harmless
+def count_commit(events: int) -> None:
+    commits.observe(events)
+
+
+@harmless
+def time_answer(route: str, status: int, seconds: float) -> None:
+    requests.labels(route, status).observe(seconds)

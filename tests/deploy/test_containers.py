@@ -58,9 +58,33 @@ def _plain(words: list[str]) -> list[str]:
 
 
 def _container(name: str) -> dict[str, Any]:
-    (found,) = [each for _, each in MANIFESTS if each["kind"] == "Deployment" and each["metadata"]["name"] == name]
-    container: dict[str, Any] = found["spec"]["template"]["spec"]["containers"][0]
+    container: dict[str, Any] = _pod(name)["containers"][0]
     return container
+
+
+def _pod(name: str) -> dict[str, Any]:
+    (found,) = [each for _, each in MANIFESTS if each["kind"] == "Deployment" and each["metadata"]["name"] == name]
+    pod: dict[str, Any] = found["spec"]["template"]["spec"]
+    return pod
+
+
+def test_what_counts_is_in_memory_and_never_shared() -> None:
+    """Two containers' process ids are the same numbers."""
+    for name in ("web", "core", "execution", "beat", "watcher"):
+        assert any(each.startswith("/run/aftertouch:") for each in COMPOSE["services"][name]["tmpfs"])
+        (folder,) = [each for each in _container(name)["volumeMounts"] if each["mountPath"] == "/run/aftertouch"]
+        (volume,) = [each for each in _pod(name)["volumes"] if each["name"] == folder["name"]]
+        assert volume["emptyDir"]["medium"] == "Memory"
+    assert "AFTERTOUCH_METRICS_DIR=/run/aftertouch/metrics" in (DEPLOY / "Dockerfile").read_text()
+
+
+def test_web_believes_the_proxy_and_starts_only_where_it_is_named() -> None:
+    for command in (COMPOSE["services"]["web"]["command"], _container("web")["command"]):
+        assert "AFTERTOUCH_TRUSTED_PROXIES" in command[command.index("--forwarded-allow-ips") + 1]
+        assert "--proxy-headers" in command
+    assert ":?" in COMPOSE["services"]["web"]["command"][-1]
+    (variable,) = _container("web")["env"]
+    assert "optional" not in variable["valueFrom"]["secretKeyRef"]
 
 
 def test_grace_is_as_long_as_the_units() -> None:
@@ -68,12 +92,7 @@ def test_grace_is_as_long_as_the_units() -> None:
         unit = (DEPLOY / "systemd" / f"aftertouch-{name}.service").read_text()
         seconds = re.findall(r"^TimeoutStopSec=(\d+)$", unit, re.MULTILINE)[0]
         assert COMPOSE["services"][name]["stop_grace_period"] == f"{seconds}s"
-        (pod,) = [
-            each["spec"]["template"]["spec"]
-            for _, each in MANIFESTS
-            if each["kind"] == "Deployment" and each["metadata"]["name"] == name
-        ]
-        assert pod["terminationGracePeriodSeconds"] == int(seconds)
+        assert _pod(name)["terminationGracePeriodSeconds"] == int(seconds)
 
 
 @pytest.mark.parametrize(("file", "manifest"), MANIFESTS, ids=lambda value: value if isinstance(value, str) else "")

@@ -72,7 +72,7 @@ class Machine:
     def elsewhere(self) -> str:
         """A command for the folders and ports that stand in the example of an environment."""
         ports = "; ".join(f"s|_PORT=[{usual[0]}]{usual[1:]}|_PORT={ours}|" for usual, ours in self.ports.items())
-        return f"sed -i 's|=/var/lib/|={self.folder}/var/lib/|; {ports}' /etc/aftertouch/environment"
+        return f"sed -E -i 's#=/(var/lib|run)/#={self.folder}/\\1/#; {ports}' /etc/aftertouch/environment"
 
     def start(self, words: Sequence[str], env: dict[str, str], log: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{log}.log").open("wb") as stream:

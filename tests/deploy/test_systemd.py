@@ -80,6 +80,27 @@ def test_none_removes_what_its_neighbours_share(name: str) -> None:
     assert Unit(name)["Service"].get("RemoveIPC", "no") == "no"
 
 
+@pytest.mark.parametrize("name", SERVICES)
+def test_each_sees_whether_its_neighbours_live(name: str) -> None:
+    """In a user namespace of its own a unit may not look at the others' processes, where /proc hides what one may not
+    look at: it would take them for dead, and their counts away."""
+    service = Unit(name)["Service"]
+    hides = service.get("ProtectProc", "default") != "default"
+    assert not (hides and service.get("PrivateUsers", "no") != "no")
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_all_count_in_one_folder_in_memory_that_outlives_each(name: str) -> None:
+    service = Unit(name)["Service"]
+    assert (service["RuntimeDirectory"], service["RuntimeDirectoryPreserve"]) == ("aftertouch", "yes")
+    assert _example()["AFTERTOUCH_METRICS_DIR"] == "/run/aftertouch/metrics"
+
+
+def test_an_execution_node_hoards_no_hints() -> None:
+    """The setting for quorum queues is made for touches."""
+    assert "--prefetch-multiplier=2" in Unit("aftertouch-execution.service")["Service"]["ExecStart"]
+
+
 def test_nobody_is_killed_before_it_could_end() -> None:
     core = int(Unit("aftertouch-core.service")["Service"]["TimeoutStopSec"])
     assert core > BATCH_DEADLINE.total_seconds() + CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from prometheus_client import values
 
 from config.environment import ROOT
 from scheduling import shared_measures
@@ -85,3 +90,58 @@ def test_a_file_that_its_process_did_not_finish_is_dropped(tmp_path: Path) -> No
     (tmp_path / "counter_999999999.db").touch()
     assert told(tmp_path) == []
     assert not (tmp_path / "counter_999999999.db").exists()
+
+
+def test_a_spoiled_total_is_set_aside_and_counting_goes_on(tmp_path: Path) -> None:
+    spoiled = (64).to_bytes(4, "little") + bytes(4) + (40).to_bytes(4, "little") + b"\xff" * 200
+    (tmp_path / "counter_gone.db").write_bytes(spoiled)
+    (tmp_path / "counter_999999999.db").touch()
+    assert told(tmp_path) == []
+    assert (tmp_path / "counter_gone.db.spoiled").read_bytes() == spoiled
+    assert not (tmp_path / "counter_999999999.db").exists()
+
+
+@pytest.fixture
+def starting(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A process that has not shared anything yet, and its folder."""
+    settings.AFTERTOUCH_METRICS_DIR = tmp_path / "metrics"
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")
+    (tmp_path / "metrics").mkdir()
+    return tmp_path / "metrics"
+
+
+def shared(folder: Path) -> bool:
+    return os.environ["PROMETHEUS_MULTIPROC_DIR"] == str(folder)
+
+
+def test_a_file_of_nobody_keeps_nobody_from_starting(starting: Path) -> None:
+    (starting / "counter_copy.db").touch()
+    shared_measures.share()
+    assert shared(starting)
+    assert (starting / "counter_copy.db").exists()
+
+
+def test_whatever_goes_wrong_with_the_folder_it_starts(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Path) -> None:
+        raise RuntimeError("spoiled")
+
+    monkeypatch.setattr(shared_measures, "_fold", fail)
+    shared_measures.share()
+    assert not shared(starting)
+
+
+def test_where_there_is_little_room_it_counts_for_itself(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=shared_measures.ROOM - 1))
+    shared_measures.share()
+    assert not shared(starting)
+
+
+def test_who_holds_the_lock_keeps_nobody_from_starting(starting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_measures, "PATIENCE", 0.1)
+    (starting / "counter_999999999.db").touch()
+    with (starting / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shared_measures.share()
+    assert shared(starting)
+    assert (starting / "counter_999999999.db").exists()

@@ -1,0 +1,79 @@
+"""A count that fails costs a count: what is stored is answered as stored."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from django.test import RequestFactory
+
+from scheduling import measures
+from scheduling.api import events, metrics
+from scheduling.api.group_commit import GroupCommit
+from scheduling.ids import new_id
+from scheduling.intake import NewEvent, Receipt
+from tests.scheduling.api.serving import PATIENCE
+
+GIVEN = [NewEvent("shop", "e1", "x", "ann"), NewEvent("shop", "e2", "x", "ann")]
+
+
+@pytest.fixture(autouse=True)
+def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be counted."""
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space left")
+
+    for instrument in (metrics.events_ingested, metrics.requests, measures.ended):
+        monkeypatch.setattr(instrument, "labels", fail)
+    monkeypatch.setattr(metrics.commits, "observe", fail)
+
+
+def receipts(given: Sequence[NewEvent]) -> list[Receipt]:
+    return [Receipt(new_id(), False) for _ in given]
+
+
+def test_an_event_that_is_stored_is_answered_with_202(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def free(*_: Any) -> None:
+        pass
+
+    async def submit(given: Sequence[NewEvent]) -> list[Receipt]:
+        return receipts(given)
+
+    monkeypatch.setattr(events, "read_events", lambda *_: GIVEN)
+    monkeypatch.setattr(events, "principal_of", lambda _: None)
+    monkeypatch.setattr(events, "charge_events", free)
+    monkeypatch.setattr(events, "submit", submit)
+
+    answer = asyncio.run(events.post_events(RequestFactory().post("/api/v1/events")))
+
+    assert answer.status_code == 202
+    assert json.loads(answer.content)["accepted"] == 2
+
+
+def test_a_group_that_is_committed_is_not_committed_again(db: None) -> None:
+    commits: list[int] = []
+
+    def record(given: Sequence[NewEvent]) -> list[Receipt]:
+        commits.append(len(given))
+        return receipts(given)
+
+    group_commit = GroupCommit(record)
+
+    async def story() -> None:
+        async with asyncio.timeout(PATIENCE):
+            assert len(await group_commit.submit(GIVEN)) == 2
+
+    try:
+        asyncio.run(story())
+    finally:
+        group_commit.close()
+    assert commits == [2]
+
+
+def test_neither_an_answer_nor_a_rescue_fails_for_its_count() -> None:
+    metrics.time_answer("events", 202, 0.1)
+    measures.worker_lost(1)
