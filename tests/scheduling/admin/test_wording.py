@@ -64,4 +64,5 @@ def test_figures_of_verdicts_are_told_in_words() -> None:
         assert figure("3 in 1d") == "1 天内 3 次"
         assert figure("3 (1 unsettled)") == "3 次，其中 1 次正在发送"
         assert figure("2026-01-02T03:04:05+00:00") == "2026-01-02 11:04:05"
-        assert figure("marketing") == "marketing"
+        assert figure("marketing") == "营销（退订后不发）"
+        assert figure("c1") == "c1"
