@@ -24,7 +24,9 @@ import aiohttp
 PING_EVERY = 15.0  #: seconds
 PATIENCE = 10.0  #: seconds for a connection, and for a sign of life after a ping
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+MOST_DOUBLINGS = 16  #: of the pause
 FINAL = {1000, 1009, 4400}  #: coming back would end the same way
+FINAL_ERRORS = {"invalid", "replayed"}  #: so would sending it again
 AT_ONCE, PACE = 30, 0.1  #: messages that are repeated together after a reconnect, and seconds between those after them
 WAITING_LIMIT = 1_000  #: frames that nobody has read yet, and messages that are not acknowledged
 
@@ -40,7 +42,8 @@ class Ended(Exception):
 
 class SessionClient:
     """Messages that were not acknowledged are sent again after a reconnect, under the same id, so they are there once.
-    What was missed meanwhile comes first, by the cursor. Iterating ends when it is closed, or raises `Ended`."""
+    What was missed meanwhile comes first, by the cursor. Iterating ends when it is closed, or raises `Ended`,
+    or what else went wrong for good, as in `token`."""
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class SessionClient:
         self._token = token
         self._ping_every = ping_every
         self._unacknowledged: dict[str, dict[str, Any]] = {}
-        self._frames: asyncio.Queue[dict[str, Any] | Ended | None] = asyncio.Queue(WAITING_LIMIT)
+        self._frames: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue(WAITING_LIMIT)
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._task: asyncio.Task[None] | None = None
         self._repeating: asyncio.Task[None] | None = None
@@ -108,20 +111,32 @@ class SessionClient:
 
     async def _heard(self) -> AsyncIterator[dict[str, Any]]:
         while (frame := await self._frames.get()) is not None:
-            if isinstance(frame, Ended):
+            if isinstance(frame, Exception):
                 raise frame
             yield frame
 
     async def _send(self, frame: dict[str, Any]) -> None:
         if self._socket is not None and not self._socket.closed:
+            text = json.dumps(frame, ensure_ascii=False)
+            # Should it go again, its id is enough: a later seq may be stored by then, and this one would be ignored.
+            frame.pop("seq", None)
             try:
-                await self._socket.send_str(json.dumps(frame, ensure_ascii=False))
+                await self._socket.send_str(text)
             except (ConnectionError, aiohttp.ClientError):
                 return  # the reader notices it too, and comes back
 
     # --- the connection -------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
+        """Whatever ends it is told to who reads, who would wait for ever."""
+        try:
+            ended: Exception | None = await self._come_back()
+        except Exception as error:
+            ended = error
+        self.connected.clear()
+        await self._frames.put(ended)
+
+    async def _come_back(self) -> Ended | None:
         """Until it is ended for good; the pause between tries grows, with some chance in it."""
         failures = 0
         async with aiohttp.ClientSession() as http:
@@ -130,11 +145,10 @@ class SessionClient:
                     code, reason = await self._connect(http)
                 except (aiohttp.ClientError, TimeoutError, OSError):
                     code, reason = 0, ""
-                failures = 0 if self.connected.is_set() else failures + 1
+                failures = 0 if self.connected.is_set() else min(failures + 1, MOST_DOUBLINGS)
                 self.connected.clear()
                 if code in FINAL:
-                    await self._frames.put(Ended(code, reason) if code != 1000 else None)
-                    return
+                    return Ended(code, reason) if code != 1000 else None
                 await asyncio.sleep(min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE) * random.uniform(0.5, 1))  # noqa: S311
 
     async def _connect(self, http: aiohttp.ClientSession) -> tuple[int, str]:
@@ -168,11 +182,9 @@ class SessionClient:
             self._repeating = asyncio.create_task(self._send_waiting())
         elif kind == "message":
             self.cursor = frame["cursor"]
-        elif kind == "ack" or (kind == "error" and frame["reason"] == "invalid"):
+        elif kind == "ack" or (kind == "error" and frame["reason"] in FINAL_ERRORS):
             self._unacknowledged.pop(frame["id"], None)
         elif kind == "error" and frame["id"] in self._unacknowledged:
-            # A later seq may be stored by now, and this one would be ignored: its id is enough.
-            self._unacknowledged[frame["id"]].pop("seq", None)
             asyncio.get_running_loop().call_later(FIRST_PAUSE * 2, self._repeat, frame["id"])
         if kind not in ("welcome", "pong"):
             await self._frames.put(frame)

@@ -107,7 +107,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         except Refused as error:
             self.outlet.end(error.code, error.reason)
         except InvalidInput as error:
-            self._fail("invalid", error)
+            self._fail("invalid", error, wire.name_of(message["text"]))
 
     def _take(self, frame: Incoming) -> None:
         if frame.kind == "ping":
@@ -148,7 +148,9 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         if slip.post and filed.posted:
             if filed.posted.outcome == "stored":
                 hub.hub().tell(self.admission.session_id, hub.message(slip.post, filed.posted))
-            if frame.id and filed.posted.outcome != "replayed":
+            if frame.id and filed.posted.outcome == "replayed":
+                self._refuse(frame, "replayed", "its seq is not above the last; it is not stored")
+            elif frame.id:
                 self._push({"type": "ack", "id": frame.id, "duplicate": filed.posted.outcome == "duplicate"})
         elif frame.kind not in ("ping", EVENT) and filed.noted.outcome != DROPPED:
             role = self.admission.role
@@ -177,15 +179,14 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             async with asyncio.timeout(EVENT_WITHIN):
                 (receipt,) = await submit([event])
         except InvalidInput as error:
-            self._fail("invalid", error, id=frame.id)
+            self._fail("invalid", error, frame.id)
         except (DatabaseUnavailable, Overloaded, TimeoutError):
             self._refuse(frame, "unavailable", "the event may not be stored; send it again")
         except Exception:
             log.exception("event_not_recorded")
             self._refuse(frame, "internal", "something went wrong here; it has been logged")
         else:
-            touches = [str(task_id) for task_id in receipt.task_ids]
-            told = {"source": event.source, "event_id": event.event_id, "touches": touches}
+            told = {"source": event.source, "event_id": event.event_id, "touches": [*map(str, receipt.task_ids)]}
             self._push({"type": "ack", "id": frame.id, "duplicate": receipt.duplicate, **told})
 
     # --- frames go out --------------------------------------------------------------------------------------------
@@ -244,6 +245,6 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         if frame.kind != "ping":
             self._push({"type": "error", "id": frame.id, "reason": reason, "detail": detail, "errors": []})
 
-    def _fail(self, reason: str, error: InvalidInput, id: str = "") -> None:
+    def _fail(self, reason: str, error: InvalidInput, id: str) -> None:
         errors = [{"field": each.field, "message": each.message} for each in error.errors]
         self._push({"type": "error", "id": id, "reason": reason, "detail": "The frame does not fit.", "errors": errors})

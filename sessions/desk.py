@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from sessions.frames import Frame
 from sessions.gathering import Gathering
-from sessions.inbox import Inbox, Post, Posted
+from sessions.inbox import OVERTAKEN, Inbox, Post, Posted
 from sessions.store import Noted, Store
 
 MOMENT = 0.02  #: seconds
@@ -45,35 +45,33 @@ class Clerk:
         self.inbox = inbox
 
     def file(self, slips: Sequence[Slip]) -> list[Filed]:
-        fresh = _fresh(slips)
-        posted = dict(zip(fresh, self.inbox.put(list(fresh.values())), strict=True))
+        posts = _posts(slips)
+        posted = dict(zip(posts, self.inbox.put(list(posts.values())), strict=True))
         noted = self.store.note_activity([slip.frame for slip in slips])
         last = iter(self.inbox.last_cursors([slip.frame.session_id for slip in slips if slip.look]))
         return [
-            Filed(each, posted.get(number, REPLAYED) if slip.post else None, next(last) if slip.look else "")
+            Filed(each, posted.get(number), next(last) if slip.look else "")
             for number, (slip, each) in enumerate(zip(slips, noted, strict=True))
         ]
 
 
-REPLAYED = Posted("replayed", "", "")
-
-
-def _fresh(slips: Sequence[Slip]) -> dict[int, Post]:
-    """The messages by their place. What came in one batch with a higher seq before it is a replay: the inbox knows only
-    what is counted. The same message again is none; the inbox knows it by its key."""
+def _posts(slips: Sequence[Slip]) -> dict[int, Post]:
+    """The messages by their place. What came in one batch with a higher seq before it is stored no more: the inbox
+    knows only what is counted. Whether it is there already, the inbox knows by its key."""
     highest: dict[tuple[str, str], tuple[int, str]] = {}
-    fresh = {}
+    posts = {}
     for number, slip in enumerate(slips):
-        if slip.post is None:
+        if (post := slip.post) is None:
             continue
         side, seq = (slip.frame.session_id, slip.frame.sender), slip.frame.seq
         if seq is not None:
             last, key = highest.get(side, (-1, ""))
-            if seq < last or (seq == last and slip.post.key != key):
-                continue
-            highest[side] = seq, slip.post.key
-        fresh[number] = slip.post
-    return fresh
+            if seq < last or (seq == last and post.key != key):
+                post = replace(post, seq=OVERTAKEN)
+            else:
+                highest[side] = seq, post.key
+        posts[number] = post
+    return posts
 
 
 Desk = Gathering[Slip, Filed]

@@ -23,6 +23,7 @@ from sessions.server import Call, Server
 KEPT = timedelta(hours=24)
 MOST = 100  #: messages
 MOST_KEYS = 500  #: a repeat is known as one until so many others came
+OVERTAKEN = -1  #: in place of a seq: stored by no means, but told apart from a repeat of what is there
 START = "0-0"  #: the cursor before the first message
 
 PUT = Script("inbox_put")

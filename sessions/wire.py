@@ -5,11 +5,12 @@ Members that are not known are passed over, among them every time that a client 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from scheduling.api.strict_json import NotJson, decode
+from scheduling.api.strict_json import NotJson, decode, unstorable
 from scheduling.findings import Findings
 from sessions.frames import KINDS, MAX_SEQ
 
@@ -66,6 +67,16 @@ def read(text: str | None, role: str) -> Incoming:
     if not isinstance(kind, str) or kind not in KINDS[role] | {EVENT}:
         raise Refused(Close.BAD_FRAME, "unknown type")
     return _checked(kind, found)
+
+
+def name_of(text: str) -> str:
+    """The id of a frame that does not fit, however long, so that its sender can let go of it; "" where none is read."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    name = found.get("id") if isinstance(found, dict) else ""
+    return name if isinstance(name, str) and not unstorable(name) else ""
 
 
 def _checked(kind: str, found: dict[str, Any]) -> Incoming:

@@ -9,7 +9,7 @@
 -- ARGV[5]  the message's key, '' for one that nobody repeats
 -- ARGV[6]  the message, JSON
 -- ARGV[7]  side of a person who wrote it (u or a), '' for a message of the house: it goes only where a session is
--- ARGV[8]  seq of that side or ''
+-- ARGV[8]  seq of that side or ''; below 0: a later one is on its way, so it is a repeat or a replay
 -- Returns 'stored' and its cursor, or why not ('duplicate', 'replayed', 'no_session') and ''; then the last cursor
 -- before.
 local kept, most, keys_most = ARGV[2], ARGV[3], ARGV[4] + 0
@@ -23,7 +23,7 @@ if side == '' and (not held[1] or held[2]) then return {'no_session', '', before
 -- Before its seq: whoever repeats a message that is there, because they were cut off, has to be told that it is there.
 if key ~= '' and redis.call('ZSCORE', KEYS[3], key) then return {'duplicate', '', before} end
 local seen = side == 'u' and held[3] or side == 'a' and held[4]
-if seq ~= '' and seen and seq + 0 <= seen + 0 then return {'replayed', '', before} end
+if seq ~= '' and (seq + 0 < 0 or seen and seq + 0 <= seen + 0) then return {'replayed', '', before} end
 
 if key ~= '' then
   redis.call('ZADD', KEYS[3], whole(now), key)

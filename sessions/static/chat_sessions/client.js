@@ -13,6 +13,7 @@
 // `cursor: "0"` asks for what is still kept; "" for what comes from now on.
 
 const FINAL = new Set([1000, 1009, 4400]); // coming back would end the same way
+const FINAL_ERRORS = new Set(["invalid", "replayed"]); // so would sending it again
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 30000;
 const AT_ONCE = 30; // messages that are repeated together after a reconnect: the server allows 60, and 20 a second
@@ -97,7 +98,7 @@ export class SessionClient extends EventTarget {
             this.cursor = frame.cursor;
         } else if (frame.type === "ack") {
             this.unacknowledged.delete(frame.id);
-        } else if (frame.type === "error" && frame.reason === "invalid") {
+        } else if (frame.type === "error" && FINAL_ERRORS.has(frame.reason)) {
             this.unacknowledged.delete(frame.id);
         } else if (frame.type === "error" && this.unacknowledged.has(frame.id)) {
             setTimeout(() => this.unacknowledged.has(frame.id) && this.#send(this.unacknowledged.get(frame.id)), 2 * FIRST_PAUSE);

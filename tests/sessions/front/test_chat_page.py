@@ -153,6 +153,30 @@ def test_a_page_that_lost_its_connection_catches_up(stack: str, visit: Callable[
     assert tab.locator("#user .bubble").count() == 3
 
 
+@pytest.mark.parametrize("reason", ["invalid", "replayed"])
+def test_what_is_refused_for_good_waits_no_longer(visit: Callable[..., Any], reason: str) -> None:
+    assert visit().evaluate(REFUSED, reason) == {"waiting": 1, "told": [reason], "left": 0}
+
+
+REFUSED = """async (reason) => {
+    let socket;
+    window.WebSocket = class { static OPEN = 1; readyState = 1; constructor() { socket = this; } send() {} close() {} };
+    const { SessionClient } = await import("/static/chat_sessions/client.js");
+    const chat = new SessionClient({ sessionId: "s-1", token: async () => "t" });
+    const told = [];
+    chat.addEventListener("error", (event) => told.push(event.detail.reason));
+    chat.connect();
+    while (!socket?.onmessage) await new Promise((done) => setTimeout(done));
+    const hear = (frame) => socket.onmessage({ data: JSON.stringify(frame) });
+    hear({ type: "welcome", cursor: "0-0" });
+    const id = chat.message("hello");
+    const waiting = chat.unacknowledged.size;
+    hear({ type: "error", id, reason });
+    chat.leave();
+    return { waiting, told, left: chat.unacknowledged.size };
+}"""
+
+
 @pytest.mark.parametrize("language", ["zh-CN", "en"])
 def test_it_looks_right_in_both_languages_lights_and_on_a_phone(visit: Callable[..., Any], language: str) -> None:
     for scheme, width in (("light", 1200), ("dark", 1200), ("light", 380)):

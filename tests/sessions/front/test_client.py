@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
 import pytest
 
 from scheduling.models import Event
@@ -92,9 +93,9 @@ def test_what_is_said_while_it_comes_back_overtakes_nothing(address: str, enter:
                 assert not chat._unacknowledged
 
     asyncio.run(gateway())
-    assert [bob.hear_until("message")["text"] for _ in range(4)] == [
-        "before 0", "before 1", "before 2", "while it comes in",
-    ]  # fmt: skip
+    heard = [bob.hear_until("message") for _ in range(4)]
+    assert [frame["text"] for frame in heard] == ["before 0", "before 1", "before 2", "while it comes in"]
+    assert [frame["seq"] for frame in heard] == [0, 1, 2, 3]  # none had been sent before
 
 
 def test_after_a_long_absence_it_repeats_no_faster_than_the_server_allows(address: str, house: None) -> None:
@@ -121,9 +122,7 @@ def test_what_could_not_be_stored_is_stored_later_though_a_later_seq_is_there(
         async with SessionClient(f"http://{address}", "s1", lambda: fresh("user")) as chat:
             frames = aiter(chat)
             await asyncio.wait_for(chat.connected.wait(), PATIENCE)
-            send, chat._send = chat._send, lost  # type: ignore[method-assign]
-            name = await chat.message("one", seq=1)
-            chat._send = send  # type: ignore[method-assign]
+            name = await not_stored(chat, "one", seq=1)
             await the_next(frames, "ack", id=await chat.message("two", seq=2))
             await chat._take({"type": "error", "id": name, "reason": "unavailable"})
             await the_next(frames, "ack", id=name)
@@ -132,8 +131,90 @@ def test_what_could_not_be_stored_is_stored_later_though_a_later_seq_is_there(
     assert [bob.hear_until("message")["text"] for _ in range(2)] == ["two", "one"]
 
 
-async def lost(frame: dict[str, Any]) -> None:
-    """Redis was away when it came."""
+def test_a_message_whose_refusal_was_lost_is_stored_after_a_reconnect_though_a_later_seq_is_there(
+    address: str, enter: Callable[..., Page]
+) -> None:
+    bob = enter(role="agent")
+
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", lambda: fresh("user")) as chat:
+            frames = aiter(chat)
+            await asyncio.wait_for(chat.connected.wait(), PATIENCE)
+            name = await not_stored(chat, "one", seq=1)
+            await the_next(frames, "ack", id=await chat.message("two", seq=2))
+            assert chat._socket is not None
+            await chat._socket.close()
+            await the_next(frames, "ack", id=name)
+
+    asyncio.run(gateway())
+    assert [bob.hear_until("message")["text"] for _ in range(2)] == ["two", "one"]
+
+
+async def not_stored(chat: SessionClient, text: str, seq: int) -> str:
+    """Say what Redis is away for when it comes."""
+
+    async def lost(_: str) -> None: ...
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chat._socket, "send_str", lost)
+        while not chat._in_order:
+            await asyncio.sleep(0)
+        return await chat.message(text, seq=seq)
+
+
+def test_a_message_that_is_refused_for_its_seq_waits_no_longer_and_is_told(address: str, house: None) -> None:
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", lambda: fresh("user")) as chat:
+            frames = aiter(chat)
+            await the_next(frames, "ack", id=await chat.message("two", seq=2))
+            name = await chat.message("one", seq=1)
+            assert (await the_next(frames, "error", id=name))["reason"] == "replayed"
+            assert not chat._unacknowledged
+
+    asyncio.run(gateway())
+
+
+def test_a_message_that_does_not_fit_waits_no_longer(address: str, house: None) -> None:
+    async def gateway() -> None:
+        async with SessionClient(f"http://{address}", "s1", fresh) as chat:
+            name = await chat.message(" ")
+            assert (await the_next(aiter(chat), "error", id=name))["reason"] == "invalid"
+            assert not chat._unacknowledged
+
+    asyncio.run(gateway())
+
+
+def test_it_comes_back_however_long_the_server_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sessions.client.LONGEST_PAUSE", 0)
+    tries = 0
+
+    async def gateway() -> None:
+        often = asyncio.Event()
+
+        async def away() -> str:
+            nonlocal tries
+            tries += 1
+            if tries > 1_100:
+                often.set()
+            raise aiohttp.ClientError
+
+        async with SessionClient("http://127.0.0.1:9", "s1", away):
+            await asyncio.wait_for(often.wait(), PATIENCE)
+
+    asyncio.run(gateway())
+
+
+def test_what_ends_it_by_surprise_is_told_to_who_reads() -> None:
+    async def odd() -> str:
+        raise KeyError("no token in the answer")
+
+    async def gateway() -> None:
+        async with SessionClient("http://127.0.0.1:9", "s1", odd) as chat, asyncio.timeout(PATIENCE):
+            async for _ in chat:
+                pass
+
+    with pytest.raises(KeyError, match="no token"):
+        asyncio.run(gateway())
 
 
 def test_it_ends_when_the_session_is_closed(address: str, enter: Callable[..., Page]) -> None:

@@ -131,6 +131,27 @@ def test_a_repeat_is_acknowledged_though_its_seq_is_not_above_the_last(enter: Op
     assert [bob.hear_until("message")["text"] for _ in range(2)] == ["hi", "end"]
 
 
+def test_a_replay_under_another_id_is_refused_for_good(enter: Open) -> None:
+    """Without an answer its client would repeat it for ever."""
+    ann = enter()
+    for name, seq in (("m2", 2), ("m1", 1)):
+        ann.say("message", text="x", id=name, seq=seq)
+    assert ann.hear_until("error")["id"] == "m1"
+    ann.say("message", text="x", id="m3", seq=2)
+    error = ann.hear_until("error")
+    assert (error["id"], error["reason"]) == ("m3", "replayed")
+
+
+def test_a_repeat_is_acknowledged_though_a_later_one_came_just_before(enter: Open) -> None:
+    """In one batch: it is there, and to call it replayed would be a lie."""
+    ann = enter()
+    ann.say("message", text="x", id="m1", seq=1)
+    ann.hear_until("ack", id="m1")
+    ann.say("message", text="y", id="m2", seq=2)
+    ann.say("message", text="x", id="m1", seq=1)
+    assert ann.hear_until("ack", id="m1")["duplicate"] is True
+
+
 def test_who_comes_back_with_a_cursor_gets_what_was_missed_in_order(enter: Open) -> None:
     ann, bob = enter(), enter(role="agent")
     bob.say("message", text="seen")
@@ -202,14 +223,16 @@ def test_an_event_that_does_not_fit_is_named_and_nothing_else_happens(enter: Ope
         ({"text": 7}, "text"),
         ({}, "text"),
         ({"text": "\ud800"}, "text"),
+        ({"text": "\0"}, "text"),
         ({"text": "x", "id": "x" * 65}, "id"),
     ],
 )
 def test_a_field_that_does_not_fit_is_named(enter: Open, frame: dict[str, Any], field: str) -> None:
     ann = enter()
-    ann.say("message", **frame)
+    ann.say("message", **{"id": "m1", **frame})
     error = ann.hear_until("error")
     assert [each["field"] for each in error["errors"]] == [field]
+    assert error["id"] == frame.get("id", "m1")
     assert ann.heard_so_far() == []
 
 
