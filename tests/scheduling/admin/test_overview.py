@@ -188,7 +188,7 @@ def test_messages_at_the_broker_are_counted(viewer: Client, valkey: Any) -> None
 def test_a_broker_that_does_not_answer_leaves_the_rest(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     from celery import current_app
 
-    monkeypatch.setattr(current_app.conf, "broker_read_url", "redis://127.0.0.1:1/0")
+    monkeypatch.setattr(current_app.conf, "broker_url", "redis://127.0.0.1:1/0")
     found = page(viewer)
     assert "broker does not answer" in str(found["cards"][1].note)
     assert len(found["charts"]) == 2
