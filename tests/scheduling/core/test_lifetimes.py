@@ -78,6 +78,7 @@ class Model:
     conversation_at: dict[str, datetime] = field(default_factory=dict)
     paused: set[str] = field(default_factory=set)
     disabled: set[str] = field(default_factory=set)
+    by_hand: set[UUID] = field(default_factory=set)  #: sent as new by a person, whom no cap holds back (decision 9)
 
 
 class PromptSender:
@@ -291,7 +292,9 @@ class Lives(RuleBasedStateMachine):
 
     def _a_person_sends_it_as_new(self, user: str, place: int) -> None:
         if row := self.failed(place):
-            self.model.planned.add(failed_tasks.retry(row.pk, ANN, as_new=True))
+            task_id = failed_tasks.retry(row.pk, ANN, as_new=True)
+            self.model.planned.add(task_id)
+            self.model.by_hand.add(task_id)
 
     def _a_person_looks_and_finds_out(self, user: str, place: int) -> None:
         row = self.failed(place)
@@ -338,8 +341,8 @@ class Lives(RuleBasedStateMachine):
 
     def no_customer_is_told_too_much(self) -> None:
         slots = list(self.model.heard.values())
-        for slot in slots:
-            if slot.node == "nudge":
+        for key, slot in self.model.heard.items():
+            if slot.node == "nudge" or key in self.model.by_hand:
                 continue
             others = [each for each in slots if each.user == slot.user and each is not slot]
             before = [each for each in others if each.at < slot.at or (each.at == slot.at and each.node != "nudge")]
