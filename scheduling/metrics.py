@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import structlog
 from django.conf import settings
-from django.db import connection, transaction
 from django.utils.module_loading import import_string
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -46,8 +45,7 @@ def _read(path: str) -> bytes:
         registry.register(collector)
         if not getattr(collector, "asks_database", True):
             return generate_latest(registry)
-        with transaction.atomic(), connection.cursor() as cursor:
-            cursor.execute("SELECT set_config('statement_timeout', %s, true)", [PATIENCE])
+        with sql.within(PATIENCE):
             return generate_latest(registry)
     except Exception as error:
         log.warning("metrics_missing", source=path, error=str(error))

@@ -6,11 +6,12 @@ text, and timestamps parsed in Python. Arrays are written `%(name)b` (binary); r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from django.db import connection
+from django.db import connection, transaction
 from psycopg.pq import Format
 
 
@@ -36,6 +37,16 @@ def copy(sql: str, records: list[tuple[Any, ...]]) -> None:
     with connection.cursor() as cursor, cursor.copy(sql) as stream:
         for record in records:
             stream.write_row(record)
+
+
+@contextmanager
+def within(patience: str) -> Iterator[None]:
+    """A transaction each statement of which may take so long ("2s"). Raises `OperationalError` where one would take
+    longer."""
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT set_config('statement_timeout', %s, true)", [patience])
+        yield
 
 
 def _cursor() -> Any:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar
 
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError
+
+from scheduling import sql
 
 T = TypeVar("T")
 
@@ -16,9 +18,7 @@ PATIENCE = "2s"
 def patiently(count: Callable[[], T], patience: str = PATIENCE) -> T | None:
     """What `count` reads, or None where a statement of it takes longer."""
     try:
-        with transaction.atomic():
-            with connection.cursor() as cursor:
-                cursor.execute("SELECT set_config('statement_timeout', %s, true)", [patience])
+        with sql.within(patience):
             return count()
     except OperationalError:
         return None
