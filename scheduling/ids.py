@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
@@ -9,3 +10,8 @@ from uuid_utils.compat import uuid7
 
 def new_id() -> UUID:
     return uuid7()
+
+
+def first_id_at(instant: datetime) -> UUID:
+    """The lowest id that could have been made at an instant."""
+    return UUID(int=int(instant.timestamp() * 1000) << 80)

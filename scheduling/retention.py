@@ -20,6 +20,7 @@ from django.db.models import Max
 from django.utils.module_loading import import_string
 
 from scheduling import configuration, sql
+from scheduling.ids import first_id_at
 from scheduling.models import Event, FailedTask, Node, Touch
 
 log = structlog.get_logger(__name__)
@@ -95,11 +96,6 @@ def _made_between(kind: Kind, after: UUID, end: UUID) -> list[UUID]:
         ORDER BY {kind.key} LIMIT %(limit)s
     """  # noqa: S608 (names of a constant)
     return [row[0] for row in sql.rows(statement, {"after": after, "end": end, "limit": BATCH})]
-
-
-def first_id_at(instant: datetime) -> UUID:
-    """The lowest id that could have been made at an instant."""
-    return UUID(int=int(instant.timestamp() * 1000) << 80)
 
 
 # --- the kinds ----------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ from uuid import UUID
 
 from scheduling import sql
 from scheduling.guard import Slot
+from scheduling.ids import first_id_at
 from scheduling.models import Customer, Event, EventType
-from scheduling.retention import first_id_at
 from scheduling.specs import EventSpec
 from scheduling.what_if.world import Person
 

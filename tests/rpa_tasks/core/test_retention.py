@@ -13,6 +13,7 @@ from django.utils.timezone import now
 
 from rpa_tasks.models import Evidence, Job, Run
 from scheduling import retention
+from scheduling.ids import first_id_at
 from scheduling.models import FailedTask
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -26,7 +27,7 @@ def ended(market: Any) -> Any:
     market.flow()
 
     def ended(state: str = "succeeded", **changes: Any) -> Job:
-        task_id = UUID(int=retention.first_id_at(datetime.now(UTC) - OLD).int + getrandbits(70))
+        task_id = UUID(int=first_id_at(datetime.now(UTC) - OLD).int + getrandbits(70))
         Job.objects.filter(pk=market.publish(dedupe_key=str(task_id)).task_id).update(
             **{"task_id": task_id, "state": state, "lease_until": None, "settled_at": now() - OLD} | changes
         )

@@ -20,7 +20,7 @@ from config.embedded.processes import wait_until
 from config.environment import ROOT
 from scheduling import failed_tasks, intake, retention, sql
 from scheduling.failed_tasks import Actor
-from scheduling.ids import new_id
+from scheduling.ids import first_id_at, new_id
 from scheduling.models import Attempt, Complaint, Event, FailedTask, HarassmentRule, Touch, Verdict
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
 
@@ -42,7 +42,7 @@ def once(happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callabl
 
 
 def _old_id() -> UUID:
-    return UUID(int=retention.first_id_at(datetime.now(UTC) - timedelta(days=OLD)).int + getrandbits(70))
+    return UUID(int=first_id_at(datetime.now(UTC) - timedelta(days=OLD)).int + getrandbits(70))
 
 
 def test_a_delivered_touch_goes_with_what_was_tried_and_decided_and_then_its_event(matrix: Any, once: Any) -> None:
@@ -352,7 +352,7 @@ def test_a_batch_is_found_by_the_key_among_many(matrix: Any, once: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE scheduling_touch, scheduling_event, scheduling_verdict, scheduling_attempt")
     before = datetime.now(UTC)
-    end = retention.first_id_at(before)
+    end = first_id_at(before)
     batch = retention._made_between(retention.TOUCHES, retention.START, end)
     events = retention._made_between(retention.EVENTS, retention.START, end)
     assert len(batch) == len(events) == retention.BATCH
@@ -362,7 +362,7 @@ def test_a_batch_is_found_by_the_key_among_many(matrix: Any, once: Any) -> None:
         "events": _plan(retention._LOCK_EVENTS, ids=events, before=before),
         "next": _plan(
             "SELECT task_id FROM scheduling_touch WHERE task_id > %(after)s AND task_id < %(before)s"
-            " ORDER BY task_id LIMIT 1000", after=batch[-1], before=retention.first_id_at(before),
+            " ORDER BY task_id LIMIT 1000", after=batch[-1], before=first_id_at(before),
         ),
     }  # fmt: skip
     for name, plan in plans.items():
@@ -425,6 +425,6 @@ def test_every_table_that_points_at_one_of_these_is_thought_of() -> None:
 
 def test_ids_are_in_the_order_of_time() -> None:
     earlier = datetime.now(UTC)
-    assert retention.first_id_at(earlier - timedelta(seconds=2)) < new_id() < retention.first_id_at(
+    assert first_id_at(earlier - timedelta(seconds=2)) < new_id() < first_id_at(
         datetime.now(UTC) + timedelta(seconds=2)
     )  # fmt: skip
