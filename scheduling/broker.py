@@ -74,7 +74,9 @@ def oldest_message_at(queue: str) -> datetime | None:
         if hasattr(channel, "client"):
             # kombu prefixes only the commands it uses itself, and this is none of them.
             raw = channel.client.lindex(f"{channel.global_keyprefix}{queue}", -1)
-            return _published_at(raw) if raw else None
+            instant = published_at(raw) if raw else None
+            # A little earlier, because the node that stamped it may be ahead of the database's clock by a second.
+            return instant - timedelta(seconds=2) if instant else None
         try:
             waiting = channel.queue_declare(queue, passive=True).message_count
         except connection.channel_errors:
@@ -82,10 +84,9 @@ def oldest_message_at(queue: str) -> datetime | None:
         return datetime.now(UTC) - timedelta(days=1) if waiting else None
 
 
-def _published_at(raw: bytes) -> datetime | None:
+def published_at(raw: bytes) -> datetime | None:
+    """When a message as Redis keeps it was published, by the clock of the node that did; None where it does not say."""
     try:
-        stamp = json.loads(raw)["headers"]["published_at"]
-        # A little earlier, because the node that stamped it may be ahead of the database's clock by a second.
-        return datetime.fromtimestamp(stamp, UTC) - timedelta(seconds=2)
-    except (ValueError, KeyError, TypeError):
+        return datetime.fromtimestamp(json.loads(raw)["headers"]["published_at"], UTC)
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None

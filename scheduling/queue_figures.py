@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from celery import current_app
 from django.conf import settings
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
+
+from scheduling.broker import published_at
 
 log = structlog.get_logger(__name__)
 
@@ -73,10 +74,8 @@ def _age(oldest: bytes | None) -> float | None:
     """0 where nothing waits."""
     if oldest is None:
         return 0.0
-    try:
-        return max(0.0, time.time() - float(json.loads(oldest)["headers"]["published_at"]))
-    except (ValueError, KeyError, TypeError):
-        return None
+    instant = published_at(oldest)
+    return None if instant is None else max(0.0, time.time() - instant.timestamp())
 
 
 def _declared(connection: Any, name: str) -> int | None:
