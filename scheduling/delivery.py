@@ -102,15 +102,15 @@ def _conclude(results: Sequence[Result]) -> None:
     with transaction.atomic():
         settlements = [outcomes.settlement(parcel, result) for parcel, result in results]
         stood = touches.settle(settlements)
-        outcomes.record_attempts([each for each in results if each[0].claim.task_id in stood])
-        buried = {
-            each.task_id: each for each in settlements if each.task_id in stood and each.state in ("failed", "unknown")
-        }
+        ends = [each for each in settlements if each.task_id in stood]
+        told = [each for each in results if each[0].claim.task_id in stood]
+        outcomes.record_attempts(told)
+        buried = {each.task_id: each for each in ends if each.state in ("failed", "unknown")}
         failures.bury_touches(list(buried))
         outcomes.disable_targets(results)
-    outcomes.measure([each for each in results if each[0].claim.task_id in stood])
-    outcomes.measure_ends(Counter((each.state, each.reason) for each in settlements if each.task_id in stood))
-    for parcel, _ in results:
+    outcomes.measure(told)
+    outcomes.measure_ends(Counter((each.state, each.reason) for each in ends))
+    for parcel, _ in told:
         if end := buried.get(parcel.claim.task_id):
             _say(parcel.claim.task_id, parcel.message.trace_id, end, channel=parcel.spec.key, attempt=parcel.attempt)
     if len(stood) < len(results):
