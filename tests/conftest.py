@@ -13,6 +13,8 @@ import redis
 from config.embedded import servers
 from config.environment import ROOT, environment
 
+pytest_plugins = ["tests.staff", "tests.striking"]
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before the first connection: never the servers of a stack that somebody runs in this checkout."""

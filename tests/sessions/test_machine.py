@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
 import pytest
@@ -24,9 +21,8 @@ from hypothesis.stateful import (
 
 from sessions.frames import Frame
 from sessions.policy_set import Policy, PolicySet
-from sessions.scripts import Script
-from sessions.server import Call, Server
 from sessions.store import COUNTED, DROPPED, IDLE, Claim, Store
+from tests.sessions.still import StillServer
 
 SESSIONS = ("s1", "s2")
 WATCHERS = ("one", "two")
@@ -44,22 +40,6 @@ USER_FRAMES = st.sampled_from(["message", "message", "typing", "read", "ping", "
 AGENT_FRAMES = st.sampled_from(["message"] * 4 + ["typing", "tool", "transfer", "queue", "resume", "ping", "close"])
 SEQS = st.none() | st.none() | st.integers(0, 9)
 RARELY = st.integers(0, 7).map(lambda number: number == 0)
-
-
-@cache
-def _without_clock(script: Script) -> Script:
-    """The script where the only time is what it is given: however slow the machine is, no time passes within a rule."""
-    text = script.text.replace("redis.call('TIME')", "{0, 0}")
-    assert text != script.text
-    still = copy.copy(script)
-    object.__setattr__(still, "text", text)
-    object.__setattr__(still, "digest", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
-    return still
-
-
-class StillServer(Server):
-    def run(self, calls: Sequence[Call], clock_offset: int = 0) -> list[Any]:
-        return super().run([(_without_clock(script), names, words) for script, names, words in calls], clock_offset)
 
 
 @dataclass

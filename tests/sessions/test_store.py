@@ -1,10 +1,13 @@
-"""What frames do to a session: on the real server, with its clock pushed."""
+"""What frames do to a session: on the real server, with a clock that only the test moves."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
+from django.conf import settings
 
 from scheduling.errors import InvalidInput
 from sessions import keys
@@ -12,14 +15,22 @@ from sessions.frames import Frame
 from sessions.policy_set import Override, Policy
 from sessions.store import COUNTED, DROPPED, IDLE
 from tests.sessions.conftest import Chats
+from tests.sessions.still import StillChats, StillServer
 
 SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture
+def chats(valkey: Any) -> Iterator[Chats]:
+    server = StillServer(settings.REDIS_URL)
+    yield StillChats(server)
+    server.client.close()
 
 
 def test_a_session_is_silent_a_minute_after_the_last_frame_of_its_user(chats: Chats) -> None:
     noted = chats.user()
     assert noted.outcome == COUNTED
-    assert chats.seconds_left(noted) == pytest.approx(60, abs=0.5)
+    assert chats.seconds_left(noted) == pytest.approx(60, abs=0.001)
     chats.pass_time(59)
     assert not chats.silent()
     chats.user(kind="ping")
@@ -33,7 +44,7 @@ def test_a_session_is_silent_a_minute_after_the_last_frame_of_its_user(chats: Ch
 def test_every_frame_of_the_user_renews(chats: Chats, kind: str) -> None:
     chats.user()
     chats.pass_time(50)
-    assert chats.seconds_left(chats.user(kind=kind)) == pytest.approx(60, abs=0.5)
+    assert chats.seconds_left(chats.user(kind=kind)) == pytest.approx(60, abs=0.001)
 
 
 def test_a_session_is_armed_by_its_first_frame_even_if_the_user_never_wrote(chats: Chats) -> None:
@@ -45,7 +56,7 @@ def test_a_session_is_armed_by_its_first_frame_even_if_the_user_never_wrote(chat
 def test_an_answer_of_the_agent_starts_the_wait_anew(chats: Chats) -> None:
     chats.user()
     chats.pass_time(50)
-    assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.5)
+    assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.001)
 
 
 @pytest.mark.parametrize("kind", ["tool", "transfer", "queue"])
@@ -58,13 +69,13 @@ def test_work_of_our_side_pauses_until_the_agent_speaks(chats: Chats, kind: str)
     assert chats.user(kind="ping").deadline_ms == 0
     assert chats.agent(kind="typing").deadline_ms == 0
     assert chats.user().deadline_ms == 0
-    assert chats.seconds_left(chats.agent(kind="message")) == pytest.approx(60, abs=0.5)
+    assert chats.seconds_left(chats.agent(kind="message")) == pytest.approx(60, abs=0.001)
 
 
 def test_resume_ends_a_pause_without_a_word(chats: Chats) -> None:
     chats.user()
     chats.agent(kind="tool")
-    assert chats.seconds_left(chats.agent(kind="resume")) == pytest.approx(60, abs=0.5)
+    assert chats.seconds_left(chats.agent(kind="resume")) == pytest.approx(60, abs=0.001)
 
 
 def test_typing_of_the_agent_pauses_but_not_for_ever(chats: Chats) -> None:
@@ -72,7 +83,7 @@ def test_typing_of_the_agent_pauses_but_not_for_ever(chats: Chats) -> None:
     chats.agent(kind="typing")
     chats.pass_time(100)
     assert not chats.silent()
-    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(20 + 60, abs=0.5)
+    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(20 + 60, abs=0.001)
     chats.pass_time(81)
     assert chats.silent()
 
@@ -80,15 +91,15 @@ def test_typing_of_the_agent_pauses_but_not_for_ever(chats: Chats) -> None:
 def test_a_message_ends_a_pause_by_typing(chats: Chats) -> None:
     chats.user()
     chats.agent(kind="typing")
-    assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.5)
-    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(60, abs=0.5)
+    assert chats.seconds_left(chats.agent()) == pytest.approx(60, abs=0.001)
+    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(60, abs=0.001)
 
 
 def test_a_ping_of_the_agent_changes_nothing(chats: Chats) -> None:
     assert chats.agent(kind="ping").outcome == IDLE
     chats.user()
     chats.pass_time(50)
-    assert chats.seconds_left(chats.agent(kind="ping")) == pytest.approx(10, abs=0.5)
+    assert chats.seconds_left(chats.agent(kind="ping")) == pytest.approx(10, abs=0.001)
 
 
 # --- order ------------------------------------------------------------------------------------------------------------
@@ -99,7 +110,7 @@ def test_duplicates_and_frames_that_come_too_late_are_dropped(chats: Chats) -> N
     chats.pass_time(30)
     assert chats.user(seq=5).outcome == DROPPED
     assert chats.user(seq=4).outcome == DROPPED
-    assert chats.seconds_left(chats.user(seq=4)) == pytest.approx(30, abs=0.5)
+    assert chats.seconds_left(chats.user(seq=4)) == pytest.approx(30, abs=0.001)
     assert chats.user(seq=6).outcome == COUNTED
 
 
@@ -237,9 +248,9 @@ def test_the_oldest_come_first_and_no_more_than_asked_for(chats: Chats) -> None:
 def test_a_claim_tells_when_the_next_one_falls_due(chats: Chats) -> None:
     assert chats.store.claim_silent(10, SECOND).seconds_to_next == float("inf")
     chats.user()
-    assert chats.store.claim_silent(10, SECOND).seconds_to_next == pytest.approx(60, abs=0.5)
+    assert chats.store.claim_silent(10, SECOND).seconds_to_next == pytest.approx(60, abs=0.001)
     chats.pass_time(61)
-    assert chats.store.claim_silent(10, 5 * SECOND).seconds_to_next == pytest.approx(5, abs=0.5)
+    assert chats.store.claim_silent(10, 5 * SECOND).seconds_to_next == pytest.approx(5, abs=0.001)
 
 
 @pytest.mark.parametrize("most", [1, 3])
@@ -320,8 +331,8 @@ def test_a_ping_renews_a_rung_and_a_word_begins_the_ladder_anew(chats: Chats) ->
     chats.user()
     chats.pass_time(61)
     confirmed(chats)
-    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(120, abs=0.5)
-    assert chats.seconds_left(chats.user(kind="typing")) == pytest.approx(60, abs=0.5)
+    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(120, abs=0.001)
+    assert chats.seconds_left(chats.user(kind="typing")) == pytest.approx(60, abs=0.001)
 
 
 def test_a_handed_in_silence_stands_until_somebody_does_something(chats: Chats) -> None:
@@ -364,7 +375,7 @@ def test_thresholds_go_by_tag_and_unknown_tags_are_default(chats: Chats) -> None
     chats.policies(new=Policy(30 * SECOND), vip=Policy(180 * SECOND))
     for tag, seconds in (("new", 30), ("vip", 180), ("whatever", 60), ("", 60)):
         noted = chats.user(session=f"s-{tag}", tag=tag)
-        assert chats.seconds_left(noted) == pytest.approx(seconds, abs=0.5)
+        assert chats.seconds_left(noted) == pytest.approx(seconds, abs=0.001)
 
 
 def test_a_campaign_holds_for_all_tags_while_it_runs(chats: Chats) -> None:
@@ -374,7 +385,7 @@ def test_a_campaign_holds_for_all_tags_while_it_runs(chats: Chats) -> None:
     chats.policies(campaigns=[later, sale], vip=Policy(180 * SECOND))
     for wait, seconds in ((0, 180), (15, 90), (50, 20), (10, 90), (50, 180)):
         chats.pass_time(wait)
-        assert chats.seconds_left(chats.user(tag="vip")) == pytest.approx(seconds, abs=0.5)
+        assert chats.seconds_left(chats.user(tag="vip")) == pytest.approx(seconds, abs=0.001)
 
 
 def test_an_edit_is_not_retroactive(chats: Chats) -> None:
@@ -386,7 +397,7 @@ def test_an_edit_is_not_retroactive(chats: Chats) -> None:
     assert not chats.silent()
     chats.pass_time(2)
     assert chats.silent()
-    assert chats.seconds_left(chats.user()) == pytest.approx(10, abs=0.5)
+    assert chats.seconds_left(chats.user()) == pytest.approx(10, abs=0.001)
 
 
 def test_fewer_nudges_by_an_edit_disarm_at_the_next_ping(chats: Chats) -> None:
@@ -446,7 +457,7 @@ def test_after_a_flush_the_next_frame_brings_the_policies_back(chats: Chats) -> 
     chats.policies(default=Policy(180 * SECOND))
     chats.user()
     chats.store.server.client.flushall()
-    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(180, abs=0.5)
+    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(180, abs=0.001)
     assert chats.store.claim_silent(1, SECOND).versions == {chats.plan.version}
 
 

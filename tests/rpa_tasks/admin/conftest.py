@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from django.contrib.auth.models import Group, User
 from django.contrib.messages import get_messages
-from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
@@ -20,18 +16,11 @@ from rpa_tasks.failed_jobs import bury
 from rpa_tasks.lanes import jobs
 from rpa_tasks.models import Evidence, Flow, Job, Lane, Platform, Run, Shop
 from rpa_tasks.publishing import Receipt, Request, publish
-from scheduling.management.commands.bootstrap import Command
 
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89\x00\x00\x00\r"
     b"IDATx\x9cc\xf8\xcf\xc0\xf0\x1f\x00\x05\x00\x01\xff\xa9\xc1\xd5\x0c\x00\x00\x00\x00IEND\xaeB`\x82"
 )
-
-
-@pytest.fixture(autouse=True)
-def static_root(settings: Any, tmp_path: Path) -> None:
-    """WhiteNoise warns where nobody has collected files yet; the finders serve them here."""
-    settings.STATIC_ROOT = tmp_path
 
 
 @pytest.fixture(autouse=True)
@@ -93,40 +82,6 @@ class Market:
 @pytest.fixture
 def market(db: None) -> Market:
     return Market()
-
-
-@pytest.fixture
-def as_member(db: None) -> Callable[[str], Client]:
-    """A client logged in as a member of viewer, operator or editor, or as `admin`, in English."""
-
-    def as_member(group: str) -> Client:
-        Command().grant_permissions()
-        if group == "admin":
-            user = User.objects.create_superuser("admin", password="x")
-        else:
-            user = User.objects.create_user(group, password="x", is_staff=True)
-            user.groups.add(Group.objects.get(name=group))
-        client = Client(headers={"accept-language": "en"})
-        client.force_login(user)
-        client.cookies["django_language"] = "en"
-        return client
-
-    return as_member
-
-
-@pytest.fixture
-def viewer(as_member: Callable[[str], Client]) -> Client:
-    return as_member("viewer")
-
-
-@pytest.fixture
-def operator(as_member: Callable[[str], Client]) -> Client:
-    return as_member("operator")
-
-
-@pytest.fixture
-def editor(as_member: Callable[[str], Client]) -> Client:
-    return as_member("editor")
 
 
 def url(name: str, *args: Any) -> str:

@@ -1,9 +1,7 @@
-"""One stack for most of these tests, and the lines that they leave at the end of the output."""
+"""One stack for most of these tests."""
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,27 +9,10 @@ import pytest
 
 from tests.rpa_tasks.faults.yard import Yard, yard
 
-LINES = pytest.StashKey[list[str]]()
-
 
 @pytest.fixture(scope="session")
-def folder() -> Iterator[Callable[[], Path]]:
-    """Folders for state, short enough for sockets, gone at the end."""
-    made: list[Path] = []
-
-    def folder() -> Path:
-        made.append(Path(tempfile.mkdtemp(prefix="rpa-")))
-        made[-1].chmod(0o755)  # PostgreSQL runs as somebody else where we are root
-        return made[-1]
-
-    yield folder
-    for path in made:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def shared_yard(folder: Callable[[], Path]) -> Iterator[Yard]:
-    with yard(folder()) as made:
+def shared_yard(state_folder: Callable[[str], Path]) -> Iterator[Yard]:
+    with yard(state_folder("rpa")) as made:
         yield made
 
 
@@ -45,17 +26,3 @@ def the_yard(shared_yard: Yard) -> Iterator[Yard]:
     )
     shared_yard.sql("UPDATE rpa_tasks_lane SET task_id = NULL WHERE task_id IS NOT NULL")
     shared_yard.wait(lambda: not shared_yard.commands_left(), "no command is left", 40)
-
-
-@pytest.fixture
-def told(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Say a line that is shown at the end, whether the test passes or not."""
-    return request.config.stash.setdefault(LINES, []).append
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    lines = config.stash.get(LINES, [])
-    if lines:
-        terminalreporter.section("RPA under faults")
-        for line in lines:
-            terminalreporter.write_line(line)

@@ -64,8 +64,8 @@ def _kill(yard: Yard) -> None:
 
 @pytest.mark.rabbitmq
 @pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
-def test_rabbitmq_carries_the_tokens(folder: Callable[[], Path], told: Callable[[str], None]) -> None:
-    home = folder()
+def test_rabbitmq_carries_the_tokens(state_folder: Callable[[str], Path], told: Callable[[str], None]) -> None:
+    home = state_folder("rpa")
     with rabbitmq(home) as broker, yard(home, env={"CELERY_BROKER_URL": broker.url}) as made:
         plain = made.market(3, act={})
         shop = made.market(1, act={})

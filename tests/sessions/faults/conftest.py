@@ -1,10 +1,8 @@
-"""One stack for most of these tests, and the lines that they leave at the end of the output."""
+"""One stack for most of these tests, and the crowd in it."""
 
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -19,34 +17,11 @@ from tests.sessions.faults.crowd import Crowd
 from tests.sessions.faults.crowd_count import Count
 from tests.sessions.faults.house import House, Program, house, seed_of_this_run
 
-LINES = pytest.StashKey[list[str]]()
-
 
 @pytest.fixture(scope="session")
-def folder() -> Iterator[Callable[[], Path]]:
-    """Folders for state, short enough for sockets, gone at the end."""
-    made: list[Path] = []
-
-    def folder() -> Path:
-        made.append(Path(tempfile.mkdtemp(prefix="chats-")))
-        made[-1].chmod(0o755)  # PostgreSQL runs as somebody else where we are root
-        return made[-1]
-
-    yield folder
-    for path in made:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture(scope="session")
-def the_house(folder: Callable[[], Path]) -> Iterator[House]:
-    with house(folder()) as made:
+def the_house(state_folder: Callable[[str], Path]) -> Iterator[House]:
+    with house(state_folder("chats")) as made:
         yield made
-
-
-@pytest.fixture
-def told(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Say a line that is shown at the end, whether the test passes or not."""
-    return request.config.stash.setdefault(LINES, []).append
 
 
 CHATS = 20
@@ -110,11 +85,3 @@ def _answers(node: Program) -> bool:
         return requests.get(f"http://{node.address}/health/live", timeout=5).status_code == 200
     except requests.RequestException:
         return False
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    lines = config.stash.get(LINES, [])
-    if lines:
-        terminalreporter.section("chats under faults")
-        for line in lines:
-            terminalreporter.write_line(line)

@@ -49,9 +49,9 @@ def kill_the_primary(watched: Sentinels, run: Run) -> RedisServer:
     return killed
 
 
-def test_sentinels_name_another_primary(folder: Callable[[], Path], crowded: Crowded) -> None:
+def test_sentinels_name_another_primary(state_folder: Callable[[str], Path], crowded: Crowded) -> None:
     with (
-        chat_house(folder()) as (watched, made, one, other),
+        chat_house(state_folder("chats")) as (watched, made, one, other),
         crowded(made, "Sentinel fail-over of the store", one, other, in_order=False) as run,
     ):
         run.go_on()
@@ -60,9 +60,9 @@ def test_sentinels_name_another_primary(folder: Callable[[], Path], crowded: Cro
 
 
 @pytest.mark.campaign
-def test_sentinels_name_another_primary_again_and_again(folder: Callable[[], Path], crowded: Crowded) -> None:
+def test_sentinels_name_another_primary_again_and_again(state_folder: Callable[[str], Path], crowded: Crowded) -> None:
     with (
-        chat_house(folder()) as (watched, made, one, other),
+        chat_house(state_folder("chats")) as (watched, made, one, other),
         crowded(made, "Sentinel fail-over, 4 times", one, other, in_order=False) as run,
     ):
         for _ in range(4):

@@ -1,0 +1,45 @@
+"""A server for whose scripts no time passes but what a test lets pass, however slow the machine is."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from typing import Any
+
+from sessions.scripts import Script
+from sessions.server import Call, Server
+from sessions.store import instant
+from tests.sessions.conftest import Chats
+
+
+class StillServer(Server):
+    """`clock_offset` is the whole time."""
+
+    def run(self, calls: Sequence[Call], clock_offset: int = 0) -> list[Any]:
+        return super().run([(_without_clock(script), names, words) for script, names, words in calls], clock_offset)
+
+
+@cache
+def _without_clock(script: Script) -> Script:
+    text = script.text.replace("redis.call('TIME')", "{0, 0}")
+    assert text != script.text
+    still = copy.copy(script)
+    object.__setattr__(still, "text", text)
+    object.__setattr__(still, "digest", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+    return still
+
+
+class StillChats(Chats):
+    """Their time begins now, and stands still."""
+
+    def __init__(self, server: StillServer) -> None:
+        super().__init__(server)
+        seconds, micros = server.client.time()
+        self.store.clock_offset = seconds * 1_000_000 + micros
+
+    @property
+    def now(self) -> datetime:
+        return instant(self.store.clock_offset // 1000)
