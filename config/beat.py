@@ -25,4 +25,5 @@ SCHEDULE = {
     "find who stays away": tick("scheduling.scan_inactive", 60),
     # ops
     "replay what a draft would do": tick("scheduling.what_if", 5),
+    "go on with bulk actions": tick("scheduling.bulk", 5),
 }

@@ -1,4 +1,5 @@
-"""What is over long enough is deleted: handled failed tasks, ended touches, events; and what other apps list.
+"""What is over long enough is deleted: handled failed tasks, ended touches, events, bulk actions; and what other apps
+list.
 
 All of these tables are read in the order of their keys, which is the order in which the rows were made
 (`scheduling.ids`), so nothing that writes them pays for an index by age. A batch is one short transaction that takes
@@ -21,7 +22,7 @@ from django.utils.module_loading import import_string
 
 from scheduling import configuration, sql
 from scheduling.ids import first_id_at
-from scheduling.models import Event, FailedTask, Node, Touch
+from scheduling.models import BulkAction, Event, FailedTask, Node, Touch
 
 log = structlog.get_logger(__name__)
 
@@ -48,7 +49,7 @@ class Kind:
 def forget() -> dict[str, int]:
     """One pass. Returns how many rows of each table it deleted; a kind that fails does not keep the others from it."""
     deleted: dict[str, int] = {}
-    for kind in (FAILED_TASKS, TOUCHES, EVENTS, *map(import_string, settings.RETENTION)):
+    for kind in (FAILED_TASKS, TOUCHES, EVENTS, BULK_ACTIONS, *map(import_string, settings.RETENTION)):
         try:
             deleted[kind.table] = forget_kind(kind, ends_at=datetime.now(UTC) + LONGEST)
         except Exception:
@@ -133,9 +134,14 @@ def _delete_events(batch: list[UUID], before: datetime) -> int:
     return sql.count(_DELETE_EVENTS, {"ids": over})
 
 
+def _delete_bulk_actions(batch: list[UUID], before: datetime) -> int:
+    return sql.count(_DELETE_BULK_ACTIONS, {"ids": batch, "before": before})
+
+
 FAILED_TASKS = Kind(FailedTask._meta.db_table, "id", _kept, _delete_failed_tasks)
 TOUCHES = Kind(Touch._meta.db_table, "task_id", _kept, _delete_touches)
 EVENTS = Kind(Event._meta.db_table, "id", _events_kept, _delete_events)
+BULK_ACTIONS = Kind(BulkAction._meta.db_table, "id", _kept, _delete_bulk_actions)
 
 # An open one waits for a person, however long. One that was ignored may still be published again until it goes;
 # whoever does that holds its lock.
@@ -171,3 +177,7 @@ FOR UPDATE OF e SKIP LOCKED
 """
 _DELETE_COMPLAINTS = "DELETE FROM scheduling_complaint WHERE event_id = ANY(%(ids)b)"
 _DELETE_EVENTS = "DELETE FROM scheduling_event WHERE id = ANY(%(ids)b)"
+
+_DELETE_BULK_ACTIONS = """
+DELETE FROM scheduling_bulkaction WHERE id = ANY(%(ids)b) AND state <> 'running' AND ended_at < %(before)s
+"""

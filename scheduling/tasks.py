@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
 import redis
+import structlog
 from celery import shared_task
 from django.db import InterfaceError, OperationalError
 
 from scheduling import absence, delivery, dispatcher, retention
+from scheduling.broker import published_now
+from scheduling.bulk import jobs
 from scheduling.what_if import runs
+
+log = structlog.get_logger(__name__)
 
 #: What passes by itself. Everything else is a fault of the work, not of the house.
 INFRASTRUCTURE = (OperationalError, InterfaceError, redis.ConnectionError, redis.TimeoutError)
@@ -51,3 +57,28 @@ def forget() -> None:
 @shared_task(name="scheduling.what_if", is_tick=True)
 def what_if() -> None:
     runs.execute_next()
+
+
+@shared_task(name="scheduling.bulk", is_tick=True)
+def bulk() -> None:
+    """Ask for what should go on: what was just begun, and what nobody asked for because a worker died."""
+    for action_id in jobs.due():
+        _ask_for_batch(action_id)
+
+
+@shared_task(name="scheduling.bulk_batch", is_tick=True)
+def bulk_batch(action_id: str) -> None:
+    wait = jobs.advance(UUID(action_id))
+    if wait is not None:
+        _ask_for_batch(UUID(action_id), wait)
+
+
+def _ask_for_batch(action_id: UUID, wait: timedelta = timedelta(0)) -> None:
+    """No worker waits for it. What gets lost is asked for again by the tick."""
+    seconds = wait.total_seconds()
+    try:
+        bulk_batch.apply_async(
+            [str(action_id)], queue="ticks", countdown=seconds, expires=seconds + 60, headers=published_now()
+        )
+    except Exception as error:  # whatever the broker's client raises
+        log.warning("batch_not_asked_for", id=str(action_id), error=str(error))

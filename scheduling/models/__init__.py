@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from scheduling.models.access import ApiKey, Pause, Scope
+from scheduling.models.bulk_action import BulkAction
 from scheduling.models.customer import Community, Complaint, Customer
 from scheduling.models.event import Event, EventType
 from scheduling.models.failed_task import FailedTask
@@ -20,13 +21,14 @@ from scheduling.models.node import (
     TemplateText,
 )
 from scheduling.models.rule import DelayRule, HarassmentRule
+from scheduling.models.saved_filter import SavedFilter
 from scheduling.models.touch import Attempt, Touch, TouchState, Verdict
 from scheduling.models.versioned import Configuration
 from scheduling.models.what_if import WhatIfRun
 
 __all__ = [
-    "LEASED", "WAITING", "ApiKey", "Attempt", "CapSwitch", "Category", "ChannelConfig", "Community", "Complaint",
-    "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event", "EventType", "FailedLogin", "FailedTask",
-    "HarassmentRule", "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause", "Priority", "Scope", "Stage", "Switch",
-    "Template", "TemplateText", "Touch", "TouchState", "Verdict", "WhatIfRun",
+    "LEASED", "WAITING", "ApiKey", "Attempt", "BulkAction", "CapSwitch", "Category", "ChannelConfig", "Community",
+    "Complaint", "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event", "EventType", "FailedLogin",
+    "FailedTask", "HarassmentRule", "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause", "Priority", "SavedFilter",
+    "Scope", "Stage", "Switch", "Template", "TemplateText", "Touch", "TouchState", "Verdict", "WhatIfRun",
 ]  # fmt: skip

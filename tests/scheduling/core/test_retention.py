@@ -52,7 +52,8 @@ def test_a_delivered_touch_goes_with_what_was_tried_and_decided_and_then_its_eve
     pass_time(days=OLD)
 
     assert retention.forget() == {
-        "scheduling_failedtask": 0, "scheduling_touch": 1, "scheduling_event": 1, "rpa_tasks_job": 0,
+        "scheduling_failedtask": 0, "scheduling_touch": 1, "scheduling_event": 1, "scheduling_bulkaction": 0,
+        "rpa_tasks_job": 0,
     }  # fmt: skip
     assert not any(model.objects.exists() for model in (Touch, Verdict, Attempt, Event))
 
