@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+from django.core.validators import MinValueValidator
+from django.db import models
+from django.utils.translation import gettext_lazy as _
+
+
+class AlertReceiver(models.Model):
+    """Whom the house tells when something main is wrong, through which channel, and beyond which limits."""
+
+    name = models.CharField(_("name"), max_length=100, unique=True)
+    channel = models.ForeignKey(
+        "scheduling.ChannelConfig", on_delete=models.PROTECT, related_name="+", verbose_name=_("channel")
+    )
+    community = models.ForeignKey(
+        "scheduling.Community", null=True, blank=True, on_delete=models.PROTECT, related_name="+",
+        verbose_name=_("community"),
+    )  # fmt: skip
+    address = models.CharField(_("mail address"), max_length=254, blank=True)
+    #: By the key of a condition the figure beyond which it is told. A condition that is not here is not told.
+    limits = models.JSONField(_("what is told"), default=dict, blank=True)
+    holds_for = models.DurationField(
+        _("told after"), default=timedelta(minutes=1), validators=[MinValueValidator(timedelta(0))]
+    )
+    remind_every = models.DurationField(_("again every"), null=True, blank=True, default=timedelta(hours=1))
+    enabled = models.BooleanField(_("enabled"), default=True)
+    #: The fence of the pass that has it until `watched_until`.
+    lease_no = models.IntegerField(default=0, editable=False)
+    watched_until = models.DateTimeField(null=True, editable=False)
+    #: How often in a row it could not be told, and when that is tried again.
+    tries = models.PositiveIntegerField(_("tries"), default=0, editable=False)
+    retry_at = models.DateTimeField(_("tried again at"), null=True, editable=False)
+    problem = models.CharField(_("problem"), max_length=500, blank=True, editable=False)
+    told_at = models.DateTimeField(_("last told at"), null=True, editable=False)
+
+    class Meta:
+        verbose_name = _("alert receiver")
+        verbose_name_plural = _("alert receivers")
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Alert(models.Model):
+    """Something that is wrong, as one receiver has been told of it. The row goes when they know that it is over."""
+
+    receiver = models.ForeignKey(AlertReceiver, on_delete=models.CASCADE, related_name="alerts")
+    condition = models.CharField(_("what"), max_length=40)
+    subject = models.CharField(_("about"), max_length=200, blank=True)
+    since = models.DateTimeField(_("since"))
+    value = models.FloatField(_("figure"))
+    first_value = models.FloatField(_("figure at the beginning"))
+    #: A message about it was under way; whether it arrived is what `told_at` says.
+    tried = models.BooleanField(default=False)
+    told_at = models.DateTimeField(_("told at"), null=True)
+    spoke_at = models.DateTimeField(_("last said at"), null=True)
+    gone_at = models.DateTimeField(_("no more since"), null=True)
+
+    class Meta:
+        verbose_name = _("alert")
+        verbose_name_plural = _("alerts")
+        ordering = ["since", "id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["receiver", "condition", "subject"], name="one_alert_a_receiver_and_subject"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.condition} {self.subject}".strip()
