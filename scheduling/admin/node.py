@@ -60,7 +60,7 @@ class NodeForm(CheckedForm):
 
     class Meta:
         model = Node
-        exclude = ("version",)
+        exclude = ("version", "canary_guard")
         widgets: ClassVar[Any] = {
             "trigger": SuggestingInput(known_event_types),
             "goal_event": SuggestingInput(known_event_types),

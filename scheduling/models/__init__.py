@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 from scheduling.models.access import ApiKey, Pause, Scope
-from scheduling.models.alert import Alert, AlertReceiver
 from scheduling.models.bulk_action import BulkAction
 from scheduling.models.customer import Community, Complaint, Customer
 from scheduling.models.event import Event, EventType
 from scheduling.models.failed_task import FailedTask
+from scheduling.models.guarded_rollout import GuardedRollout, RolloutMove
 from scheduling.models.ledger import LEASED, WAITING, LedgerRow, Priority
 from scheduling.models.login import FailedLogin
 from scheduling.models.node import (
@@ -28,8 +28,9 @@ from scheduling.models.versioned import Configuration
 from scheduling.models.what_if import WhatIfRun
 
 __all__ = [
-    "LEASED", "WAITING", "Alert", "AlertReceiver", "ApiKey", "Attempt", "BulkAction", "CapSwitch", "Category", "ChannelConfig", "Community",
+    "LEASED", "WAITING", "ApiKey", "Attempt", "BulkAction", "CapSwitch", "Category", "ChannelConfig", "Community",
     "Complaint", "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event", "EventType", "FailedLogin",
-    "FailedTask", "HarassmentRule", "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause", "Priority", "SavedFilter",
-    "Scope", "Stage", "Switch", "Template", "TemplateText", "Touch", "TouchState", "Verdict", "WhatIfRun",
+    "FailedTask", "GuardedRollout", "HarassmentRule", "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause", "Priority",
+    "RolloutMove", "SavedFilter", "Scope", "Stage", "Switch", "Template", "TemplateText", "Touch", "TouchState",
+    "Verdict", "WhatIfRun",
 ]  # fmt: skip

@@ -184,6 +184,8 @@ class Node(Versioned):
     )
     canary_percent = models.FloatField(_("canary, percent of communities"), default=0, validators=percent_validators)
     canary_communities = models.JSONField(_("canary, always these communities"), default=list, blank=True)
+    #: How a guarded roll-out of the canary goes (`scheduling.guardrail.read_plan`); None: as is usual.
+    canary_guard = models.JSONField(_("canary, plan of a guarded roll-out"), null=True, blank=True)
     cancel_on = models.JSONField(_("cancelled by these events"), default=list, blank=True)
     on_repeat = models.CharField(_("on repetition"), max_length=10, choices=OnRepeat, default=OnRepeat.EACH)
     goal_event = models.CharField(_("goal event"), max_length=120, blank=True)
