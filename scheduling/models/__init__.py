@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from scheduling.models.access import ApiKey, Pause, Scope
+from scheduling.models.alert import Alert, AlertReceiver
 from scheduling.models.bulk_action import BulkAction
 from scheduling.models.customer import Community, Complaint, Customer
 from scheduling.models.event import Event, EventType
@@ -28,9 +29,9 @@ from scheduling.models.versioned import Configuration
 from scheduling.models.what_if import WhatIfRun
 
 __all__ = [
-    "LEASED", "WAITING", "ApiKey", "Attempt", "BulkAction", "CapSwitch", "Category", "ChannelConfig", "Community",
-    "Complaint", "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event", "EventType", "FailedLogin",
-    "FailedTask", "GuardedRollout", "HarassmentRule", "LedgerRow", "Node", "OnRepeat", "OverCap", "Pause", "Priority",
-    "RolloutMove", "SavedFilter", "Scope", "Stage", "Switch", "Template", "TemplateText", "Touch", "TouchState",
-    "Verdict", "WhatIfRun",
+    "LEASED", "WAITING", "Alert", "AlertReceiver", "ApiKey", "Attempt", "BulkAction", "CapSwitch", "Category",
+    "ChannelConfig", "Community", "Complaint", "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event",
+    "EventType", "FailedLogin", "FailedTask", "GuardedRollout", "HarassmentRule", "LedgerRow", "Node", "OnRepeat",
+    "OverCap", "Pause", "Priority", "RolloutMove", "SavedFilter", "Scope", "Stage", "Switch", "Template",
+    "TemplateText", "Touch", "TouchState", "Verdict", "WhatIfRun",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('scheduling', '0008_bulk_actions'),
+        ('scheduling', '0009_guarded_rollouts'),
     ]
 
     operations = [
