@@ -45,7 +45,7 @@ def _waiting() -> list[Figure]:
 
     def count(tier: int) -> int:
         waiting = Job.objects.filter(state="scheduled", parked="", due_at__lte=now(), priority=tier)
-        handed_over = Job.objects.filter(state__in=("queued", "running"), priority=tier).filter(state="queued")
+        handed_over = Job.objects.filter(state="queued", priority=tier)
         return waiting[:MOST].count() + handed_over[:MOST].count()
 
     return [
