@@ -13,6 +13,7 @@ from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
 
 from scheduling import measures
+from scheduling.alerts.watchman import Watchman
 
 log = structlog.get_logger(__name__)
 
@@ -31,10 +32,14 @@ class LeaderScheduler(DatabaseScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._lock_connection: psycopg.Connection[Any] | None = None
         self._leads = False
+        self._watchman = Watchman()
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        led, self._leads = self._leads, self._holds_lock()
+        held = self._holds_lock()
+        led, self._leads = self._leads, bool(held)
+        if held is not None:
+            self._watchman.stand(held)
         if not self._leads:
             return self.STANDBY_SECONDS
         if not led:
@@ -56,7 +61,8 @@ class LeaderScheduler(DatabaseScheduler):
                 ignore_errors(connection, connection.release)
             raise
 
-    def _holds_lock(self) -> bool:
+    def _holds_lock(self) -> bool | None:
+        """None where the database does not say."""
         try:
             if self._lock_connection is None or self._lock_connection.closed:
                 self._lock_connection = psycopg.connect(**_parameters(), autocommit=True, connect_timeout=3)
@@ -72,7 +78,7 @@ class LeaderScheduler(DatabaseScheduler):
             if self._lock_connection is not None:
                 self._lock_connection.close()
             self._lock_connection = None
-            return False
+            return None
 
     def close(self) -> None:
         super().close()

@@ -51,6 +51,7 @@ def registries_name_what_exists(**_: Any) -> list[CheckMessage]:
         "CHANNELS": settings.CHANNELS.values(),
         "REPUBLISHERS": settings.REPUBLISHERS.values(),
         "PRESENCE": settings.PRESENCE,
+        "ALERTS": settings.ALERTS,
     }
     return [
         Error(f"{name} names {path}, which cannot be imported.", id="aftertouch.E003")

@@ -207,6 +207,8 @@ ADMIN_MENUS = ["rpa_tasks.admin.menu.MENU", "sessions.admin.menu.MENU"]
 DASHBOARD = ["rpa_tasks.admin.cards.card", "sessions.cards.card"]
 # What other apps add to /metrics from the database: dotted paths of prometheus collectors.
 METRICS = ["rpa_tasks.metrics.RpaMetrics", "sessions.metrics.NudgeMetrics", "sessions.metrics.SessionMetrics"]
+# What other apps have that is worth an alert: dotted paths of lists of `scheduling.alerts.conditions.Condition`.
+ALERTS = ["rpa_tasks.alerts.CONDITIONS", "sessions.alerts.CONDITIONS"]
 # Queues that other apps publish to besides those that are declared: dotted paths of functions that name them.
 QUEUES = ["rpa_tasks.tokens.further_queues"]
 # Other apps' rows that are deleted when they are old: dotted paths of `retention.Kind`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from scheduling.admin import (
     access,
+    alert,
     channel,
     community,
     complaint,
@@ -22,6 +23,6 @@ from scheduling.admin import (
 )
 
 __all__ = [
-    "access", "channel", "community", "complaint", "customer", "event", "failed_task", "node", "pause", "people",
+    "access", "alert", "channel", "community", "complaint", "customer", "event", "failed_task", "node", "pause", "people",
     "rule", "schedule", "stage", "template", "touch", "what_if",
 ]  # fmt: skip

@@ -40,6 +40,8 @@ MENU: list[tuple[str | Promise, list[Item]]] = [
             (_("Anti-harassment"), "shield_person", "scheduling_harassmentrule_changelist",
              "scheduling.view_harassmentrule"),
             (_("Event types"), "label", "scheduling_eventtype_changelist", "scheduling.view_eventtype"),
+            (_("Alerts"), "notifications_active", "scheduling_alertreceiver_changelist",
+             "scheduling.view_alertreceiver"),
         ],
     ),
     (

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from django import forms
@@ -18,8 +16,8 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 from scheduling import configuration, routing
 from scheduling.admin.fields import DataField
 from scheduling.admin.wording import complaint, reason
-from scheduling.channels.base import Delivered, ImmediateChannel, Message, Outcome, Unknown
-from scheduling.channels.transport import close_shared_transport
+from scheduling.channels.base import Delivered, Message, Outcome, Unknown
+from scheduling.channels.once import send_once
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Community, Customer, Template
 from scheduling.rendering import CannotRender, render
@@ -90,14 +88,14 @@ def test_page(templates_admin: Any, request: HttpRequest, template: Template) ->
         "ops/send_test.html",
         _("Send a test of “%(what)s”") % {"what": template},
         form=form,
-        result=_result(outcome) if outcome is not None else None,
+        result=told(outcome) if outcome is not None else None,
         body=body,
         back=templates_admin.url("change", template.pk),
         original=template,
     )
 
 
-def _result(outcome: Outcome | str) -> dict[str, Any]:
+def told(outcome: Outcome | str) -> dict[str, Any]:
     if isinstance(outcome, str):
         return {"kind": "error", "title": _("Not sent"), "text": outcome}
     if isinstance(outcome, Delivered):
@@ -132,16 +130,4 @@ def _send(template: Template, wanted: Mapping[str, Any]) -> tuple[Outcome | str,
         body=f"{mark} {body}", locale=locale, target=target,
         event={"source": event.source, "id": event.event_id, "type": event.type, "time": event.occurred_at},
     )  # fmt: skip
-    if isinstance(channel, ImmediateChannel):
-        return channel.send_now(message), message.body
-
-    async def once() -> Outcome:
-        try:
-            return await channel.send(message, datetime.now(UTC) + spec.timeout)
-        finally:
-            await close_shared_transport()
-
-    try:
-        return asyncio.run(once()), message.body
-    except Exception as error:  # a bug of the channel counts as unknown, here as in delivery
-        return Unknown("channel_error", f"{type(error).__name__}: {error}"), message.body
+    return send_once(channel, message, spec.timeout), message.body

@@ -4,27 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
 
 from django.utils.functional import Promise
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, gettext_noop, ngettext
+from django.utils.translation import gettext_lazy, gettext_noop
 
-
-def spoken(span: timedelta | None) -> str:
-    """`15 minutes`, `2 hours`, `7 days`: at most the two largest parts."""
-    if span is None:
-        return "–"
-    seconds = round(span.total_seconds())
-    days, hours, minutes = seconds // 86400, seconds // 3600 % 24, seconds // 60 % 60
-    parts = [
-        ngettext("%d day", "%d days", days) % days if days else "",
-        ngettext("%d hour", "%d hours", hours) % hours if hours else "",
-        ngettext("%d minute", "%d minutes", minutes) % minutes if minutes else "",
-        ngettext("%d second", "%d seconds", seconds % 60) % (seconds % 60) if seconds % 60 else "",
-    ]
-    return " ".join([part for part in parts if part][:2]) or _("at once")
-
+from scheduling.spoken import spoken as spoken
 
 #: Why a touch waits or ended as it did, and the rule of a verdict.
 REASONS: dict[str, str | Promise] = {

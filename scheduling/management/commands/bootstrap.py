@@ -38,7 +38,7 @@ OPERATOR = (
 )  # fmt: skip
 EDITED = (
     "stage", "template", "templatetext", "node", "channelconfig", "community", "delayrule", "harassmentrule",
-    "eventtype", "customer", "platform", "flow", "shop", "silencepolicy", "campaign",
+    "eventtype", "customer", "platform", "flow", "shop", "silencepolicy", "campaign", "alertreceiver",
 )  # fmt: skip
 
 

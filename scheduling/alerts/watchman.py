@@ -1,0 +1,46 @@
+"""Looks again and again, in a thread of beat: neither a broker that is away nor a slow robot holds a tick up, and no
+worker has to live for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import structlog
+from django.db import close_old_connections
+
+from scheduling.alerts.watch import Watch
+
+log = structlog.get_logger(__name__)
+
+PAUSE = 10.0  #: seconds between two looks
+
+
+class Watchman:
+    def __init__(self, look: Callable[[datetime], None] | None = None, pause: float = PAUSE) -> None:
+        self._look = look or Watch().look
+        self._pause = pause
+        self._leads = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def stand(self, leads: bool) -> None:
+        """Only the beat that leads watches. One that lost the database goes on until it knows that another leads."""
+        if not leads:
+            self._leads.clear()
+            return
+        self._leads.set()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._watch, name="watchman", daemon=True)
+            self._thread.start()
+
+    def _watch(self) -> None:
+        resting = threading.Event()
+        while True:
+            self._leads.wait()
+            try:
+                close_old_connections()
+                self._look(datetime.now(UTC))
+            except Exception:
+                log.exception("alerts_not_watched")
+            resting.wait(self._pause)

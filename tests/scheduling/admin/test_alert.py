@@ -1,0 +1,101 @@
+"""Who is told of alerts: chosen, tried out and looked at in the back office."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils.timezone import now
+
+from scheduling.alerts.conditions import usual_limits
+from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+@pytest.fixture
+def hook(receiver: Any) -> ChannelConfig:
+    return ChannelConfig.objects.create(key="ops", kind="webhook", config={"url": receiver.url})
+
+
+@pytest.fixture
+def on_duty(hook: ChannelConfig) -> AlertReceiver:
+    return AlertReceiver.objects.create(name="on duty", channel=hook, limits={"overdue": 60, "broker": 0})
+
+
+def test_a_new_receiver_is_told_of_everything_beyond_the_usual_limits(
+    hook: ChannelConfig, editor: Client, admin_url: Url, filled: Any
+) -> None:
+    url = admin_url("alertreceiver_add")
+    answer = editor.post(url, filled(url, name="on duty", channel=hook.pk))
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    row = AlertReceiver.objects.get()
+    assert row.limits == usual_limits()
+    assert (row.holds_for, row.remind_every) == (timedelta(minutes=1), timedelta(hours=1))
+
+
+def test_limits_are_typed_as_people_say_them_and_what_is_empty_is_not_told(
+    on_duty: AlertReceiver, editor: Client, admin_url: Url, filled: Any
+) -> None:
+    """The pass that holds it just now keeps its fence; what could not be told is tried again at once."""
+    AlertReceiver.objects.update(lease_no=7, watched_until=now(), tries=3, retry_at=now(), problem="connect")
+    url = admin_url("alertreceiver_change", on_duty.pk)
+    page = editor.get(url)
+    AlertReceiver.objects.update(lease_no=8)
+    changes = {"limit_overdue": "2m30s", "limit_failed_burst": "25", "limit_broker": None, "limit_unattended": "on"}
+    answer = editor.post(url, filled(url, **changes, remind_every=""))
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    assert page.context["adminform"].form["limit_overdue"].value() == "1m"
+    on_duty.refresh_from_db()
+    assert on_duty.limits == {"overdue": 150, "unattended": 0, "failed_burst": 25}
+    assert (on_duty.remind_every, on_duty.lease_no, on_duty.tries, on_duty.problem) == (None, 8, 0, "")
+
+
+def test_a_robot_without_an_address_is_refused_at_its_field(editor: Client, admin_url: Url, filled: Any) -> None:
+    robot = ChannelConfig.objects.create(key="robot", kind="wecom")
+    mail = ChannelConfig.objects.create(key="mail", kind="email")
+    log = ChannelConfig.objects.create(key="log", kind="log")
+    empty = Community.objects.create(chat_id="c1")
+    url = admin_url("alertreceiver_add")
+    for channel, community, field in (
+        (robot, None, "community"), (robot, empty, "community"), (mail, None, "address"), (log, None, "channel"),
+    ):  # fmt: skip
+        given = {"name": "on duty", "channel": channel.pk, "community": community.pk if community else None}
+        answer = editor.post(url, filled(url, **given))
+        assert list(answer.context["adminform"].form.errors) == [field], channel
+    assert not AlertReceiver.objects.exists()
+
+
+def test_a_test_is_really_sent(
+    on_duty: AlertReceiver, editor: Client, admin_url: Url, receiver: Any, valkey: Any
+) -> None:
+    url = admin_url("alertreceiver_send_test", on_duty.pk)
+    assert editor.get(url).status_code == 200
+    assert receiver.bodies == []
+    assert "Delivered" in editor.post(url).content.decode()
+    assert receiver.bodies[0]["data"]["body"].startswith("[Test] Alerts\n")
+
+
+def test_what_is_wrong_now_is_shown(on_duty: AlertReceiver, viewer: Client, admin_url: Url) -> None:
+    Alert.objects.create(
+        receiver=on_duty,
+        condition="queue_age",
+        subject="touch.high",
+        since=now(),
+        told_at=now(),
+        value=1,
+        first_value=1,
+    )
+    assert "1 stand" in viewer.get(admin_url("alertreceiver_changelist")).content.decode()
+    page = viewer.get(admin_url("alertreceiver_change", on_duty.pk)).content.decode()
+    assert "Messages wait too long in touch.high" in page
+    assert "Touches are late: more than 1 minute; The broker does not answer" in page
+    AlertReceiver.objects.update(problem="vendor_93000 机器人地址不合法")
+    assert "Cannot be told" in viewer.get(admin_url("alertreceiver_changelist")).content.decode()
+    page = viewer.get(admin_url("alertreceiver_change", on_duty.pk)).content.decode()
+    assert "Platform refused it (code 93000) – 机器人地址不合法" in page

@@ -1,0 +1,45 @@
+"""A real beat, a real worker that is really killed, a real robot."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from config.embedded.processes import wait_until
+from config.environment import environment
+from scheduling.alerts import figures
+from scheduling.models import AlertReceiver
+from tests.faults.workers import celery, worker
+from tests.scheduling.alerts.conftest import Robot
+from tests.scheduling.api.serving import database_url
+
+PATIENCE = 90
+UNATTENDED = "queue_unattended"
+CORE = "ticks,touch.high,touch.normal,touch.low"
+
+
+@pytest.fixture
+def at_home(tmp_path: Path) -> dict[str, str]:
+    return {
+        **os.environ, "DATABASE_URL": database_url(), "REDIS_URL": environment().redis,
+        "DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_STATE_DIR": str(tmp_path),
+        "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1",
+    }  # fmt: skip
+
+
+@pytest.mark.faults
+@pytest.mark.django_db(transaction=True)
+def test_a_killed_worker_is_told_though_no_task_can_run(
+    robot: Robot, on_duty: Callable[..., AlertReceiver], at_home: dict[str, str]
+) -> None:
+    with worker(at_home, "-Q", CORE, "-c", "1", "-n", "core@%h", log="core") as core, celery(at_home, "beat") as beat:
+        core.await_ready()
+        assert figures.read(frozenset({UNATTENDED}))[UNATTENDED] == [], "a worker consumes all that has to be"
+        on_duty(limits={"unattended": 0}, holds_for=timedelta(0))
+        core.kill()
+        assert wait_until(lambda: bool(robot.taken), PATIENCE), beat.log
+    assert robot.taken[0].startswith("【告警】没有 worker 在消费 ticks、touch.high、touch.low、touch.normal\n")

@@ -1,0 +1,56 @@
+"""What is asked for alerts alone; the rest is `tests/scheduling/metrics`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils.timezone import now
+
+from scheduling.alerts import figures
+from scheduling.models import FailedTask, Touch
+
+pytestmark = pytest.mark.django_db
+
+
+def read(name: str) -> dict[str, float]:
+    samples = figures.read(frozenset({name}))[name]
+    return {next(iter(labels.values())): value for labels, value in samples}
+
+
+def test_failed_tasks_are_counted_that_are_new_and_open() -> None:
+    for minutes, state, origin in (
+        (1, "open", "touch"),
+        (9, "open", "touch"),
+        (11, "open", "touch"),
+        (1, "ignored", "rpa_job"),
+    ):
+        failed_at = now() - timedelta(minutes=minutes)
+        FailedTask.objects.create(origin=origin, failure="failed", reason="x", state=state, failed_at=failed_at)
+    assert read("failed_lately") == {"touch": 2}
+
+
+def test_touches_are_counted_whose_receiver_does_not_answer(matrix: Any, happen: Callable[..., Any]) -> None:
+    matrix.node(delay=timedelta(minutes=5))
+    ids = [happen(user=f"u{number}").task_ids[0] for number in range(4)]
+    for task_id, reason in zip(ids, ("target_down", "connect", "quota", ""), strict=True):
+        Touch.objects.filter(pk=task_id).update(reason=reason)
+    assert read("touches_unanswered") == {"log": 2}
+
+
+def test_queues_that_nobody_consumes_are_those_of_the_core_and_those_in_which_something_waits(valkey: Any) -> None:
+    valkey.lpush("mq:low", "{}")
+    assert read("queue_unattended") == dict.fromkeys(["low", "ticks", "touch.high", "touch.low", "touch.normal"], 1.0)
+
+
+def test_nothing_reads_a_whole_table() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        for _name, _label, statement, parameters in figures._COUNTED:
+            cursor.execute("EXPLAIN " + statement.replace("%(dead)b", "%(dead)s"), parameters)
+            plan = "\n".join(row[0] for row in cursor.fetchall())
+            assert "Seq Scan on scheduling_touch" not in plan
+            assert "Seq Scan on scheduling_failedtask" not in plan

@@ -1,0 +1,234 @@
+"""Passes with a pushed clock, a real robot, real figures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+from kombu import Connection
+
+from config.celery import app
+from scheduling.alerts import telling, watch
+from scheduling.alerts.conditions import conditions, usual_limits
+from scheduling.alerts.following import Word, begin
+from scheduling.alerts.watch import Watch
+from scheduling.channels.quota import QuotaGate, _names
+from scheduling.models import Alert, AlertReceiver, ChannelConfig, Pause
+from tests.scheduling.alerts.conftest import BEGAN, Robot
+
+pytestmark = pytest.mark.django_db
+SECOND = timedelta(seconds=1)
+FULL = {"errcode": 45009, "errmsg": "api freq out of limit"}
+OnDuty = Callable[..., AlertReceiver]
+Wrong = Callable[..., Pause]
+
+
+def look(seconds: float, watching: Watch | None = None) -> None:
+    """By default as after a restart: what is known is in the database."""
+    (watching or Watch()).look(BEGAN + seconds * SECOND)
+
+
+def test_a_beginning_a_reminder_and_an_end_are_one_message_each(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
+    on_duty()
+    pause = wrong()
+    for seconds in (0, 10, 50):
+        look(seconds)
+    assert robot.taken == []
+    for seconds in (60, 70, 80, 3650):
+        look(seconds)
+    (told,) = robot.taken
+    assert told.splitlines() == [
+        "【告警】有暂停持续太久（全部）", "自 11-21 16:00:00 起，已持续 1 分钟。", "最久的：2 天。",
+        "还需要暂停吗？被它拦住的触达会过期。", "https://touch.example.com/admin/scheduling/pause/",
+    ]  # fmt: skip
+    for seconds in (3660, 3670, 7000):
+        look(seconds)
+    assert [each.splitlines()[0] for each in robot.taken[1:]] == ["【仍未恢复】有暂停持续太久（全部）"]
+    pause.delete()
+    for seconds in (7010, 7060, 7070, 7080, 9000):
+        look(seconds)
+    end = "自 11-21 16:00:00 至 11-21 17:56:50，共 1 小时 56 分钟。"
+    assert robot.taken[2:] == [f"【已恢复】有暂停持续太久（全部）\n{end}"]
+    assert not Alert.objects.exists()
+
+
+def test_what_begins_together_is_one_message(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
+    on_duty(limits={"paused": 3600, "no_watcher": 1}, holds_for=timedelta(0))
+    wrong("channel:a")
+    wrong("node:b")
+    look(0)
+    (told,) = robot.taken
+    assert [part.splitlines()[0] for part in told.split("\n\n")] == [
+        "【告警】有暂停持续太久（某个渠道、某个节点）", "【告警】没有进程在监听在线会话",
+    ]  # fmt: skip
+
+
+def test_a_refusal_with_status_200_is_said_again_later(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
+    receiver = on_duty(holds_for=timedelta(0))
+    wrong()
+    robot.verdicts = [{"errcode": -1, "errmsg": "busy"}, FULL]
+    look(0)
+    look(10)
+    assert len(robot.asked) == 1, "it was asked again before the time that it names"
+    receiver.refresh_from_db()
+    assert (receiver.tries, receiver.told_at) == (1, None)
+    assert receiver.problem.startswith("vendor_-1 企业微信系统繁忙")
+    unmute(receiver, robot)
+    look(20)
+    look(40)
+    assert (len(robot.asked), robot.taken) == (2, [])
+    unmute(receiver, robot)
+    look(90)
+    look(100)
+    assert (len(robot.asked), len(robot.taken)) == (3, 1)
+    receiver.refresh_from_db()
+    assert (receiver.tries, receiver.retry_at, receiver.problem) == (0, None, "")
+
+
+def slot(receiver: AlertReceiver, robot: Robot) -> str:
+    line = telling.line_to(receiver)
+    message: Any = type("Message", (), {"target": {"url": robot.url}})
+    return f"{line.spec.id}:{line.channel.target_key(message)}"
+
+
+def unmute(receiver: AlertReceiver, robot: Robot) -> None:
+    """The time that the vendor named is over."""
+    for name in _names(slot(receiver, robot)):
+        telling._gate()._redis.delete(name)
+
+
+def test_a_robot_that_has_had_enough_this_minute_is_left_alone(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
+    """Whoever sent those messages: the vendor counts them all."""
+    receiver = on_duty(holds_for=timedelta(0))
+    wrong()
+    used = slot(receiver, robot)
+    quotas = telling.line_to(receiver).channel.quotas
+    assert telling._gate().acquire(quotas, {used: 20})[used].granted == 20
+    look(0)
+    receiver.refresh_from_db()
+    assert (robot.asked, receiver.problem) == ([], "quota")
+
+
+def test_a_restart_repeats_nothing(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
+    on_duty(holds_for=timedelta(0))
+    wrong()
+    for seconds in (0, 10, 20):
+        Watch().look(BEGAN + seconds * SECOND)
+    assert len(robot.taken) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_passes_at_once_say_it_once(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
+    on_duty(holds_for=timedelta(0))
+    wrong()
+    robot.may_answer.clear()
+
+    def first() -> None:
+        look(0)
+        connection.close()
+
+    running = threading.Thread(target=first)
+    running.start()
+    assert robot.waits.wait(30)
+    look(1)  # while the first one waits for the robot's answer
+    robot.may_answer.set()
+    running.join()
+    look(10)
+    assert len(robot.asked) == 1
+
+
+def test_who_dies_between_the_message_and_its_note_says_it_again(
+    robot: Robot, on_duty: OnDuty, wrong: Wrong, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At least once. A receiver that honours the key sees one effect."""
+    config = {"url": robot.url}
+    hook = ChannelConfig.objects.create(key="hook", kind="webhook", config=config)
+    on_duty(channel=hook, community=None, holds_for=timedelta(0))
+    wrong()
+    with monkeypatch.context() as dying:
+        dying.setattr(watch, "_write", lambda *_: (_ for _ in ()).throw(SystemExit))
+        with pytest.raises(SystemExit):
+            look(0)
+    look(60)
+    assert len(robot.asked) == 1, "somebody else had it still"
+    look(91)
+    look(101)
+    assert len(robot.asked) == 2
+    first, second = (each["webhook-id"] for each in robot.headers)
+    assert first == second
+
+
+def test_one_that_cannot_be_told_keeps_no_other_from_hearing_it(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
+    lost = on_duty("a", community=None, holds_for=timedelta(0))
+    on_duty("b", holds_for=timedelta(0))
+    wrong()
+    look(0)
+    lost.refresh_from_db()
+    assert lost.problem.startswith("no_target")
+    assert len(robot.taken) == 1
+
+
+def test_who_is_switched_off_or_asks_for_nothing_hears_nothing(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
+    on_duty("a", enabled=False, holds_for=timedelta(0))
+    on_duty("b", limits={}, holds_for=timedelta(0))
+    on_duty("c", limits={"paused": 86400 * 3, "gone": 1}, holds_for=timedelta(0))
+    wrong()
+    look(0)
+    assert robot.asked == []
+
+
+def test_a_broker_that_is_away_is_told_without_it(
+    robot: Robot, on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_duty(limits={"broker": 0, "queue_length": 0, "unattended": 0}, holds_for=timedelta(0))
+    monkeypatch.setattr(app, "connection_for_read", lambda **options: Connection("redis://127.0.0.1:1/0", **options))
+    monkeypatch.setattr(telling, "_gate", lambda: QuotaGate.connect("redis://127.0.0.1:1/0"))
+    look(0)
+    (told,) = robot.taken
+    assert told.startswith("【告警】消息中间件没有响应\n")
+    assert "\n\n" not in told, "what nobody knows is not told"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_database_that_is_away_is_told_from_memory_and_once(
+    robot: Robot, on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_duty(limits={"database": 0}, holds_for=timedelta(seconds=30))
+    on_duty("b", limits={"paused": 60}, holds_for=timedelta(0))
+    watching = Watch()
+    look(0, watching)
+
+    def away(*_: Any) -> Any:
+        raise OperationalError("the database is away")
+
+    with monkeypatch.context() as outage:
+        outage.setattr(Watch, "_look", away)
+        for seconds in (10, 20, 40, 50, 60):
+            look(seconds, watching)
+    (told,) = robot.taken
+    assert told.startswith("【告警】PostgreSQL 没有及时响应\n自 11-21 16:00:10 起，已持续 30 秒。\n")
+    for seconds in (70, 80, 100, 110):
+        look(seconds, watching)
+    assert [each.splitlines()[0] for each in robot.taken[1:]] == ["【已恢复】PostgreSQL 没有及时响应"]
+
+
+def test_every_condition_can_be_said_and_leads_to_a_page(robot: Robot) -> None:
+    """In both languages, with many subjects."""
+    from django.utils import translation
+
+    says = [
+        (word, begin(1, key, subject, 100.0, BEGAN))
+        for key, condition in conditions().items()
+        for word in (Word.BEGINS, Word.GOES_ON, Word.OVER)
+        for subject in ([f"q{number}" for number in range(20)] if condition.label else [""])
+    ]
+    for language in ("zh-hans", "en"):
+        with translation.override(language):
+            subject, body = telling.composed(says, BEGAN + timedelta(hours=3))
+        assert "%(" not in subject + body
+        assert body.count("https://touch.example.com/admin/") == 2 * len(conditions())
+    assert set(usual_limits()) == set(conditions())
