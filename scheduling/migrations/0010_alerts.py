@@ -42,7 +42,7 @@ class Migration(migrations.Migration):
             name='Alert',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('condition', models.CharField(max_length=40, verbose_name='what')),
+                ('condition', models.CharField(max_length=40, verbose_name='condition')),
                 ('subject', models.CharField(blank=True, max_length=200, verbose_name='about')),
                 ('since', models.DateTimeField(verbose_name='since')),
                 ('value', models.FloatField(verbose_name='figure')),

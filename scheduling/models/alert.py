@@ -48,7 +48,7 @@ class Alert(models.Model):
     """Something that is wrong, as one receiver has been told of it. The row goes when they know that it is over."""
 
     receiver = models.ForeignKey(AlertReceiver, on_delete=models.CASCADE, related_name="alerts")
-    condition = models.CharField(_("what"), max_length=40)
+    condition = models.CharField(_("condition"), max_length=40)
     subject = models.CharField(_("about"), max_length=200, blank=True)
     since = models.DateTimeField(_("since"))
     value = models.FloatField(_("figure"))
