@@ -5,6 +5,7 @@ from __future__ import annotations
 from scheduling.admin import (
     access,
     alert,
+    bulk,
     channel,
     community,
     complaint,
@@ -23,6 +24,6 @@ from scheduling.admin import (
 )
 
 __all__ = [
-    "access", "alert", "channel", "community", "complaint", "customer", "event", "failed_task", "node", "pause", "people",
-    "rule", "schedule", "stage", "template", "touch", "what_if",
+    "access", "alert", "bulk", "channel", "community", "complaint", "customer", "event", "failed_task", "node",
+    "pause", "people", "rule", "schedule", "stage", "template", "touch", "what_if",
 ]  # fmt: skip

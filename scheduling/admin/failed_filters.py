@@ -11,6 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
 
 from scheduling.admin.wording import reason
+from scheduling.bulk.matching import state_of_failed
 from scheduling.models import ChannelConfig, FailedTask
 
 #: A run may have done half of its work before it failed.
@@ -41,8 +42,7 @@ class OpenFilter(admin.SimpleListFilter):
         return others
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
-        wanted = self.value() or FailedTask.State.OPEN
-        return queryset if wanted == "all" else queryset.filter(state=wanted)
+        return queryset.filter(state_of_failed(self.value() or ""))
 
 
 class ClassFilter(admin.SimpleListFilter):

@@ -16,16 +16,20 @@ from django.utils.http import urlencode
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import ChoicesDropdownFilter, RangeDateTimeFilter
+from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.decorators import action, display
 
-from scheduling.admin.base import ReadOnlyAdmin, as_uuid
+from scheduling.admin.base import ReadOnlyAdmin
 from scheduling.admin.export import Exported
-from scheduling.admin.failed_actions import VERBS, act_page, bulk
+from scheduling.admin.failed_actions import VERBS, act_page
+from scheduling.admin.failed_bulk import bulk
 from scheduling.admin.failed_filters import CauseFilter, ChannelFilter, ClassFilter, OpenFilter, class_of
 from scheduling.admin.replay import page_of, replay_page, task_of
+from scheduling.admin.saved_filters import WithSavedFilters
+from scheduling.admin.spans import SpanFilter
 from scheduling.admin.timeline import clock
 from scheduling.admin.wording import reason
+from scheduling.bulk.matching import named_failed
 from scheduling.models import FailedTask
 
 TONES = {
@@ -56,11 +60,11 @@ def panel_of(request: HttpRequest, row: FailedTask) -> str:
 
 
 @admin.register(FailedTask)
-class FailedTaskAdmin(Exported, ReadOnlyAdmin):
+class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
     list_display = ("failed", "state_label", "class_label", "why", "channel", "node_key", "user_key", "origin")
     list_filter = (
         OpenFilter, ("origin", ChoicesDropdownFilter), CauseFilter, ChannelFilter, ClassFilter,
-        ("failed_at", RangeDateTimeFilter),
+        ("failed_at", SpanFilter),
     )  # fmt: skip
     search_fields = ("task_id",)
     search_help_text = _("Task id, delivery key or user id, in full")
@@ -83,6 +87,9 @@ class FailedTaskAdmin(Exported, ReadOnlyAdmin):
     def has_export_permission(self, request: HttpRequest) -> bool:
         return self.has_act_permission(request)
 
+    def may_share(self, request: HttpRequest) -> bool:
+        return self.has_act_permission(request)
+
     def get_urls(self) -> list[URLPattern]:
         view = self.admin_site.admin_view
         return [
@@ -98,12 +105,7 @@ class FailedTaskAdmin(Exported, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[FailedTask], search_term: str
     ) -> tuple[QuerySet[FailedTask], bool]:
-        term = search_term.strip()
-        if not term:
-            return queryset, False
-        if uuid := as_uuid(term):
-            return queryset.filter(task_id=uuid) | queryset.filter(root_id=uuid), False
-        return queryset.filter(payload__user_id=term), False
+        return queryset.filter(named_failed(search_term)), False
 
     def get_actions(self, request: HttpRequest) -> Any:
         if not self.has_act_permission(request):

@@ -49,6 +49,7 @@ MENU: list[tuple[str | Promise, list[Item]]] = [
         [
             (_("Touches"), "send", "scheduling_touch_changelist", "scheduling.view_touch"),
             (_("Failed tasks"), "error", "scheduling_failedtask_changelist", "scheduling.view_failedtask"),
+            (_("Bulk actions"), "checklist", "scheduling_bulkaction_changelist", "scheduling.view_bulkaction"),
             (_("Events"), "bolt", "scheduling_event_changelist", "scheduling.view_event"),
             (_("Customers"), "person", "scheduling_customer_changelist", "scheduling.view_customer"),
             (_("Complaints"), "sentiment_dissatisfied", "scheduling_complaint_changelist",

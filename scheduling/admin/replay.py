@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django import forms
 from django.apps import apps
 from django.conf import settings
 from django.contrib import messages
@@ -19,15 +18,15 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
-from django.utils.dateparse import parse_datetime
 from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
-from unfold.widgets import UnfoldAdminDecimalFieldWidget
+from django.utils.translation import ngettext
 
 from scheduling import failed_tasks
-from scheduling.admin.failed_actions import MOST_AT_ONCE, ReasonForm, actor_of
+from scheduling.admin.bulk import begin
+from scheduling.admin.failed_actions import PaceForm, actor_of
+from scheduling.admin.failed_bulk import AT_ONCE, instant_of, tell_conflicts
 from scheduling.admin.wording import reason
 from scheduling.failed_tasks import Tally
 from scheduling.models import FailedTask
@@ -51,13 +50,6 @@ class Again:
         return "success" if self.state in DONE_WELL else TONES.get(self.state, "info")
 
 
-class PaceForm(ReasonForm):
-    per_second = forms.FloatField(
-        label=gettext_lazy("How many a second"), min_value=0.1, max_value=100, initial=5,
-        widget=UnfoldAdminDecimalFieldWidget, help_text=gettext_lazy("The receiver must be able to take them."),
-    )  # fmt: skip
-
-
 def task_of(origin: str, task_id: Any) -> Any:
     """The row of work with this id, whatever app it lives in; None where there is none."""
     label = settings.LEDGERS.get(origin)
@@ -77,17 +69,19 @@ def replay_page(tasks_admin: Any, request: HttpRequest, fingerprint: str) -> Htt
     example = group.order_by("-failed_at").first()
     if example is None:
         raise Http404
-    asked_at = parse_datetime(request.POST.get("asked_at", "")) or now()
+    asked_at = instant_of(request)
     waiting = group.filter(state=FailedTask.State.OPEN, failed_at__lte=asked_at).order_by("failed_at")
     form = PaceForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
+        if "rest" in request.POST and waiting[: AT_ONCE + 1].count() > AT_ONCE:
+            return begin(request, "retry", {"fingerprint": fingerprint, "state": "open"}, form, asked_at)
         _publish(request, waiting, form, all_of_them="rest" in request.POST)
         return redirect(request.path)
     tried = _tried(group)
     return tasks_admin.page(  # type: ignore[no-any-return]
         request, "ops/failed_replay.html", _("Retry with care"), form=form, example=example,
-        words=reason(example.reason), tried=tried, waiting=waiting[: MOST_AT_ONCE + 1].count(), few=FEW,
-        most=MOST_AT_ONCE, advice=_advice(tried), asked_at=now().isoformat(),
+        words=reason(example.reason), tried=tried, waiting=waiting.count(), few=FEW,
+        most=AT_ONCE, advice=_advice(tried), asked_at=now().isoformat(),
         all_well=_all_well(tried), back=reverse("admin:scheduling_failedtask_groups"),
         list_link=f"{tasks_admin.url('changelist')}?{urlencode({'fingerprint': fingerprint})}",
     )  # fmt: skip
@@ -121,7 +115,7 @@ def _advice(tried: Sequence[Again]) -> tuple[str, str]:
 
 
 def _publish(request: HttpRequest, waiting: QuerySet[FailedTask], form: PaceForm, *, all_of_them: bool) -> None:
-    failed_ids = list(waiting.values_list("pk", flat=True)[:MOST_AT_ONCE])
+    failed_ids = list(waiting.values_list("pk", flat=True)[:AT_ONCE])
     actor, pace = actor_of(request, form), form.cleaned_data["per_second"]
     if all_of_them:
         tally = failed_tasks.retry_all(failed_ids, actor, per_second=pace)
@@ -133,10 +127,4 @@ def _publish(request: HttpRequest, waiting: QuerySet[FailedTask], form: PaceForm
 def _tell(request: HttpRequest, tally: Tally) -> None:
     words = ngettext("%(count)s was published again.", "%(count)s were published again.", tally.done)
     (messages.success if tally.done else messages.warning)(request, words % {"count": tally.done})
-    if tally.conflicts:
-        words = ngettext(
-            "%(count)s was passed over: somebody acted on it meanwhile, or it can't be published again.",
-            "%(count)s were passed over: somebody acted on them meanwhile, or they can't be published again.",
-            tally.conflicts,
-        )
-        messages.warning(request, words % {"count": tally.conflicts})
+    tell_conflicts(request, tally)

@@ -6,7 +6,7 @@ from django.contrib import admin, messages
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.urls import reverse
+from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.timezone import now
 from django.utils.translation import gettext, ngettext
@@ -16,7 +16,9 @@ from unfold.decorators import action, display
 
 from scheduling import services
 from scheduling.admin.base import BigTable, ReadOnlyAdmin
+from scheduling.admin.calling_off import call_off_page
 from scheduling.admin.export import Exported
+from scheduling.admin.saved_filters import WithSavedFilters
 from scheduling.admin.spans import SpanFilter
 from scheduling.admin.timeline import clock, timeline
 from scheduling.admin.touch_filters import ReasonFilter, StandsFilter, in_order, search
@@ -31,7 +33,7 @@ STATE_TONES = {
 
 
 @admin.register(Touch)
-class TouchAdmin(Exported, BigTable, ReadOnlyAdmin):
+class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
     list_display = ("due", "state_label", "why", "node", "who", "chat_id", "event_type", "short_id")
     list_display_links = ("due", "short_id")
     list_filter = (
@@ -46,6 +48,7 @@ class TouchAdmin(Exported, BigTable, ReadOnlyAdmin):
     list_disable_select_all = True
     actions = ("cancel_selected",)
     actions_detail = ("cancel",)
+    list_after_template = "ops/touches_below.html"
     export_related = ("node__channel", "customer", "event", "template")
     export_columns = (
         (_("task id"), lambda row: row.pk), (_("state"), lambda row: row.get_state_display()),
@@ -65,6 +68,20 @@ class TouchAdmin(Exported, BigTable, ReadOnlyAdmin):
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         """To call one off; nothing else about it can be changed."""
         return bool(request.user.has_perm("scheduling.change_touch"))
+
+    def may_share(self, request: HttpRequest) -> bool:
+        return self.has_change_permission(request)
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(self.call_off_view)
+        return [path("call-off/", view, name="scheduling_touch_call_off"), *super().get_urls()]
+
+    def call_off_view(self, request: HttpRequest) -> HttpResponse:
+        return call_off_page(self, request)
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        link = f"{self.url('call_off')}?{request.GET.urlencode()}" if self.has_change_permission(request) else ""
+        return super().changelist_view(request, {"call_off_link": link, **(extra_context or {})})
 
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Touch], search_term: str

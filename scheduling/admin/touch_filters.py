@@ -8,15 +8,14 @@ from uuid import UUID
 
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest
-from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
 
 from scheduling import selectors
 from scheduling.admin.base import as_uuid
 from scheduling.admin.wording import REASONS, reason
+from scheduling.bulk.matching import standing
 from scheduling.models import Attempt, Customer, Touch
-from scheduling.pulse import LATE
 
 FOUND = 500  #: by an id that is not unique, or by words, at most
 LOOKED_AT = 50_000  #: of the latest texts and touches
@@ -48,14 +47,10 @@ class StandsFilter(DropdownFilter):  # type: ignore[misc]
         ]  # fmt: skip
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
-        due = Q(state="scheduled", parked="")
-        meant = {
-            "waiting": due,
-            "overdue": (due | Q(state="queued")) & Q(due_at__lt=now() - LATE),
-            "paused": ~Q(parked=""),
-            "bad": Q(state__in=("failed", "unknown")),
-        }
-        return queryset.filter(meant[self.value()]) if self.value() in meant else queryset
+        try:
+            return queryset.filter(standing(self.value() or ""))
+        except KeyError:
+            return queryset
 
 
 def in_order(asked: Mapping[str, str]) -> tuple[str, ...]:

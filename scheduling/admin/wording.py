@@ -164,6 +164,13 @@ COMPLAINTS = (
      gettext_noop("Somebody edited the configuration since the replay; replay the draft again.")),
     (r"somebody decided about it already, or it is not ready",
      gettext_noop("Somebody decided about it already, or it is not ready.")),
+    (r"many cannot be chosen by it", gettext_noop("many cannot be chosen by it")),
+    (r"is given twice", gettext_noop("is given twice")),
+    (r"“(?P<given>.*)” cannot be meant", gettext_noop("“%(given)s” cannot be meant")),
+    (r"the same is under way already", gettext_noop("The same is under way already.")),
+    (r"enough bulk actions are under way; .*",
+     gettext_noop("Enough bulk actions are under way; try again when one is over.")),
+    (r"it is over already", gettext_noop("It is over already.")),
     (r"its worker was lost", gettext_noop("Its worker was lost three times.")),
 )  # fmt: skip
 

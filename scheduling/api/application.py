@@ -10,7 +10,7 @@ from django.utils.module_loading import import_string
 from ninja import NinjaAPI
 from ninja.parser import Parser
 
-from scheduling.api import customers, events, failed_tasks, pauses, touches
+from scheduling.api import bulk_actions, customers, events, failed_tasks, pauses, touches
 from scheduling.api.problems import answer_with_problems
 from scheduling.api.strict_json import decode
 
@@ -30,7 +30,9 @@ api = NinjaAPI(
     description="Delayed outreach. Errors are problem details; lists take `limit` and `cursor`.",
 )
 answer_with_problems(api)
-for router in (events.router, touches.router, customers.router, failed_tasks.router, pauses.router):
+for router in (
+    events.router, touches.router, customers.router, bulk_actions.router, failed_tasks.router, pauses.router,
+):  # fmt: skip
     api.add_router("", router)
 for path in getattr(settings, "API_ROUTERS", ()):
     api.add_router("", import_string(path))

@@ -23,7 +23,7 @@ class Deed:
     """Raises `Conflict` or `NotFound` where somebody was quicker or the row's state does not allow it."""
 
     over: str
-    do: Callable[[UUID, Actor], Any]
+    do: Callable[..., Any]
     states: tuple[str, ...]
     unknown_only: bool = False
     publishes: bool = False
@@ -32,7 +32,7 @@ class Deed:
 
     def act(self, key: UUID, actor: Actor, due_at: datetime | None = None) -> None:
         if self.publishes:
-            failed_tasks.retry(key, actor, as_new=self.as_new, due_at=due_at)
+            self.do(key, actor, due_at=due_at)
         else:
             self.do(key, actor)
 

@@ -48,8 +48,7 @@ def begin(
 ) -> BulkAction:  # fmt: skip
     """Do this to everything that matches and was there at `as_of`. Raises `InvalidInput` naming the parameter that has
     no meaning, `Conflict` where the same is under way or enough others are."""
-    if action not in DEEDS:
-        raise InvalidInput.of("action", f"there is no “{action[:50]}”")
+    check(action, chosen, as_of or now())
     pace = DEEDS[action].per_second if per_second is None else per_second
     if not SLOWEST <= pace <= FASTEST:
         raise InvalidInput.of("per_second", f"must be from {SLOWEST:g} to {FASTEST:g}")
@@ -66,6 +65,13 @@ def begin(
     row.save(force_insert=True)
     log.info("bulk_action_begun", id=str(row.pk), action=action, filter=row.filter, rows=row.total, actor=actor.name)
     return row
+
+
+def check(action: str, chosen: Mapping[str, str], as_of: datetime) -> None:
+    """Raises `InvalidInput` naming what cannot be meant."""
+    if action not in DEEDS:
+        raise InvalidInput.of("action", f"there is no “{action[:50]}”")
+    matching(DEEDS[action], chosen, as_of)
 
 
 def count(row: BulkAction) -> int | None:

@@ -21,7 +21,7 @@ from rpa_tasks import tokens
 from rpa_tasks.models import ExecutionNode
 from scheduling.delivery import deliver
 from scheduling.management.commands.bootstrap import Command
-from scheduling.models import Community, FailedTask, Pause
+from scheduling.models import BulkAction, Community, FailedTask, Pause
 from tests.language.catalogue import CATALOGUES, entries
 from tests.language.walk import every_page, words
 from tests.rpa_tasks.admin.conftest import Market
@@ -62,6 +62,9 @@ def furnished(matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.Monke
     hourly = CrontabSchedule.objects.create(minute="0", day_of_week="1-5")
     PeriodicTask.objects.create(name="p1", task="scheduling.tasks.x", crontab=hourly)
     IntervalSchedule.objects.create(every=5, period="minutes")
+    BulkAction.objects.create(
+        action="retry", actor_name="u1", reason="1", filter={"state": "all"}, per_second=1, total=3, done=1
+    )
     FailedTask.objects.create(origin="message", failure="unreadable", reason="not_json", fingerprint="f1")
 
 

@@ -35,6 +35,9 @@ SCOPED = [
     ("POST", "/failed-tasks/01a1faba-57e4-7116-bb1d-df001239099e/resolve", "failed-tasks"),
     ("POST", "/failed-tasks/01a1faba-57e4-7116-bb1d-df001239099e/ignore", "failed-tasks"),
     ("POST", "/failed-tasks/01a1faba-57e4-7116-bb1d-df001239099e/archive", "failed-tasks"),
+    ("POST", "/failed-tasks/bulk", "failed-tasks"),
+    ("GET", "/bulk-actions/01a1faba-57e4-7116-bb1d-df001239099e", "failed-tasks"),
+    ("POST", "/bulk-actions/01a1faba-57e4-7116-bb1d-df001239099e/cancel", "failed-tasks"),
 ]
 
 

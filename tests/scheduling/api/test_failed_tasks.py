@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from scheduling import failures
+from scheduling.bulk import jobs
 from scheduling.ids import new_id
-from scheduling.models import FailedTask, Touch
+from scheduling.models import BulkAction, FailedTask, Touch
 from tests.scheduling.api.serving import Client, at_once
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -110,3 +111,56 @@ def test_ignoring_and_archiving(api: Client, fail: Callable[..., FailedTask]) ->
 def test_a_failed_task_that_is_not_there(api: Client, action: str) -> None:
     body = {"delivered": True} if action == "resolve" else {}
     assert api("POST", f"/failed-tasks/{new_id()}/{action}", body).status_code == 404
+
+
+# --- all that match -----------------------------------------------------------------------------------------------
+
+
+def test_all_that_match_are_left_to_workers_and_can_be_followed(api: Client, fail: Callable[..., FailedTask]) -> None:
+    rows = [fail(user=f"u{number}") for number in range(3)]
+    other = fail(reason="http_400", user="other")
+    wish = {"action": "retry", "filter": {"reason": "http_500"}, "reason": "it is back", "per_second": 0.5}
+
+    answer = api("POST", "/failed-tasks/bulk", wish)
+
+    assert answer.status_code == 202
+    told = answer.json()
+    assert (told["state"], told["total"], told["done"], told["per_second"]) == ("running", 3, 0, 0.5)
+    assert told["actor"].startswith("api:")
+    jobs.advance(told["id"])
+    path = f"/bulk-actions/{told['id']}"
+    assert [api.get(path).json()[name] for name in ("state", "done", "reason")] == ["running", 1, "it is back"]
+    assert api("POST", f"{path}/cancel", {}).json()["state"] == "cancelled"
+    assert api("POST", f"{path}/cancel", {}).status_code == 409
+    states = FailedTask.objects.filter(pk__in=[row.pk for row in (*rows, other)]).order_by("pk")
+    assert list(states.values_list("state", flat=True)) == ["retried", "open", "open", "open"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"filter": {"payload__user_id": "ann"}}, "filter.payload__user_id"),
+        ({"filter": {"state": "retried"}}, "filter.state"),
+        ({"filter": None}, "filter"),
+        ({"action": "call_off"}, "action"),
+        ({"action": "again"}, "confirm"),
+        ({"per_second": 1000}, "per_second"),
+    ],
+)
+def test_a_bulk_action_that_cannot_be_meant_is_refused_by_the_field(
+    api: Client, fail: Callable[..., FailedTask], change: dict[str, Any], field: str
+) -> None:
+    fail()
+    answer = api("POST", "/failed-tasks/bulk", {"action": "ignore", "filter": {}, **change})
+    assert answer.status_code == 422
+    assert [error["field"] for error in answer.json()["errors"]] == [field]
+    assert not BulkAction.objects.exists()
+
+
+def test_a_bulk_action_that_is_not_there_or_not_about_failed_tasks_is_not_found(house: None, api: Client) -> None:
+    row = BulkAction.objects.create(action="call_off", actor_name="ann", per_second=1)
+    for key in (new_id(), row.pk):
+        assert api.get(f"/bulk-actions/{key}").status_code == 404
+        assert api("POST", f"/bulk-actions/{key}/cancel", {}).status_code == 404
+    row.refresh_from_db()
+    assert row.state == "running"

@@ -83,6 +83,7 @@ SHIFTED = {
     "attempt": "started_at ended_at",
     "failedtask": "failed_at acted_at",
     "complaint": "complained_at",
+    "bulkaction": "as_of begun_at ended_at next_at",
 }
 
 

@@ -1,0 +1,94 @@
+"""One deed to all failed tasks that match, which workers do; how far it is, and stopping it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Field, Router, Schema
+
+from scheduling.api.auth import ApiKeyAuth, actor_of
+from scheduling.api.schemas import ActionIn, ProblemOut, Request, Text
+from scheduling.bulk import jobs
+from scheduling.bulk.deeds import DEEDS, FAILED_TASKS
+from scheduling.errors import InvalidInput, NotFound
+from scheduling.models import BulkAction
+
+router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
+PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
+OF_FAILED_TASKS = [name for name, deed in DEEDS.items() if deed.over == FAILED_TASKS]
+#: As the list of the back office calls them.
+PARAMETERS = {"origin": "origin__exact"}
+
+
+class ChosenIn(Request):
+    """What is not said matches any; without `state`, open ones."""
+
+    state: Literal["open", "ignored", "all"] = "open"
+    reason: Text = ""
+    fingerprint: Text = ""
+    origin: Literal["touch", "rpa_job", "message", ""] = ""
+    channel: Text = ""
+
+
+class BulkIn(ActionIn):
+    action: Literal["retry", "again", "delivered", "not_delivered", "ignore", "archive"]
+    filter: ChosenIn
+    per_second: Annotated[float, Field(ge=jobs.SLOWEST, le=jobs.FASTEST)] | None = None
+    confirm: bool = False
+
+
+class BulkActionOut(Schema):
+    id: UUID
+    action: str
+    filter: dict[str, str]
+    state: str
+    total: int | None
+    done: int
+    skipped: int
+    failed: int
+    per_second: float
+    actor: str
+    reason: str
+    begun_at: datetime
+    ended_at: datetime | None
+    note: str
+
+
+@router.post("/failed-tasks/bulk", response={202: BulkActionOut, PROBLEMS: ProblemOut})
+def begin(request: HttpRequest, wish: BulkIn) -> tuple[int, dict[str, Any]]:
+    """Do this to all that match and have failed by now, at a pace. `again` sends even what may have arrived, and so
+    asks for `confirm: true`."""
+    if DEEDS[wish.action].as_new and not wish.confirm:
+        raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
+    given = wish.filter.model_dump()
+    chosen = {PARAMETERS.get(name, name): value for name, value in given.items() if value}
+    return 202, _told(jobs.begin(wish.action, chosen, actor_of(request, wish.reason), per_second=wish.per_second))
+
+
+@router.get("/bulk-actions/{action_id}", response={200: BulkActionOut, PROBLEMS: ProblemOut})
+def read(request: HttpRequest, action_id: UUID) -> dict[str, Any]:
+    """How far it is."""
+    return _find(action_id)
+
+
+@router.post("/bulk-actions/{action_id}/cancel", response={200: BulkActionOut, PROBLEMS: ProblemOut})
+def cancel(request: HttpRequest, action_id: UUID, wish: ActionIn) -> dict[str, Any]:
+    """Stop it before its next batch; what is done stays done."""
+    _find(action_id)
+    jobs.cancel(action_id, actor_of(request, wish.reason))
+    return _find(action_id)
+
+
+def _find(action_id: UUID) -> dict[str, Any]:
+    row = BulkAction.objects.filter(pk=action_id, action__in=OF_FAILED_TASKS).first()
+    if row is None:
+        raise NotFound(f"There is no bulk action {action_id}.")
+    return _told(row)
+
+
+def _told(row: BulkAction) -> dict[str, Any]:
+    names = {"actor": "actor_name"}
+    return {name: getattr(row, names.get(name, name)) for name in BulkActionOut.model_fields}

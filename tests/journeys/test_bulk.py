@@ -1,0 +1,85 @@
+"""Retries all that match, watches how far it is, stops it; keeps a filter. With `AFTERTOUCH_SCREENSHOTS=1` it leaves
+pictures in docs/screenshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.journeys.conftest import picture
+
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def many(matrix: Any, happen: Callable[..., Any]) -> int:
+    """More failed tasks than a page shows."""
+    from scheduling.delivery import deliver, sender
+    from scheduling.models import FailedTask
+
+    matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"), guard_dedupe="ignore")
+    deliver([happen(user=f"user-{number}").task_ids[0] for number in range(53)])
+    assert sender().drain(20)
+    return FailedTask.objects.count()
+
+
+def test_all_that_match_are_retried_and_stopped(ops: Callable[..., Any], live_server: Any, many: int) -> None:
+    from scheduling.bulk import jobs
+    from scheduling.models import BulkAction, FailedTask
+
+    page = ops("en")
+    page.goto(f"{live_server.url}/admin/scheduling/failedtask/?failure=failed")
+    page.check("#action-toggle")
+    page.click(f"text=Select all {many} failed tasks")
+    page.select_option("select[name=action]", "bulk_retry")
+    page.click("button[name=index]")
+    page.wait_for_selector(f"text=It applies to {many} failed tasks.")
+    page.fill("[name=reason]", "the receiver is back")
+    page.fill("[name=per_second]", "10")
+    picture(page, "bulk-confirm")
+    page.click("#content button[type=submit]:has-text('Retry')")
+    page.wait_for_selector(f"text=0 of {many}")
+    row = BulkAction.objects.get()
+    assert jobs.advance(row.pk) is not None
+    page.wait_for_selector(f"text=20 of {many}")  # the page looks again by itself
+    picture(page, "bulk-action")
+    page.click("text=Stop it")
+    page.wait_for_selector("text=What was done before it was stopped stays done")
+    assert jobs.advance(row.pk) is None
+    assert FailedTask.objects.filter(state="retried").count() == 20
+
+
+def test_a_filter_is_kept_over_the_list(ops: Callable[..., Any], live_server: Any, many: int) -> None:
+    page = ops()
+    page.goto(f"{live_server.url}/admin/scheduling/failedtask/?failure=unknown")
+    page.click("text=保存此筛选")
+    page.fill("#save-filter [name=name]", "可能已送达")
+    page.check("#save-filter [name=shared]")
+    page.click("#save-filter button")
+    page.wait_for_selector("a[aria-current=true]:has-text('可能已送达')")
+    page.goto(f"{live_server.url}/admin/scheduling/failedtask/")
+    picture(page, "saved-filters")
+    page.click("text=可能已送达")
+    page.wait_for_url("**/?failure=unknown")
+
+
+@pytest.mark.usefixtures("many")
+def test_pages_look_right_in_every_light(ops: Callable[..., Any], live_server: Any) -> None:
+    from scheduling.bulk import jobs
+    from scheduling.failed_tasks import Actor
+
+    row = jobs.begin("retry", {"failure": "failed"}, Actor("ops", reason="the receiver is back"), per_second=10)
+    jobs.advance(row.pk)
+    pages = ("bulkaction/", f"bulkaction/{row.pk}/change/", "failedtask/?reason=x", "touch/", "touch/call-off/")
+    for name, language, scheme, width in (
+        ("bulk-dark-en", "en", "dark", 1400),
+        ("bulk-narrow", "zh-hans", "light", 390),
+    ):
+        page = ops(language, scheme, width)
+        for path in pages:
+            page.goto(f"{live_server.url}/admin/scheduling/{path}")
+            page.wait_for_load_state("load")
+            overflow = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+            assert overflow <= 0, (name, path, overflow)

@@ -1,0 +1,236 @@
+"""What is done to more than a page is done by workers; its page says how far it is, and who may stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.contrib.messages import get_messages
+from django.test import Client
+from django.utils.timezone import localtime, now
+
+from scheduling.admin import failed_bulk, replay
+from scheduling.bulk import jobs
+from scheduling.bulk.deeds import DEEDS
+from scheduling.bulk.matching import chosen_by, matching
+from scheduling.failed_tasks import Actor
+from scheduling.failures import bury_message
+from scheduling.models import BulkAction, FailedTask, Touch
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failed_bulk, "AT_ONCE", 2)
+    monkeypatch.setattr(replay, "AT_ONCE", 2)
+
+
+@pytest.fixture
+def rows(failed: Callable[..., Any]) -> list[FailedTask]:
+    return [failed(f"user{number}") for number in range(3)]
+
+
+def said(answer: Any) -> str:
+    return " ".join(str(message) for message in get_messages(answer.wsgi_request))
+
+
+def ask(client: Client, url: str, action: str = "bulk_retry") -> Any:
+    some = str(FailedTask.objects.values_list("pk", flat=True)[0])
+    return client.post(url, {"action": action, "select_across": "1", "_selected_action": [some]})
+
+
+def confirm(client: Client, url: str, page: Any, **given: Any) -> Any:
+    return client.post(url, {**dict(page.context["hidden"]), "reason": "it is back", "per_second": "50", **given})
+
+
+# --- failed tasks -------------------------------------------------------------------------------------------------
+
+
+def test_all_that_match_lead_to_a_page_that_says_how_far_it_is(
+    rows: list[FailedTask], operator: Client, admin_url: Url
+) -> None:
+    url = f"{admin_url('failedtask_changelist')}?reason={rows[0].reason}"
+    page = ask(operator, url)
+    assert page.context["facts"][0] == "It applies to 3 failed tasks."
+    assert page.context["form"]["per_second"].value() == 50
+    assert not BulkAction.objects.exists()
+
+    answer = confirm(operator, url, page)
+
+    row = BulkAction.objects.get()
+    assert answer["location"] == admin_url("bulkaction_change", row.pk)
+    assert (row.action, row.filter, row.total) == ("retry", {"reason": rows[0].reason}, 3)
+    assert (row.actor_name, row.reason, row.per_second) == ("operator", "it is back", 50)
+    shown = operator.get(answer["location"])
+    assert "data-live-again" in shown.content.decode()
+    assert "0 of 3" in shown.content.decode()
+    assert jobs.advance(row.pk) is None
+    shown = operator.get(answer["location"])
+    assert "data-live-again" not in shown.content.decode()
+    assert (shown.context["percent"], shown.context["progress"]) == (100, "3 of 3")
+    told = FailedTask.objects.order_by().values_list("state", "actor_name", "action_reason").distinct()
+    assert list(told) == [("retried", "operator", "it is back")]
+
+
+def test_what_failed_after_the_page_was_shown_is_left_alone(
+    rows: list[FailedTask], failed: Callable[..., Any], operator: Client, admin_url: Url
+) -> None:
+    url = admin_url("failedtask_changelist")
+    page = ask(operator, url, "bulk_ignore")
+    late = failed("late")
+    confirm(operator, url, page)
+    jobs.advance(BulkAction.objects.get().pk)
+    late.refresh_from_db()
+    assert (late.state, FailedTask.objects.filter(state="ignored").count()) == ("open", 3)
+
+
+def test_no_more_than_a_page_is_done_at_once(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
+    url = f"{admin_url('failedtask_changelist')}?q={rows[0].task_id}"
+    page = ask(operator, url, "bulk_ignore")
+    assert "per_second" not in page.context["form"].fields
+    confirm(operator, url, page)
+    assert not BulkAction.objects.exists()
+    assert FailedTask.objects.filter(state="ignored").count() == 1
+
+
+def test_a_filter_that_the_workers_do_not_know_is_refused_by_its_name(
+    rows: list[FailedTask], operator: Client, admin_url: Url
+) -> None:
+    for tampered in ("detail__contains=order", "reason=x&reason=template_data_missing"):
+        url = f"{admin_url('failedtask_changelist')}?{tampered}"
+        FailedTask.objects.update(detail="order")
+        answer = ask(operator, url)
+        name = tampered.partition("=")[0]
+        assert answer.status_code == 302
+        assert f"{name}: " in said(answer)
+        operator.post(
+            url,
+            {"action": "bulk_retry", "select_across": "1", "confirmed": "1", "reason": "x", "per_second": "50",
+             "_selected_action": [str(rows[0].pk)]},
+        )  # fmt: skip
+    assert not BulkAction.objects.exists()
+    assert not FailedTask.objects.exclude(state="open").exists()
+
+
+def test_the_rest_of_a_cause_goes_by_workers_too(rows: list[FailedTask], operator: Client, admin_url: Url) -> None:
+    url = admin_url("failedtask_replay", rows[0].fingerprint)
+    answer = operator.post(url, {"rest": "1", "reason": "mended", "per_second": "7"})
+    row = BulkAction.objects.get()
+    assert answer["location"] == admin_url("bulkaction_change", row.pk)
+    assert (row.filter["fingerprint"], row.per_second, row.total) == (rows[0].fingerprint, 7, 3)
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator"])
+def test_who_may_act_may_stop_it_and_others_look(
+    rows: list[FailedTask], as_member: Callable[[str], Client], admin_url: Url, group: str
+) -> None:
+    client = as_member(group)
+    row = jobs.begin("retry", {}, Actor("ann", reason="because"), per_second=0.5)
+    jobs.advance(row.pk)
+    assert client.get(admin_url("bulkaction_changelist")).status_code == 200
+    page = client.get(admin_url("bulkaction_change", row.pk)).content.decode()
+    assert all(words in page for words in ("1 of 3", "because", "ann"))
+    assert ("Stop it" in page) == (group == "operator")
+
+    answer = client.post(admin_url("bulkaction_cancel", row.pk))
+
+    row.refresh_from_db()
+    if group == "viewer":
+        assert (answer.status_code, row.state) == (403, "running")
+        assert "It applies to" not in ask(client, admin_url("failedtask_changelist")).content.decode()
+        assert client.get(admin_url("touch_call_off")).status_code == 403
+        assert client.post(admin_url("touch_call_off"), {"reason": "x", "per_second": "1"}).status_code == 403
+    else:
+        assert (row.state, row.ended_by) == ("cancelled", "operator")
+        assert "It is over already." in said(client.post(admin_url("bulkaction_cancel", row.pk)))
+    assert BulkAction.objects.count() == 1
+
+
+# --- touches ------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_touches_that_match_are_called_off(
+    matrix: Any, happen: Callable[..., Any], operator: Client, admin_url: Url
+) -> None:
+    node, other = matrix.node(delay=timedelta(hours=1)), matrix.node("other", delay=timedelta(hours=1))
+    happen(user="ann")
+    list_url = f"{admin_url('touch_changelist')}?node__id__exact={node.pk}"
+    link = operator.get(list_url).context["call_off_link"]
+    page = operator.get(link)
+    assert "It applies to 1 touch." in page.content.decode()
+
+    operator.post(link, {**dict(page.context["hidden"]), "reason": "wrong text", "per_second": "200"})
+
+    assert jobs.advance(BulkAction.objects.get().pk) is None
+    states = dict(Touch.objects.values_list("node_id", "state"))
+    assert states == {node.pk: "cancelled", other.pk: "scheduled"}
+
+
+def test_a_filter_of_touches_without_a_meaning_is_refused_by_its_name(
+    matrix: Any, operator: Client, admin_url: Url
+) -> None:
+    answer = operator.get(f"{admin_url('touch_call_off')}?chat_id__startswith=c")
+    assert answer.status_code == 302
+    assert "chat_id__startswith: many cannot be chosen by it" in said(answer)
+
+
+# --- the list and the workers mean the same -----------------------------------------------------------------------
+
+ENDS = {"from": timedelta(minutes=-5), "to": timedelta(hours=1)}
+
+
+def span(field: str, end: str) -> str:
+    at = localtime(now() + ENDS[end])
+    return f"{field}_{end}_0={at:%Y-%m-%d}&{field}_{end}_1={at:%H:%M:%S}"
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "state=all", "state=", "state=ignored", "origin__exact=touch", "origin__exact=", "reason=not_json",
+     "reason=", "channel=log", "failure=unknown", "fingerprint=f1", "fingerprint=", "q=user1", "q=nobody",
+     "@failed_at_from", "@failed_at_to", "failed_at_to_0=2020-01-01", "failed_at_to_1=10:00",
+     "state=all&reason=not_json&o=1&p=0"],
+)  # fmt: skip
+def test_a_list_of_failed_tasks_shows_what_workers_would_act_on(
+    rows: list[FailedTask], viewer: Client, admin_url: Url, address: str
+) -> None:
+    bury_message("not_json", b"x", queue="ticks")
+    FailedTask.objects.filter(pk=rows[0].pk).update(state="ignored", failure="unknown", fingerprint="f1")
+    FailedTask.objects.filter(pk=rows[1].pk).update(failed_at=now() - timedelta(days=1), channel="log")
+    both(viewer, admin_url("failedtask_changelist"), address, "archive")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "stands=waiting", "stands=overdue", "stands=paused", "state__exact=queued", "state__exact=", "reason=x",
+     "state__in=scheduled,queued", "state__in=", "node__id__exact={node}", "node__id__exact=",
+     "node__channel__id__exact={channel}", "priority__exact=0", "priority__exact=", "q=ann", "q=c1", "q=e1", "q=x y",
+     "@due_at_from", "@due_at_to", "@settled_at_from"],
+)  # fmt: skip
+def test_a_list_of_touches_shows_what_workers_would_act_on(
+    matrix: Any, happen: Callable[..., Any], viewer: Client, admin_url: Url, address: str
+) -> None:
+    node = matrix.node(delay=timedelta(hours=2))
+    other = matrix.node("other", delay=timedelta(minutes=30), priority=0)
+    happen(user="ann", chat_id="c1", event_id="e1")
+    happen(user="bob")
+    late, *_rest = Touch.objects.filter(node=other)
+    Touch.objects.filter(pk=late.pk).update(due_at=now() - timedelta(minutes=10), parked="all", reason="x")
+    address = address.format(node=node.pk, channel=node.channel_id)
+    both(viewer, admin_url("touch_changelist"), address, "call_off")
+
+
+def both(client: Client, url: str, address: str, action: str) -> None:
+    if address.startswith("@"):
+        address = span(*address[1:].rsplit("_", 1))
+    page = client.get(f"{url}?{address}")
+    assert page.status_code == 200
+    deed = DEEDS[action]
+    shown = {row.pk for row in page.context["cl"].queryset if row.state in deed.states}
+    chosen = chosen_by(page.wsgi_request.GET)
+    assert set(matching(deed, chosen, now()).values_list("pk", flat=True)) == shown

@@ -1,0 +1,396 @@
+"""One deed to all that match: each row once, whoever is at it and whoever dies, at its pace, until somebody stops it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.contrib.auth import get_user_model
+from django.db import connection, transaction
+
+from config.embedded.processes import wait_until
+from config.environment import ROOT
+from scheduling import failed_tasks, failures, retention, sql, tasks
+from scheduling.bulk import jobs
+from scheduling.errors import Conflict, InvalidInput
+from scheduling.failed_tasks import Actor
+from scheduling.ids import first_id_at
+from scheduling.models import BulkAction, FailedTask, Touch
+from tests.scheduling.core.conftest import deliver, fall_due, pass_time
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ANN = Actor("ann", reason="the receiver is back")
+
+
+@pytest.fixture
+def fail(matrix: Any, happen: Callable[..., Any]) -> Callable[[int], list[FailedTask]]:
+    """So many touches that failed because their text wants data that the event did not bring."""
+    matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"), guard_dedupe="ignore")
+
+    def fail(count: int) -> list[FailedTask]:
+        task_ids = [happen(user=f"user-{number}").task_ids[0] for number in range(count)]
+        deliver(task_ids)
+        return list(FailedTask.objects.filter(task_id__in=task_ids).order_by("pk"))
+
+    return fail
+
+
+def finish(row: BulkAction) -> BulkAction:
+    """Batch after batch, each at its time."""
+    while (wait := jobs.advance(row.pk)) is not None:
+        pass_time(seconds=wait.total_seconds() + 0.001)
+    row.refresh_from_db()
+    return row
+
+
+def again() -> list[Touch]:
+    return list(Touch.objects.filter(retry_of__isnull=False).order_by("due_at"))
+
+
+# --- what is done -------------------------------------------------------------------------------------------------
+
+
+def test_all_that_match_are_done_with_the_author_and_the_reason(fail: Any) -> None:
+    rows = fail(5)
+    user = get_user_model().objects.create(username="ann")
+
+    row = jobs.begin("ignore", {"reason": rows[0].reason}, Actor("ann", user, "noise"))
+
+    assert row.total == 5
+    assert finish(row).state == "done"
+    assert (row.done, row.skipped, row.failed, row.position) == (5, 0, 0, rows[-1].pk)
+    told = FailedTask.objects.order_by().values_list("state", "actor", "actor_name", "action_reason").distinct()
+    assert list(told) == [("ignored", user.pk, "ann", "noise")]
+
+
+def test_what_fails_after_the_beginning_is_left_alone(fail: Any) -> None:
+    fail(2)
+    row = jobs.begin("ignore", {}, ANN)
+    fail(1)
+
+    assert finish(row).done == 2
+    assert FailedTask.objects.filter(state="open").count() == 1
+
+
+def test_what_somebody_acted_on_meanwhile_does_not_match_any_more(fail: Any) -> None:
+    rows = fail(3)
+    row = jobs.begin("ignore", {}, ANN)
+    failed_tasks.archive(rows[1].pk, Actor("bob"))
+
+    assert (finish(row).done, row.total) == (2, 3)
+    rows[1].refresh_from_db()
+    assert (rows[1].state, rows[1].actor_name) == ("archived", "bob")
+
+
+def test_what_cannot_be_published_again_is_passed_over(fail: Any) -> None:
+    fail(1)
+    failures.bury_message("not_json", b"x", queue="ticks")
+
+    assert (finish(row := jobs.begin("retry", {}, ANN)).done, row.skipped) == (1, 1)
+
+
+def test_a_row_that_breaks_does_not_undo_the_others_and_is_named(fail: Any) -> None:
+    rows = fail(3)
+    sql.count("DELETE FROM scheduling_verdict WHERE touch_id = %(id)s", {"id": rows[1].task_id})
+    sql.count("DELETE FROM scheduling_touch WHERE task_id = %(id)s", {"id": rows[1].task_id})
+
+    row = finish(jobs.begin("retry", {}, ANN))
+
+    assert (row.state, row.done, row.failed) == ("done", 2, 1)
+    assert str(rows[1].pk) in row.note
+    rows[1].refresh_from_db()
+    assert rows[1].state == "open"
+
+
+def test_waiting_touches_are_called_off_and_no_others(matrix: Any, happen: Callable[..., Any]) -> None:
+    node, other = matrix.node(delay=timedelta(hours=1)), matrix.node("other", delay=timedelta(hours=1))
+    for user in ("ann", "bob"):
+        happen(user=user)
+    sent = Touch.objects.filter(node=node).order_by("pk")[0]
+    fall_due(sent.pk)
+    deliver([sent.pk])
+
+    row = finish(jobs.begin("call_off", {"node__id__exact": str(node.pk)}, ANN))
+
+    assert (row.total, row.done) == (1, 1)
+    ends = Touch.objects.filter(node=node).order_by("pk").values_list("state", "reason")
+    assert list(ends) == [("delivered", ""), ("cancelled", "by:ann")]
+    assert set(Touch.objects.filter(node=other).values_list("state", flat=True)) == {"scheduled"}
+
+
+# --- pace ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_as_much_as_the_pace_allows_and_the_next_has_to_wait(fail: Any) -> None:
+    fail(12)
+    row = jobs.begin("retry", {}, ANN, per_second=5)
+
+    wait = jobs.advance(row.pk)
+
+    assert wait is not None
+    assert timedelta(0) <= wait <= timedelta(seconds=2)
+    due = [touch.due_at for touch in again()]
+    assert [(later - sooner).total_seconds() for sooner, later in pairwise(due)] == [0.2] * 9
+    pass_time(seconds=-60)  # it is long before the next
+    assert jobs.due() == []
+    assert jobs.advance(row.pk) is None
+    assert len(again()) == 10
+    pass_time(seconds=62)
+    assert jobs.due() == [row.pk]
+    assert jobs.advance(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.done) == ("done", 12)
+
+
+def test_no_worker_waits_for_the_next_batch(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], float]] = []
+    monkeypatch.setattr(tasks.bulk_batch, "apply_async", lambda args, countdown, **how: asked.append((args, countdown)))
+    fail(3)
+    row = jobs.begin("retry", {}, ANN, per_second=0.5)
+
+    tasks.bulk()
+    assert asked == [([str(row.pk)], 0.0)]
+    tasks.bulk_batch(str(row.pk))
+    assert asked[1][0] == [str(row.pk)]
+    assert 0 <= asked[1][1] <= 2
+    row.refresh_from_db()
+    assert row.done == 1
+
+
+def test_a_broker_that_is_away_costs_time_only(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*args: Any, **how: Any) -> None:
+        raise ConnectionError
+
+    monkeypatch.setattr(tasks.bulk_batch, "apply_async", away)
+    fail(2)
+    row = jobs.begin("retry", {}, ANN, per_second=0.5)
+    tasks.bulk()
+    tasks.bulk_batch(str(row.pk))
+    pass_time(seconds=3)
+    assert jobs.due() == [row.pk]
+
+
+def test_a_pace_beyond_reason_is_refused(fail: Any) -> None:
+    for pace in (0, -1, 1_000, float("nan")):
+        with pytest.raises(InvalidInput, match="per_second"):
+            jobs.begin("retry", {}, ANN, per_second=pace)
+
+
+# --- stopped ------------------------------------------------------------------------------------------------------
+
+
+def test_it_stops_before_the_next_batch_and_what_is_done_stays_done(fail: Any) -> None:
+    fail(3)
+    row = jobs.begin("retry", {}, ANN, per_second=0.5)
+    jobs.advance(row.pk)
+    pass_time(seconds=3)
+
+    jobs.cancel(row.pk, Actor("bob"))
+
+    assert jobs.due() == []
+    assert jobs.advance(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.ended_by, row.done, len(again())) == ("cancelled", "bob", 1, 1)
+    with pytest.raises(Conflict, match="over already"):
+        jobs.cancel(row.pk, Actor("bob"))
+
+
+def test_the_same_is_not_begun_twice(fail: Any) -> None:
+    fail(1)
+    row = jobs.begin("ignore", {"state": "open"}, ANN)
+    with pytest.raises(Conflict, match="under way already"):
+        jobs.begin("ignore", {"state": "open"}, Actor("bob"))
+    finish(row)
+    assert jobs.begin("ignore", {"state": "open"}, ANN)
+
+
+# --- filters ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("action", "chosen", "field"),
+    [
+        ("ignore", {"payload__user_id": "ann"}, "payload__user_id"),
+        ("ignore", {"reason__in": "a,b"}, "reason__in"),
+        ("ignore", {"node__id__exact": "1"}, "node__id__exact"),
+        ("ignore", {"failed_at_from_0": "some day"}, "failed_at_from_0"),
+        ("ignore", {"reason": "x" * 300}, "reason"),
+        ("ignore", {"q": "a\0b"}, "q"),
+        ("call_off", {"fingerprint": "x"}, "fingerprint"),
+        ("call_off", {"node__id__exact": "one"}, "node__id__exact"),
+        ("call_off", {"stands": "upside down"}, "stands"),
+        ("explode", {}, "action"),
+    ],
+)
+def test_a_filter_without_a_meaning_is_refused_by_its_name(fail: Any, action: str, chosen: Any, field: str) -> None:
+    fail(1)
+    with pytest.raises(InvalidInput) as refused:
+        jobs.begin(action, {"state": "open", **chosen} if action == "ignore" else chosen, ANN)
+    assert [each.field for each in refused.value.errors] == [field]
+    assert not BulkAction.objects.exists()
+
+
+def test_a_batch_asks_the_filter_again(fail: Any) -> None:
+    """What was stored and means nothing any more reaches no row."""
+    fail(2)
+    row = jobs.begin("ignore", {}, ANN)
+    BulkAction.objects.filter(pk=row.pk).update(filter={"everything": "1"})
+    with pytest.raises(InvalidInput, match="everything"):
+        jobs.advance(row.pk)
+    assert not FailedTask.objects.exclude(state="open").exists()
+
+
+# --- races and deaths ---------------------------------------------------------------------------------------------
+
+
+def test_workers_that_race_do_each_row_once(fail: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "BATCH", 3)
+    rows = fail(20)
+    row = jobs.begin("retry", {}, ANN, per_second=200)
+
+    def work(number: int) -> int:
+        batches = 0
+        while BulkAction.objects.filter(pk=row.pk, state="running").exists():
+            batches += jobs.advance(row.pk) is not None
+        return batches
+
+    assert sum(race(4, work)) == 6  # and one more, which ended it
+    row.refresh_from_db()
+    assert (row.state, row.done, row.skipped, row.failed) == ("done", 20, 0, 0)
+    assert sorted(str(touch.retry_of) for touch in again()) == sorted(str(each.task_id) for each in rows)
+
+
+def test_two_that_people_began_do_each_row_once(fail: Any, race: Any) -> None:
+    fail(20)
+    both = [jobs.begin("retry", {}, ANN), jobs.begin("retry", {"state": "open"}, ANN)]
+
+    race(2, lambda number: jobs.advance(both[number].pk))
+
+    for row in both:
+        finish(row)
+    assert (sum(row.done for row in both), len(again())) == (20, 20)
+
+
+@pytest.mark.faults
+def test_a_worker_that_is_killed_in_a_batch_has_done_nothing_of_it(
+    fail: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = fail(6)
+    row = jobs.begin("retry", {}, ANN)
+
+    with transaction.atomic():
+        FailedTask.objects.select_for_update().get(pk=rows[3].pk)  # three are done, then it waits here
+        with _worker(row) as program:
+            assert wait_until(lambda: elsewhere(_waits_for_a_lock), 120)
+            assert elsewhere(lambda: jobs.advance(row.pk)) is None  # nobody else is at it meanwhile
+            program.kill()
+    assert wait_until(lambda: not elsewhere(_is_there), 20)
+    row.refresh_from_db()
+    assert (row.state, row.done, row.position, again()) == ("running", 0, None, [])
+
+    assert jobs.due() == [row.pk]
+    assert (finish(row).done, len(again())) == (6, 6)
+
+
+@pytest.mark.faults
+def test_a_worker_that_is_killed_between_two_batches_has_left_what_it_did(fail: Any, elsewhere: Any) -> None:
+    rows = fail(5)
+    row = jobs.begin("retry", {}, ANN, per_second=1)  # two at once
+
+    with _worker(row) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"a batch\n"
+        program.kill()
+    row.refresh_from_db()
+    assert (row.done, row.position) == (2, rows[1].pk)
+
+    pass_time(seconds=3)
+    assert jobs.due() == [row.pk]
+    assert (finish(row).done, row.skipped, len(again())) == (5, 0, 5)
+
+
+def test_what_costs_its_worker_each_time_is_given_up(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(1)
+    row = jobs.begin("retry", {}, ANN)
+
+    def die(*args: Any) -> None:
+        raise SystemExit
+
+    monkeypatch.setattr(jobs, "_do_batch", die)
+    for _ in range(jobs.TRIES):
+        with pytest.raises(SystemExit):
+            jobs.advance(row.pk)
+    assert jobs.advance(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.done) == ("failed", 0)
+    assert "could not be finished" in row.note
+
+
+WORKING = """
+import sys, django
+django.setup()
+from uuid import UUID
+from django.db import connection
+from scheduling.bulk import jobs
+connection.settings_dict["OPTIONS"]["application_name"] = "bulk"
+assert jobs.advance(UUID(sys.argv[1])) is not None
+print("a batch", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def _worker(row: BulkAction) -> Iterator[subprocess.Popen[bytes]]:
+    database = connection.settings_dict
+    name = f"postgresql://{database['USER']}:{database['PASSWORD']}@{database['HOST']}:{database['PORT']}"
+    env = os.environ | {"DATABASE_URL": f"{name}/{database['NAME']}"}
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKING, str(row.pk)], cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+def _waits_for_a_lock() -> bool:
+    return _is_there("Lock")
+
+
+def _is_there(wait: str = "%") -> bool:
+    statement = """
+        SELECT EXISTS (
+            SELECT FROM pg_stat_activity
+            WHERE application_name = 'bulk' AND COALESCE(wait_event_type, '') LIKE %(wait)s
+        )
+    """
+    ((there,),) = sql.rows(statement, {"wait": wait})
+    return bool(there)
+
+
+# --- kept and forgotten -------------------------------------------------------------------------------------------
+
+
+def test_one_that_is_over_is_forgotten_after_the_days_of_retention_and_one_that_runs_is_not(fail: Any) -> None:
+    def old() -> UUID:
+        return UUID(int=first_id_at(datetime.now(UTC) - timedelta(days=100)).int + uuid4().int % 2**60)
+
+    for state in ("running", "done", "cancelled"):
+        key = old()
+        BulkAction.objects.create(
+            id=key, action="ignore", actor_name="ann", per_second=1, state=state,
+            ended_at=None if state == "running" else datetime.now(UTC),
+        )  # fmt: skip
+    pass_time(days=89)
+    assert retention.forget()["scheduling_bulkaction"] == 0
+    pass_time(days=11)
+    assert retention.forget()["scheduling_bulkaction"] == 2
+    assert BulkAction.objects.get().state == "running"
