@@ -12,12 +12,16 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 
-def connect(url: str, *, timeout: float = 1.0) -> redis.Redis:
+PATIENCE = 1.0  #: seconds
+
+
+def connect(url: str, *, timeout: float | None = None) -> redis.Redis:
     """A client for `redis://…`, or for the primary behind `sentinel://host:26379/0;sentinel://host2:26379/0`.
 
-    `timeout` in seconds holds for connecting and for each answer. A broken connection is replaced once; a silent one
-    is not waited for twice.
+    `timeout` in seconds holds for connecting and for each answer, `PATIENCE` where none is given. A broken connection
+    is replaced once; a silent one is not waited for twice.
     """
+    timeout = PATIENCE if timeout is None else timeout
     options: dict[str, Any] = {
         "socket_timeout": timeout,
         "socket_connect_timeout": timeout,
@@ -29,7 +33,7 @@ def connect(url: str, *, timeout: float = 1.0) -> redis.Redis:
     return primary(settings.AFTERTOUCH_SENTINEL_MASTER, redis.Redis, **options)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def sentinels(url: str, timeout: float = 1.0) -> Sentinel:
+def sentinels(url: str, timeout: float) -> Sentinel:
     parts = [urlsplit(part) for part in url.split(";")]
     first = parts[0]
     credentials: dict[str, Any] = {"db": int(first.path.lstrip("/") or 0)}

@@ -43,6 +43,9 @@ def _point_settings_at(env: Any) -> None:
     from django.conf import settings
 
     from config.celery import app
+    from scheduling import redis_server
+    from scheduling.api import rates
+    from scheduling.channels import quota
 
     database = urlsplit(env.postgres)
     settings.DATABASES["default"].update(
@@ -56,6 +59,8 @@ def _point_settings_at(env: Any) -> None:
     settings.CELERY_BROKER_URL = env.broker
     settings.CHANNEL_LAYERS["default"]["CONFIG"]["hosts"] = [env.redis]
     settings.AFTERTOUCH_STATE_DIR = env.aftertouch_state_dir
+    # A machine that stalls for seconds is no server that is away.
+    redis_server.PATIENCE = quota.SOCKET_TIMEOUT = rates.SOCKET_TIMEOUT = 15.0
     app.conf.broker_url = env.broker
 
 
