@@ -11,7 +11,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
-
 PATIENCE = 1.0  #: seconds
 
 
