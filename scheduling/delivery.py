@@ -201,12 +201,14 @@ class _Batch:
 
     def _prepare(self, row: history.Due, candidate: Candidate) -> None:
         """Render it and find where it goes, before it takes a slot that others would miss."""
+        template, counts = candidate.template, candidate.node.guard_cap != "ignore"
+        content = Content(template.content_type, template.id, template.version, counts)
         try:
             parcel = self._parcel(row, candidate)
         except (CannotRender, NoTarget) as error:
             reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
             self.failed[row.claim.task_id] = str(error)
-            self._decide(row, Decision("failed", reason, frees_slot=True))
+            self._decide(row, Decision("failed", reason, frees_slot=True, content=content))
             return
         parcel.late = (self.now - row.due_at).total_seconds()
         immediate = _immediate(parcel)
@@ -215,8 +217,6 @@ class _Batch:
             self.delivered.append((parcel, Delivered()))
         else:
             self.parcels.append(parcel)
-        template, counts = candidate.template, candidate.node.guard_cap != "ignore"
-        content = Content(template.content_type, template.id, template.version, counts)
         self._decide(row, Decision("delivered" if immediate else "running", content=content))
         if not candidate.has_slot:
             until = None if immediate else self.now + LEASE
@@ -224,7 +224,7 @@ class _Batch:
             self.around.take(row, slot)
 
     def _decide(self, row: history.Due, decision: Decision) -> None:
-        if decision.content is None and row.claim.task_id in self.around.in_doubt:
+        if decision.state not in ("running", "delivered") and row.claim.task_id in self.around.in_doubt:
             decision = outcomes.still_in_doubt(decision)
         self.decisions.setdefault(decision, []).append(row.claim.task_id)
 
