@@ -24,6 +24,7 @@ SCHEDULE = {
     # customers
     "find who stays away": tick("scheduling.scan_inactive", 60),
     # ops
+    "let canaries grow, or pause them": tick("scheduling.advance_rollouts", 60),
     "replay what a draft would do": tick("scheduling.what_if", 5),
     "go on with bulk actions": tick("scheduling.bulk", 5),
 }

@@ -15,62 +15,14 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime
-from math import sqrt
 
 from scheduling import sql
 from scheduling.guard import CALLED_OFF
+from scheduling.shares import Lift, Share
 
-Z = 1.96  #: 95 %
 #: Verdicts that come before the draw of the control group, like those by which an event calls a touch off: they say
 #: nothing about it.
 BEFORE_THE_DRAW = ("expired", "node_disabled", "paused", "opted_out", "conversation", "answered", "presence_unknown")
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """So many of so many, with Wilson's interval: it is sane for few and for none."""
-
-    hits: int
-    of: int
-
-    @property
-    def rate(self) -> float:
-        return self.hits / self.of if self.of else 0.0
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        if not self.of:
-            return 0.0, 1.0
-        n, p = self.of, self.rate
-        middle, spread = p + Z * Z / (2 * n), Z * sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
-        return max((middle - spread) / (1 + Z * Z / n), 0.0), min((middle + spread) / (1 + Z * Z / n), 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Lift:
-    """The difference of two shares, with Newcombe's interval (his method 10)."""
-
-    treated: Share
-    control: Share
-
-    @property
-    def difference(self) -> float:
-        return self.treated.rate - self.control.rate
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        (low, high), (control_low, control_high) = self.treated.interval, self.control.interval
-        p, q = self.treated.rate, self.control.rate
-        return (
-            self.difference - sqrt((p - low) ** 2 + (control_high - q) ** 2),
-            self.difference + sqrt((high - p) ** 2 + (q - control_low) ** 2),
-        )
-
-    @property
-    def certain(self) -> bool:
-        """Whether chance alone is an unlikely cause: zero lies outside of the interval."""
-        low, high = self.interval
-        return bool(self.treated.of and self.control.of) and (low > 0 or high < 0)
 
 
 @dataclass(frozen=True, slots=True)

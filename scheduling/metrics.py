@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 PATIENCE = "2s"  #: that the database may take, for all statements of a collector each
 MOST = 100_000  #: rows that are counted of a kind; as many means as many or more
-OWN = ("scheduling.metrics.Ledger", "scheduling.metrics.Broker")
+OWN = ("scheduling.metrics.Ledger", "scheduling.metrics.Broker", "scheduling.rollout_measures.Rollouts")
 
 
 def of_node() -> bytes:

@@ -17,6 +17,7 @@ from scheduling.channels.registry import channel_kinds
 from scheduling.durations import format_duration
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.findings import TICK, Findings, is_number
+from scheduling.guardrail import read_plan
 from scheduling.models import Category, HarassmentRule
 from scheduling.rendering import check_text
 
@@ -54,6 +55,8 @@ def check_node(values: Mapping[str, Any]) -> None:
             found.add(missing, "is missing: a goal is an event and the time within which it counts")
     if values.get("delay_rules") is not None:
         _check_own_delay_rules(values["delay_rules"], found)
+    if values.get("canary_guard") is not None:
+        _check_guard(values["canary_guard"], found)
     found.settle()
 
 
@@ -72,6 +75,13 @@ def _check_own_delay_rules(stored: Any, found: Findings) -> None:
         check_delay_rule(stored, in_seconds=True)
     except InvalidInput as error:
         found.errors.extend(FieldError(f"delay_rules.{each.field}", each.message) for each in error.errors)
+
+
+def _check_guard(stored: Mapping[str, Any], found: Findings) -> None:
+    try:
+        read_plan(stored)
+    except InvalidInput as error:
+        found.errors.extend(FieldError(f"canary_guard.{each.field}", each.message) for each in error.errors)
 
 
 def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> None:

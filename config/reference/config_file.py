@@ -67,6 +67,7 @@ def _by_name(kind: str) -> str:
     return {
         "Seconds": "a duration",
         "OwnDelayRules": "a mapping like `delay_rules`",
+        "CanaryGuard": "a mapping: `steps`, `time`, `touches`, `judged_from`, `complaints`, `failures`, `opt_outs`",
         "Instant": 'an instant with its offset, like `"2026-11-11T00:00:00+08:00"`',
         "Anything": "a mapping",
     }.get(kind, kind.lower())

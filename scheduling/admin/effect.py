@@ -13,8 +13,9 @@ from django.utils.translation import gettext as _
 
 from scheduling.admin.patience import patiently
 from scheduling.admin.wording import spoken
-from scheduling.effect import Effect, Lift, Share, effects
+from scheduling.effect import Effect, effects
 from scheduling.models import Node
+from scheduling.shares import Lift, Share
 
 PERIODS = (30, 90, 180)  #: days
 USUAL = 90

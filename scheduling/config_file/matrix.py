@@ -9,6 +9,7 @@ from typing import Any
 from scheduling import validation
 from scheduling.config_file.draft import Draft
 from scheduling.config_file.fields import Field
+from scheduling.config_file.guard import CANARY_GUARD
 from scheduling.config_file.rows import RowSection
 from scheduling.config_file.rules import OwnDelayRules
 from scheduling.config_file.values import DURATION, FLAG, KEY, NUMBER, Choice, ListOf, Named, Text, Whole
@@ -66,6 +67,7 @@ class Nodes(RowSection):
         Field("canary.template", KEY, column="canary_template", default=None, refers="templates"),
         Field("canary.percent", NUMBER, column="canary_percent", default=0.0),
         Field("canary.communities", CHATS, column="canary_communities", default=[]),
+        Field("canary.guard", CANARY_GUARD, column="canary_guard", default=None),
         Field("cancel_on", ListOf(EVENT), default=[]),
         Field("on_repeat", Choice(OnRepeat.values), default=OnRepeat.EACH.value),
         Field("goal.event", EVENT, column="goal_event", default=""),
@@ -94,8 +96,11 @@ class Nodes(RowSection):
         return values
 
     def values_of(self, row: Any) -> dict[str, Any]:
-        own = row.delay_rules
-        return super().values_of(row) | {"delay_rules": OWN_DELAY_RULES.whole(own) if own else None}
+        own, guard = row.delay_rules, row.canary_guard
+        return super().values_of(row) | {
+            "delay_rules": OWN_DELAY_RULES.whole(own) if own else None,
+            "canary_guard": CANARY_GUARD.whole(guard) if guard is not None else None,
+        }
 
     def order(self, row: Any) -> Any:
         return (row.stage.position, row.stage.key, row.trigger, row.key)

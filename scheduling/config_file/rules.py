@@ -64,19 +64,15 @@ class DelayRules(RowSection):
         return self.written(self.fields, self.values_of(row), {}) if row else None
 
 
-class OwnDelayRules:
-    """A node's own delay rules: the same keys, stored as seconds. Silence means a flat delay."""
+class Group:
+    """Several keys that are stored in one JSON column."""
 
-    fields = (
-        Field("by_level", MapOf(Seconds()), default={}),
-        Field("default", Seconds()),
-        Field("active_within", Seconds(), default=to_seconds(DAY)),
-        Field("active_factor", NUMBER, default=1.0),
-    )
+    fields: tuple[Field, ...]
+    otherwise: str  #: what is said about anything that is no mapping
 
     def read(self, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict):
-            raise ValueError("must be a mapping, like the section of this name")
+            raise ValueError(self.otherwise)
         problems: list[Problem] = []
         values = read_fields(given, self.fields, "", problems)
         if problems:
@@ -88,6 +84,18 @@ class OwnDelayRules:
 
     def write(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         return {field.path: field.written(value) for field in self.fields if (value := stored[field.name]) is not None}
+
+
+class OwnDelayRules(Group):
+    """A node's own delay rules: the same keys, stored as seconds. Silence means a flat delay."""
+
+    otherwise = "must be a mapping, like the section of this name"
+    fields = (
+        Field("by_level", MapOf(Seconds()), default={}),
+        Field("default", Seconds()),
+        Field("active_within", Seconds(), default=to_seconds(DAY)),
+        Field("active_factor", NUMBER, default=1.0),
+    )
 
 
 class HarassmentRules(RowSection):

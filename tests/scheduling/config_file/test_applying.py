@@ -54,7 +54,9 @@ def test_a_new_house_is_stored_with_every_key_of_the_format(apply: Apply) -> Non
         nodes: [{{key: presale-download, stage: presale, trigger: material.downloaded, delay: 15m, dynamic: true,
               template: guide, channel: hook, priority: high, enabled: false,
               rollout: {{percent: 12.5, communities: [c1]}}, over_cap: defer, expires_after: 1d,
-              canary: {{template: guide-v2, percent: 10, communities: [c2]}}, cancel_on: [order.paid], on_repeat: keep,
+              canary: {{template: guide-v2, percent: 10, communities: [c2],
+                       guard: {{steps: [10, 100], time: 2h, complaints: 0.5, opt_outs: ""}}}},
+              cancel_on: [order.paid], on_repeat: keep,
               goal: {{event: order.paid, within: 7d}}, holdout: 5,
               delay_rules: {{by_level: {{vip: 1h30m}}, default: 2h}},
               guards: {{cap: count_only, dedupe: ignore, conversation: ignore, quiet_hours: ignore}}}}]
@@ -91,6 +93,10 @@ def test_a_new_house_is_stored_with_every_key_of_the_format(apply: Apply) -> Non
     }  # fmt: skip
     assert (node.rollout_percent, node.rollout_communities) == (12.5, ["c1"])
     assert (node.canary_percent, node.canary_communities, node.holdout_percent) == (10, ["c2"], 5)
+    assert node.canary_guard == {
+        "steps": [10, 100], "time": 7200, "touches": 200, "judged_from": 50,
+        "complaints": "+0.5", "failures": "+2", "opt_outs": "",
+    }  # fmt: skip
     assert (node.over_cap, node.expires_after, node.cancel_on) == ("defer", timedelta(days=1), ["order.paid"])
     assert (node.on_repeat, node.goal_event, node.goal_within) == ("keep", "order.paid", timedelta(days=7))
     assert (node.guard_cap, node.guard_dedupe) == ("count_only", "ignore")

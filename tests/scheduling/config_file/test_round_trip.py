@@ -48,6 +48,21 @@ delay_rules = st.fixed_dictionaries(
 )
 
 
+limits = (st.integers(1, 99) | st.sampled_from(["+0.5", "x2", "x1.25", "+0.0625"])) | st.just("")
+canary_guards = st.fixed_dictionaries(
+    {},
+    optional={
+        "steps": st.lists(st.integers(1, 99), unique=True, min_size=1, max_size=5).map(sorted),
+        "time": spans(),
+        "touches": st.integers(1, 10_000),
+        "judged_from": st.integers(1, 10_000),
+        "failures": st.integers(1, 99),
+        "complaints": limits,
+        "opt_outs": limits,
+    },
+)
+
+
 def listed(entries: st.SearchStrategy[dict[str, Any]], by: str = "key", most: int = 4) -> st.SearchStrategy[Any]:
     return st.lists(entries, max_size=most, unique_by=lambda entry: entry[by])
 
@@ -111,7 +126,8 @@ def node(stage: list[str], template: list[str], channel: list[str]) -> st.Search
             "over_cap": st.sampled_from(["suppress", "defer"]),
             "expires_after": some_time,
             "canary": st.fixed_dictionaries(
-                {"template": st.sampled_from(template)}, optional={"percent": percents, "communities": chats}
+                {"template": st.sampled_from(template)},
+                optional={"percent": percents, "communities": chats, "guard": canary_guards},
             ),
             "cancel_on": chats,
             "on_repeat": st.sampled_from(["each", "keep", "restart"]),

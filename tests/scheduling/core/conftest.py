@@ -83,6 +83,8 @@ SHIFTED = {
     "attempt": "started_at ended_at",
     "failedtask": "failed_at acted_at",
     "complaint": "complained_at",
+    "guardedrollout": "started_at step_at judged_at ended_at",
+    "rolloutmove": "at",
     "bulkaction": "as_of begun_at ended_at next_at",
 }
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from django.utils.timezone import now
 
-from scheduling.effect import Effect, Lift, Share, effects
+from scheduling.effect import Effect, effects
+from scheduling.shares import Lift, Share
 from scheduling.specs import bucket
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
 

@@ -1,0 +1,34 @@
+"""Guarded roll-outs at a scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from scheduling import sql
+
+
+class Rollouts(Collector):
+    """Of those that are not over: there is at most one a node."""
+
+    def collect(self) -> Iterator[Metric]:
+        ((running, paused, waited),) = sql.rows(_OPEN, {})
+        counts = GaugeMetricFamily("aftertouch_rollouts", "Guarded roll-outs that are not over.", labels=["state"])
+        counts.add_metric(["running"], running)
+        counts.add_metric(["paused"], paused)
+        yield counts
+        yield GaugeMetricFamily(
+            "aftertouch_rollouts_oldest_judged_seconds",
+            "Since when the running one that was judged longest ago has not been judged.",
+            value=waited,
+        )
+
+
+_OPEN = """
+SELECT count(*) FILTER (WHERE state = 'running'), count(*) FILTER (WHERE state = 'paused'),
+    COALESCE(extract(epoch FROM statement_timestamp() -
+        min(GREATEST(step_at, judged_at)) FILTER (WHERE state = 'running')), 0)::float8
+FROM scheduling_guardedrollout WHERE state IN ('running', 'paused')
+"""

@@ -1,0 +1,404 @@
+"""A canary that grows by steps and goes back by itself, with real events, complaints, opt-outs and failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import count
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import transaction
+from structlog.testing import capture_logs
+
+from scheduling import rollouts
+from scheduling.errors import Conflict, InvalidInput
+from scheduling.failed_tasks import Actor
+from scheduling.guardrail import Tally
+from scheduling.models import Configuration, GuardedRollout, Node, RolloutMove, Touch
+from scheduling.rollout_figures import tallies
+from scheduling.rollout_measures import Rollouts
+from scheduling.services import put_customer
+from scheduling.specs import bucket
+from tests.scheduling.core.conftest import deliver, fall_due, pass_time
+
+ENOUGH = 12
+PLAN = {"steps": [30, 60, 100], "time": 3600, "touches": ENOUGH, "judged_from": 10}
+OPS = Actor("ops")
+each_race = pytest.mark.django_db(transaction=True)
+
+
+class House:
+    """One node with a canary; communities that get it and communities that don't."""
+
+    def __init__(self, node: Any, happen: Callable[..., Any]) -> None:
+        self.happen, self.numbers = happen, count()
+        self.key, self.pk = node.key, node.pk
+
+    @property
+    def node(self) -> Node:
+        return Node.objects.select_related("template", "canary_template").get(pk=self.pk)
+
+    @property
+    def rollout(self) -> GuardedRollout:
+        return GuardedRollout.objects.get()
+
+    def speak(self, canary: bool, times: int = ENOUGH) -> list[str]:
+        """Touch so many customers, each in a community that gets the canary (or not) at this percentage."""
+        users: list[str] = []
+        ids = []
+        while len(users) < times:
+            name = f"u{next(self.numbers)}"
+            if (bucket(f"canary:{self.key}:guide-v2", name) < self.node.canary_percent) == canary:
+                users.append(name)
+                ids += self.happen(user=name, chat_id=name).task_ids
+        fall_due(*ids)
+        deliver(ids)
+        assert {row.template.key for row in Touch.objects.filter(pk__in=ids).select_related("template")} == {
+            "guide-v2" if canary else "guide"
+        }
+        return users
+
+    def tally(self) -> tuple[Tally, Tally]:
+        return tallies(self.rollout)
+
+    def state(self) -> tuple[str, str, float, list[str]]:
+        row, node = self.rollout, self.node
+        return row.state, row.reason, node.canary_percent, node.canary_communities
+
+
+@pytest.fixture
+def house(matrix: Any, happen: Callable[..., Any]) -> House:
+    Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
+    canary = matrix.template("guide-v2", content_type="guide")
+    return House(matrix.node(canary_template=canary, canary_communities=["vip-group"]), happen)
+
+
+@pytest.fixture
+def running(house: House) -> House:
+    rollouts.start(house.pk, PLAN, OPS)
+    return house
+
+
+def verbs() -> list[tuple[str, str, float]]:
+    return list(RolloutMove.objects.values_list("verb", "reason", "percent"))
+
+
+# --- growing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_it_begins_at_the_first_step_under_the_name_of_who_began_it(house: House, django_user_model: Any) -> None:
+    user = User.objects.create_user("eve")
+    version = house.node.version
+    rollouts.start(house.pk, PLAN, Actor("eve", user))
+    assert house.state() == ("running", "", 30, ["vip-group"])
+    node = house.node
+    record = node.history.first()
+    assert (node.version, record.history_user, record.history_change_reason) == (
+        version + 1, user, f"guarded roll-out {house.rollout}: started"
+    )  # fmt: skip
+    assert node.canary_guard == house.rollout.plan, "the next one begins with it"
+    assert verbs() == [("started", "", 30)]
+
+
+@pytest.mark.django_db
+def test_it_waits_for_time_and_for_figures_and_then_grows_to_its_end(running: House) -> None:
+    assert (rollouts.advance(), running.rollout.reason) == (0, "time")
+    pass_time(hours=2)
+    assert (rollouts.advance(), running.rollout.reason) == (0, "canary")
+    running.speak(canary=True)
+    assert (rollouts.advance(), running.rollout.reason) == (0, "stable")
+    running.speak(canary=False)
+    assert rollouts.advance() == 1
+    assert running.state() == ("running", "", 60, ["vip-group"])
+    assert (rollouts.advance(), running.rollout.reason) == (0, "time"), "a step begins anew"
+    assert running.tally() == (Tally(), Tally())
+
+    pass_time(hours=2)
+    running.speak(canary=True)
+    running.speak(canary=False)
+    assert rollouts.advance() == 1
+    pass_time(hours=2)
+    running.speak(canary=True)
+    assert running.tally() == (Tally(ENOUGH), Tally(2 * ENOUGH)), "at 100 % the steps before are compared with"
+    assert rollouts.advance() == 1
+    assert running.state() == ("finished", "", 100, ["vip-group"])
+    assert rollouts.advance() == 0
+    assert verbs() == [("started", "", 30), ("grew", "", 60), ("grew", "", 100), ("finished", "", 100)]
+
+
+@pytest.mark.django_db
+def test_each_step_is_a_version_of_the_node_with_the_figures_it_was_judged_by(running: House) -> None:
+    running.speak(canary=True)
+    running.speak(canary=False)
+    pass_time(hours=2)
+    rollouts.advance()
+    node, move = running.node, RolloutMove.objects.get(verb="grew")
+    record = node.history.get(version=move.node_version)
+    assert (record.canary_percent, record.history_user, record.history_change_reason) == (
+        60, None, f"guarded roll-out {running.rollout}: grows"
+    )  # fmt: skip
+    assert move.figures == {"canary": asdict(Tally(ENOUGH)), "stable": asdict(Tally(ENOUGH))}
+    assert (move.actor, move.actor_name) == (None, "")
+    (planned,) = running.happen(user="new").task_ids
+    assert Touch.objects.get(pk=planned).node_version == move.node_version
+
+
+# --- pausing --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_complaints_bring_it_back_to_nobody(running: House) -> None:
+    users = running.speak(canary=True)
+    running.speak(canary=False)
+    for user in users:
+        running.happen("complaint.received", user)
+    assert running.tally() == (Tally(ENOUGH, 0, ENOUGH, ENOUGH), Tally(ENOUGH)), "a complaint opts out as well"
+    assert rollouts.advance() == 1
+    assert running.state() == ("paused", "limit:complaints", 0, [])
+    assert verbs()[-1] == ("paused", "limit:complaints", 0)
+    (task_id,) = running.happen(user="late", chat_id="vip-group").task_ids
+    fall_due(task_id)
+    deliver([task_id])
+    assert Touch.objects.select_related("template").get(pk=task_id).template == running.node.template
+    assert rollouts.advance() == 0, "what is paused stays paused"
+
+
+@pytest.mark.django_db
+def test_opt_outs_bring_it_back_and_are_counted_for_the_touch_before_them(running: House) -> None:
+    users = running.speak(canary=True)
+    stable = running.speak(canary=False)
+    for user in users:
+        put_customer(user, {"opted_out": True})
+    put_customer(stable[0], {"opted_out": True})
+    put_customer("stranger", {"opted_out": True})
+    assert running.tally() == (Tally(ENOUGH, 0, 0, ENOUGH), Tally(ENOUGH, 0, 0, 1))
+    rollouts.advance()
+    assert running.state() == ("paused", "limit:opt_outs", 0, [])
+
+
+@pytest.mark.django_db
+def test_a_text_that_wants_what_events_do_not_bring_brings_it_back(house: House, matrix: Any) -> None:
+    """Nothing was sent, but it was decided which text it would have been."""
+    text = house.node.canary_template.texts.get()  # type: ignore[union-attr]
+    text.body = "{{ event.data.order_no }}"
+    text.save()
+    rollouts.start(house.pk, PLAN, OPS)
+    house.speak(canary=True)
+    house.speak(canary=False)
+    assert not Touch.objects.filter(state="failed").exclude(reserved_at=None).exists(), "they hold no slots"
+    assert house.tally() == (Tally(ENOUGH, ENOUGH), Tally(ENOUGH))
+    rollouts.advance()
+    assert house.state() == ("paused", "limit:failures", 0, [])
+
+
+@each_race
+def test_a_pause_is_told_where_people_look(running: House) -> None:
+    for user in running.speak(canary=True):
+        running.happen("complaint.received", user)
+    running.speak(canary=False)
+    with capture_logs() as lines:
+        rollouts.advance()
+    (line,) = [line for line in lines if line["event"] == "rollout_paused"]
+    assert (line["log_level"], line["node"], line["percent"], line["reason"]) == (
+        "warning", "guide", 0, "limit:complaints"
+    )  # fmt: skip
+    assert line["canary"]["complained"] == ENOUGH
+    told = {
+        (each.name, *each.labels.values()): each.value for family in Rollouts().collect() for each in family.samples
+    }
+    assert told == {
+        ("aftertouch_rollouts", "running"): 0,
+        ("aftertouch_rollouts", "paused"): 1,
+        ("aftertouch_rollouts_oldest_judged_seconds",): 0,
+    }
+
+
+@pytest.mark.django_db
+def test_what_was_decided_before_the_step_says_nothing_about_it(running: House) -> None:
+    for user in running.speak(canary=True):
+        running.happen("complaint.received", user)
+    rollouts.pause(running.rollout.pk, OPS)
+    assert running.state() == ("paused", "person", 0, [])
+    rollouts.resume(running.rollout.pk, OPS)
+    assert running.state() == ("running", "", 30, ["vip-group"])
+    assert running.tally() == (Tally(), Tally())
+
+
+# --- people and their node ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("edit", [{"canary_percent": 45}, {"canary_communities": ["other"]}, {"canary_template": None}])
+def test_an_edit_by_somebody_else_stands_and_pauses_it(running: House, edit: dict[str, Any]) -> None:
+    node = running.node
+    for name, value in edit.items():
+        setattr(node, name, value)
+    node.save()
+    for user in running.speak(canary=False):
+        put_customer(user, {"opted_out": True})
+    assert rollouts.advance() == 1
+    after = running.node
+    assert (running.rollout.state, running.rollout.reason, after.version) == ("paused", "edited", node.version)
+    assert [getattr(after, name) for name in edit] == list(edit.values())
+    rollouts.stop(running.rollout.pk, OPS)
+    assert running.node.version == node.version, "nor does stopping it undo what somebody wrote"
+
+
+@pytest.mark.django_db
+def test_an_edit_of_something_else_does_not_disturb_it(running: House) -> None:
+    node = running.node
+    node.over_cap = "defer"
+    node.save()
+    assert (rollouts.advance(), running.rollout.reason) == (0, "time")
+
+
+@pytest.mark.django_db
+def test_another_text_was_not_judged_so_it_goes_back(running: House) -> None:
+    text = running.node.canary_template.texts.get()  # type: ignore[union-attr]
+    text.body = "another"
+    text.save()
+    rollouts.advance()
+    assert running.state() == ("paused", "content", 0, [])
+    rollouts.resume(running.rollout.pk, OPS)
+    assert (rollouts.advance(), running.rollout.reason) == (0, "time"), "whoever resumes stands for the new text"
+
+
+@each_race
+def test_an_edit_while_it_is_being_judged_stands(running: House, elsewhere: Any, monkeypatch: Any) -> None:
+    running.speak(canary=True)
+    running.speak(canary=False)
+    pass_time(hours=2)
+
+    def edited_meanwhile(rollout: GuardedRollout) -> Any:
+        elsewhere(lambda: _edit(running.pk, 45))
+        return tallies(rollout)
+
+    monkeypatch.setattr(rollouts, "tallies", edited_meanwhile)
+    assert rollouts.advance() == 1
+    assert running.state() == ("paused", "edited", 45, ["vip-group"])
+
+
+def _edit(pk: int, percent: float) -> None:
+    node = Node.objects.get(pk=pk)
+    node.canary_percent = percent
+    node.save()
+
+
+# --- two at once, and a death between -------------------------------------------------------------------------------
+
+
+@each_race
+def test_passes_at_once_step_once(running: House, race: Any) -> None:
+    running.speak(canary=True)
+    running.speak(canary=False)
+    pass_time(hours=2)
+    assert sum(race(4, lambda number: rollouts.advance())) == 1
+    assert running.state() == ("running", running.rollout.reason, 60, ["vip-group"])
+    assert verbs() == [("started", "", 30), ("grew", "", 60)]
+
+
+@each_race
+def test_a_pass_leaves_what_another_one_has(running: House, elsewhere: Any) -> None:
+    with transaction.atomic():
+        GuardedRollout.objects.select_for_update().get()
+        assert elsewhere(rollouts.advance) == 0
+    assert running.rollout.judged_at is None
+
+
+@each_race
+def test_of_two_who_start_one_does(house: House, race: Any) -> None:
+    def start(number: int) -> str:
+        try:
+            return str(rollouts.start(house.pk, PLAN, Actor(f"p{number}")).pk)
+        except Conflict:
+            return ""
+
+    assert sorted(bool(each) for each in race(4, start)) == [False, False, False, True]
+    assert verbs() == [("started", "", 30)]
+
+
+@each_race
+def test_a_death_between_leaves_all_as_it_was(running: House, monkeypatch: Any) -> None:
+    """After the node was written and before the move was noted."""
+    running.speak(canary=True)
+    running.speak(canary=False)
+    pass_time(hours=2)
+    version = running.node.version
+    with monkeypatch.context() as patch:
+        patch.setattr(RolloutMove.objects, "create", _die)
+        assert rollouts.advance() == 0
+    assert (running.node.version, running.state(), verbs()) == (
+        version, ("running", "", 30, ["vip-group"]), [("started", "", 30)]
+    )  # fmt: skip
+    assert rollouts.advance() == 1
+    assert running.state() == ("running", "", 60, ["vip-group"])
+
+
+def _die(**_: Any) -> None:
+    raise SystemError("killed")
+
+
+@each_race
+def test_one_that_cannot_be_judged_does_not_keep_the_others(running: House, matrix: Any, monkeypatch: Any) -> None:
+    other = matrix.node("other", canary_template=matrix.template("guide-v2"))
+    rollouts.start(other.pk, PLAN, OPS)
+    node = Node.objects.get(pk=other.pk)
+    node.canary_percent = 1
+    node.save()
+
+    def broken(rollout: GuardedRollout) -> Any:
+        if rollout.node_id == running.pk:
+            raise ZeroDivisionError
+        return tallies(rollout)
+
+    monkeypatch.setattr(rollouts, "tallies", broken)
+    assert rollouts.advance() == 1
+    assert GuardedRollout.objects.get(node=other).reason == "edited"
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_only_what_can_be_tried_is_started(house: House, matrix: Any) -> None:
+    with pytest.raises(InvalidInput, match="steps"):
+        rollouts.start(house.pk, PLAN | {"steps": []}, OPS)
+    bare = matrix.node("bare")
+    with pytest.raises(InvalidInput, match="canary_template"):
+        rollouts.start(bare.pk, PLAN, OPS)
+    rollouts.start(house.pk, PLAN, OPS)
+    with pytest.raises(Conflict):
+        rollouts.start(house.pk, PLAN, OPS)
+
+
+@pytest.mark.django_db
+def test_a_person_decides_once(running: House) -> None:
+    pk = running.rollout.pk
+    with pytest.raises(Conflict):
+        rollouts.resume(pk, OPS)
+    rollouts.pause(pk, OPS)
+    with pytest.raises(Conflict):
+        rollouts.pause(pk, OPS)
+    rollouts.stop(pk, OPS)
+    assert running.state() == ("stopped", "", 0, [])
+    for act in (rollouts.pause, rollouts.resume, rollouts.stop):
+        with pytest.raises(Conflict):
+            act(pk, OPS)
+    assert [(move.verb, move.actor_name) for move in RolloutMove.objects.all()] == [
+        ("started", "ops"), ("paused", "ops"), ("stopped", "ops")
+    ]  # fmt: skip
+    rollouts.start(running.pk, PLAN, OPS)
+
+
+@pytest.mark.django_db
+def test_it_is_not_resumed_for_another_canary(running: House, matrix: Any) -> None:
+    rollouts.pause(running.rollout.pk, OPS)
+    node = running.node
+    node.canary_template = matrix.template("guide-v3")
+    node.save()
+    with pytest.raises(Conflict):
+        rollouts.resume(running.rollout.pk, OPS)
+    assert running.node.canary_percent == 0
