@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -39,7 +40,8 @@ def outside() -> list[str]:
 
 
 def title(condition: Condition) -> str:
-    return str(condition.title) % ELLIPSIS
+    """Without what it is about in each case: `Messages wait too long in …`, `Failed tasks come in numbers`."""
+    return re.sub(r"\s*[(（]…[)）]", "", str(condition.title) % ELLIPSIS)
 
 
 def limit_in_words(condition: Condition, limit: float) -> str:
@@ -123,6 +125,7 @@ def _missing(row: AlertReceiver) -> str:
 class AlertInline(TabularInline):  # type: ignore[misc]
     model = Alert
     extra = 0
+    hide_title = True
     fields = readonly_fields = ("wrong", "since", "told_at", "gone_at")
     verbose_name_plural = _("What is wrong now")
 
@@ -187,7 +190,7 @@ class AlertReceiverAdmin(OpsAdmin):
         if row.problem:
             return "lost", gettext("Cannot be told")
         if row.standing:
-            return "alerts", gettext("%(count)s stand") % {"count": row.standing}
+            return "alerts", gettext("Alerts: %(count)s") % {"count": row.standing}
         return "well", gettext("All is well")
 
     @display(description=_("problem"))  # type: ignore[untyped-decorator]

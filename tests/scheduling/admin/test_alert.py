@@ -91,7 +91,7 @@ def test_what_is_wrong_now_is_shown(on_duty: AlertReceiver, viewer: Client, admi
         value=1,
         first_value=1,
     )
-    assert "1 stand" in viewer.get(admin_url("alertreceiver_changelist")).content.decode()
+    assert "Alerts: 1" in viewer.get(admin_url("alertreceiver_changelist")).content.decode()
     page = viewer.get(admin_url("alertreceiver_change", on_duty.pk)).content.decode()
     assert "Messages wait too long in touch.high" in page
     assert "Touches are late: more than 1 minute; The broker does not answer" in page
