@@ -58,6 +58,11 @@ class RelayServer:
         await asyncio.gather(*self._busy, return_exceptions=True)
         await self._server.wait_closed()
 
+    async def hung_up(self) -> None:
+        """The one who called has hung up. On a machine that stalls a deadline may be over before anybody calls."""
+        if self.talks:
+            await self.gone.wait()
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
