@@ -12,8 +12,11 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -21,11 +24,24 @@ import yaml
 from config.embedded.ports import free_port
 from config.embedded.processes import wait_until
 from config.environment import ROOT
-from config.stack import running_stack
+from config.stack import RunningStack, running_stack
 from tests.deploy.test_monitoring import RULES, queries, rules
 from tests.faults.brokers import Server
 
 PATIENCE = 90
+FREE = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
+MATRIX = {
+    "version": 1,
+    "channels": [{"key": "log", "kind": "log"}],
+    "templates": [{"key": "hi", "content_type": "hi", "category": "service", "body": "hi"}],
+    "stages": [{"key": "presale"}],
+    "nodes": [
+        {
+            "key": "now", "stage": "presale", "trigger": "order.paid", "delay": "0s", "template": "hi",
+            "channel": "log", "guards": FREE,
+        }
+    ],
+}  # fmt: skip
 COUNT = """
 from prometheus_client import Counter, Gauge
 Counter("celery_task_succeeded", "…", ["name"]).labels("scheduling.rescue").inc(41)
@@ -123,23 +139,78 @@ def test_a_web_process_and_an_exporter_are_scraped_and_all_queries_are_taken(
             assert scraper.ask("query", query=asked) is not None, f"not taken: {asked}"
 
 
+@dataclass
+class Shop:
+    """A customer of the house: its events come early or late."""
+
+    stack: RunningStack
+    key: str
+
+    def tell(self, count: int, first_due: timedelta, apart: timedelta = timedelta(0)) -> None:
+        """So many events, the touches of which fall due one after the other."""
+        begin = datetime.now(UTC) + first_due
+        events = [
+            {
+                "specversion": "1.0", "id": str(uuid4()), "source": "/shop", "type": "order.paid", "data": {},
+                "subject": f"u{uuid4().hex[:8]}", "time": (begin + number * apart).isoformat(),
+            }
+            for number in range(count)
+        ]  # fmt: skip
+        request = urllib.request.Request(
+            f"{self.stack.base_url}/api/v1/events",
+            json.dumps(events).encode(),
+            {"Authorization": f"Bearer {self.key}", "Content-Type": "application/cloudevents-batch+json"},
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            assert answer.status == 202
+
+
+def shop(stack: RunningStack) -> Shop:
+    file = stack.state_dir / "matrix.json"
+    file.write_text(json.dumps(MATRIX))
+    stack.manage("apply_config", str(file))
+    return Shop(stack, stack.manage("create_api_key", "shop", "--scope", "events").split()[-1])
+
+
+def firing(alert: str, **labels: str) -> str:
+    about = "".join(f', {name}="{value}"' for name, value in labels.items())
+    return f'ALERTS{{alertname="{alert}", alertstate="firing"{about}}}'
+
+
 @pytest.mark.campaign
 def test_a_running_house_is_seen_and_its_loss_is_told(tmp_path: Path) -> None:
-    """With the alerts' patience shortened to a second."""
+    """With the alerts' patience shortened to a second. A worker is killed: nobody consumes, a queue grows, touches are
+    overdue; what the next worker then delivers is late."""
     with ExitStack() as running:
         stack = running.enter_context(running_stack(programs=["web", "core", "beat"]))
         metrics_dir = {"AFTERTOUCH_METRICS_DIR": str(stack.state_dir / "metrics")}
         exporter = running.enter_context(metrics_server(metrics_dir, tmp_path))
         web = stack.base_url.removeprefix("http://")
         scraper = running.enter_context(prometheus(tmp_path / "prometheus", [web, exporter]))
+        customers = shop(stack)
+        customers.tell(1, timedelta(0))
         for target in (web, exporter):
             scraper.await_query(f'aftertouch_pass_last_timestamp_seconds{{instance="{target}"}} > 0')
         scraper.await_query("rate(aftertouch_publish_total[1m]) > 0")
         scraper.await_query('sum by (kind) (aftertouch_processes{kind="beat"}) == 2')  # once at each address
-        assert not scraper.query('ALERTS{alertname=~"NoCoreWorker|SchedulerStalled", alertstate="firing"}')
-        stack.stop("core")
-        scraper.await_query('ALERTS{alertname="NoCoreWorker", alertstate="firing"}')
-        # what beat goes on publishing piles up
-        scraper.await_query('ALERTS{alertname="QueueWithoutConsumer", queue="ticks", alertstate="firing"}')
+        # What was never counted has no rate: the first touch is seen before the others come.
+        scraper.await_query('count by (queue) (aftertouch_deliver_total{queue="touch.normal"})')
+        scraper.await_query('sum(aftertouch_delivery_lateness_seconds_count{kind="log"}) > 0')
+        assert not scraper.query('ALERTS{alertname=~"NoCoreWorker|SchedulerStalled|QueueGrowing|TouchesOverdue"}')
+
+        stack.kill("core")
+        stack.stop("core")  # or it would be started again
+        for _ in range(2):
+            customers.tell(500, timedelta(seconds=5), apart=timedelta(milliseconds=30))  # each a message of its own
+        customers.tell(100, timedelta(minutes=-3))
+        scraper.await_query(firing("NoCoreWorker"))
+        scraper.await_query(firing("QueueWithoutConsumer", queue="ticks"))  # what beat goes on publishing piles up
+        scraper.await_query(firing("QueueGrowing", queue="touch.normal"))
+        scraper.await_query(firing("TouchesOverdue"))
+        assert not scraper.query(firing("LatenessHigh"))
+
         stack.start("core")
-        scraper.await_query('absent(ALERTS{alertname="NoCoreWorker"})')
+        for alert in ("LatenessHigh", "LatenessVeryHigh"):
+            scraper.await_query(firing(alert))
+        for alert in ("NoCoreWorker", "QueueGrowing", "TouchesOverdue"):
+            scraper.await_query(f'absent(ALERTS{{alertname="{alert}"}})')

@@ -51,6 +51,16 @@ CONFIG = {
     "shops": [{"platform": "pdd", "shop_id": "s1", "name": "s1"}],
 }  # fmt: skip
 
+# Beat asks workers, chats and a robot's quota before it finds that nobody is there.
+ON_DUTY = """
+from datetime import timedelta
+from scheduling.models import AlertReceiver, ChannelConfig, Community
+channel = ChannelConfig.objects.create(key="ops", kind="wecom")
+place = Community.objects.create(chat_id="ops", targets={"ops": {"url": "http://127.0.0.1:1/"}})
+limits = {"overdue": -1, "unattended": 0, "no_watcher": 1}
+AlertReceiver.objects.create(name="on duty", channel=channel, community=place, limits=limits, holds_for=timedelta(0))
+"""
+
 
 class Guarded:
     """A Redis that knows only the users of the file."""
@@ -96,9 +106,8 @@ def guarded() -> Iterator[Guarded]:
 @pytest.mark.campaign
 def test_each_program_can_do_its_work_as_its_own_user_and_is_denied_nothing(guarded: Guarded) -> None:
     with ExitStack() as running:
-        stack = running.enter_context(
-            running_stack({"REDIS_URL": guarded.url("web"), "DJANGO_SETTINGS_MODULE": "config.settings.test"}, ["web"])
-        )
+        house = {"DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1"}
+        stack = running.enter_context(running_stack({"REDIS_URL": guarded.url("web"), **house}, ["web"]))
 
         def as_user(user: str) -> dict[str, str]:
             login = {"REDIS_URL": guarded.url(user), "FLOWER_BASIC_AUTH": "ops:ops"}
@@ -107,6 +116,7 @@ def test_each_program_can_do_its_work_as_its_own_user_and_is_denied_nothing(guar
         file = stack.state_dir / "house.yaml"
         file.write_text(json.dumps(CONFIG))
         stack.manage("apply_config", str(file))
+        stack.manage("shell", "-c", ON_DUTY)
         core = "ticks,touch.high,touch.normal,touch.low"
         workers = [
             running.enter_context(worker(as_user("core"), "-Q", core, "-c", "2", "-n", "core@%h", log="core")),
@@ -147,6 +157,7 @@ def _a_touch_is_delivered_a_chat_falls_silent_and_a_job_runs(stack: RunningStack
         "a silence": "SELECT EXISTS (SELECT FROM scheduling_touch t JOIN scheduling_event e ON e.id = t.event_id"
         " WHERE e.type = 'session.silent' AND t.state = 'delivered')",
         "a job": "SELECT EXISTS (SELECT FROM rpa_tasks_job WHERE state = 'succeeded')",
+        "an alert": "SELECT EXISTS (SELECT FROM scheduling_alertreceiver WHERE problem LIKE 'connect%')",
     }
     for what, statement in ends.items():
         assert wait_until(_holds(stack, statement), PATIENCE, 0.2), what
