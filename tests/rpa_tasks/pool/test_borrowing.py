@@ -97,7 +97,7 @@ def test_a_busy_browser_is_never_evicted(lend: Lend, settings: Any) -> None:
         lend("s2", wait=0.5)
 
     assert refused.value.reason == BROWSER_WAIT
-    assert 0.5 <= time.monotonic() - began < 5
+    assert 0.5 <= time.monotonic() - began < 20
     assert devtools.address(borrowed.port)
     assert states() == {"s1": "busy"}
 

@@ -80,4 +80,3 @@ def test_two_hundred_in_a_row(lend: Lend, pool: Path, settings: Any) -> None:
     print(
         f"warm borrow: p50 {quantiles(took, n=100)[49] * 1000:.1f} ms, p99 {quantiles(took, n=100)[98] * 1000:.1f} ms"
     )
-    assert sorted(took)[98] < 0.05  # half of them, whatever else the machine does

