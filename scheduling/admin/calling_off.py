@@ -31,7 +31,7 @@ def call_off_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
         for line in refused:
             messages.error(request, line)
         return redirect(back)
-    form = PaceForm(request.POST or None, initial={"per_second": DEEDS[CALL_OFF].per_second})
+    form = PaceForm.of(DEEDS[CALL_OFF], request.POST or None)
     if request.method == "POST" and form.is_valid():
         return begin(request, CALL_OFF, request.GET, form, asked_at)
     rows = matching(DEEDS[CALL_OFF], chosen_by(request.GET), asked_at)

@@ -131,6 +131,14 @@ class PaceForm(ReasonForm):
         widget=UnfoldAdminDecimalFieldWidget, help_text=gettext_lazy("The receiver must be able to take them."),
     )  # fmt: skip
 
+    @classmethod
+    def of(cls, deed: Deed, given: Any) -> PaceForm:
+        """At the pace that is usual for it, unless somebody says otherwise."""
+        form = cls(given, initial={"per_second": deed.per_second})
+        if not deed.publishes:
+            form.fields["per_second"].help_text = ""
+        return form
+
 
 def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str) -> HttpResponse:
     """One failed task."""

@@ -70,7 +70,7 @@ def _all_that_match(
         for line in refused:
             messages.error(request, line)
         return None
-    form = PaceForm(given, initial={"per_second": VERBS[name].deed.per_second})
+    form = PaceForm.of(VERBS[name].deed, given)
     if form.is_valid():
         return begin(request, name, request.GET, form, asked_at)
     facts = (

@@ -78,7 +78,10 @@ class WithSavedFilters:
             messages.error(request, _("You have %(most)s already; delete one first.") % {"most": MOST})
             return back
         SavedFilter.objects.update_or_create(
-            owner_id=request.user.pk, listed=self.opts.model_name, name=name, defaults={"query": query, "shared": shared}
+            owner_id=request.user.pk,
+            listed=self.opts.model_name,
+            name=name,
+            defaults={"query": query, "shared": shared},
         )
         messages.success(request, _("The filter “%(name)s” is kept.") % {"name": name})
         return back

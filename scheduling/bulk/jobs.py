@@ -1,9 +1,9 @@
 """A bulk action from its beginning to its end.
 
 Workers do it a batch at a time. A batch is one transaction that holds the lock of the job's row: what it did to its
-rows and how far it came become true together, so whoever dies has done nothing, lets go of the lock, and another goes
-on. Between two batches nobody holds anything: the next is asked for at its time, and a tick asks again for what should
-have gone on and did not.
+rows and how far it came become true together, so whoever dies has done nothing of it, and another begins it again.
+Between two batches nobody holds anything: the next is asked for at its time, and a tick asks again for what should have
+gone on and did not.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ BATCH = 100  #: rows at most that a transaction holds
 SPAN = 2.0  #: seconds' worth of rows, where the pace is slower than that
 SLOWEST, FASTEST = 0.1, 200.0  #: a second
 MOST_RUNNING = 20
+HELD = timedelta(seconds=10)  #: for a batch, after which its worker is taken for dead unless it holds the row's lock
 TRIES = 5  #: at one batch, before it is given up
 COUNTING = "5s"
 
@@ -97,7 +98,7 @@ def cancel(action_id: UUID, actor: Actor) -> None:
 
 
 def due() -> list[UUID]:
-    """Those whose next batch may begin: nobody is at it, or somebody is and has not said so yet."""
+    """Those whose next batch may begin, or whose worker died."""
     return list(_due().order_by("next_at").values_list("pk", flat=True))
 
 
@@ -107,12 +108,13 @@ def _due() -> QuerySet[BulkAction]:
 
 def advance(action_id: UUID) -> timedelta | None:
     """Do one batch. Returns how long the next has to wait; None where there is none, or somebody else is at it."""
-    if not _begin_batch(action_id):
+    held_until = _begin_batch(action_id)
+    if held_until is None:
         return None
     with transaction.atomic():
-        row = _taken(action_id)
+        row = _locked(BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at=held_until))
         if row is None:
-            return None
+            return None  # stopped meanwhile, or it came so late that another has begun this batch again
         _do_batch(row, row.at)  # type: ignore[attr-defined]
         row.save()
     if row.state != State.RUNNING:
@@ -121,26 +123,28 @@ def advance(action_id: UUID) -> timedelta | None:
     return max(row.next_at - now(), timedelta(0))
 
 
-def _taken(action_id: UUID) -> BulkAction | None:
-    """Locked for this transaction, unless it is over, too early, or somebody else's."""
-    mine = _due().select_for_update(skip_locked=True, of=("self",)).filter(pk=action_id)
-    return mine.select_related("actor").annotate(at=Now()).first()
-
-
-def _begin_batch(action_id: UUID) -> bool:
-    """Counted before the batch, in a transaction of its own: what costs a worker each time must end some time."""
+def _begin_batch(action_id: UUID) -> datetime | None:
+    """Until when this batch is nobody else's; None where it is not to be done. In a transaction of its own, so that a
+    batch that costs its worker each time is counted and ends some time. Of those who come at once one gets it."""
     with transaction.atomic():
-        row = _taken(action_id)
+        row = _locked(_due().filter(pk=action_id))
         if row is None:
-            return False
+            return None
         if row.tries < TRIES:
             row.tries += 1
+            row.next_at = row.at + HELD  # type: ignore[attr-defined]
         else:
             row.state, row.ended_at = State.FAILED, now()
             row.note = f"{row.note}\nthe same batch could not be finished {TRIES} times".strip()
             log.error("bulk_action_given_up", id=str(row.pk), position=str(row.position))
-        row.save(update_fields=["tries", "state", "ended_at", "note"])
-        return row.state == State.RUNNING
+        row.save(update_fields=["tries", "next_at", "state", "ended_at", "note"])
+        return row.next_at if row.state == State.RUNNING else None
+
+
+def _locked(rows: QuerySet[BulkAction]) -> BulkAction | None:
+    """For this transaction, with the database's time; None where somebody else has it."""
+    mine = rows.select_for_update(skip_locked=True, of=("self",))
+    return mine.select_related("actor").annotate(at=Now()).first()
 
 
 def _do_batch(row: BulkAction, at: datetime) -> None:

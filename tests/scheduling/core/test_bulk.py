@@ -1,4 +1,4 @@
-"""One deed to all that match: each row once, whoever is at it and whoever dies, at its pace, until somebody stops it."""
+"""One deed to all that match: each row once, whoever races and whoever dies, at its pace, until somebody stops it."""
 
 from __future__ import annotations
 
@@ -279,6 +279,27 @@ def test_two_that_people_began_do_each_row_once(fail: Any, race: Any) -> None:
     assert (sum(row.done for row in both), len(again())) == (20, 20)
 
 
+def test_a_worker_that_comes_back_after_another_began_its_batch_does_nothing(
+    fail: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped between taking the batch and doing it, for longer than it may hold one."""
+    fail(3)
+    row = jobs.begin("retry", {}, ANN)
+    begin_batch = jobs._begin_batch
+
+    def stop_there(action_id: Any) -> Any:
+        monkeypatch.setattr(jobs, "_begin_batch", begin_batch)
+        held_until = begin_batch(action_id)
+        pass_time(seconds=jobs.HELD.total_seconds() + 1)
+        assert jobs.advance(row.pk) is None  # the other, which is done with it
+        return held_until
+
+    monkeypatch.setattr(jobs, "_begin_batch", stop_there)
+    assert jobs.advance(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.done, row.skipped, len(again())) == ("done", 3, 0, 3)
+
+
 @pytest.mark.faults
 def test_a_worker_that_is_killed_in_a_batch_has_done_nothing_of_it(
     fail: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
@@ -296,6 +317,7 @@ def test_a_worker_that_is_killed_in_a_batch_has_done_nothing_of_it(
     row.refresh_from_db()
     assert (row.state, row.done, row.position, again()) == ("running", 0, None, [])
 
+    pass_time(seconds=jobs.HELD.total_seconds() + 1)
     assert jobs.due() == [row.pk]
     assert (finish(row).done, len(again())) == (6, 6)
 
@@ -328,6 +350,8 @@ def test_what_costs_its_worker_each_time_is_given_up(fail: Any, monkeypatch: pyt
     for _ in range(jobs.TRIES):
         with pytest.raises(SystemExit):
             jobs.advance(row.pk)
+        assert jobs.advance(row.pk) is None  # it may still be alive
+        pass_time(seconds=jobs.HELD.total_seconds() + 1)
     assert jobs.advance(row.pk) is None
     row.refresh_from_db()
     assert (row.state, row.done) == ("failed", 0)
