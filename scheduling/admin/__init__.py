@@ -12,6 +12,7 @@ from scheduling.admin import (
     customer,
     event,
     failed_task,
+    guarded_rollout,
     node,
     pause,
     people,
@@ -24,6 +25,7 @@ from scheduling.admin import (
 )
 
 __all__ = [
-    "access", "alert", "bulk", "channel", "community", "complaint", "customer", "event", "failed_task", "node",
+    "access", "alert", "bulk", "channel", "community", "complaint", "customer", "event", "failed_task",
+    "guarded_rollout", "node",
     "pause", "people", "rule", "schedule", "stage", "template", "touch", "what_if",
 ]  # fmt: skip

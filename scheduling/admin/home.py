@@ -16,6 +16,7 @@ from scheduling import pulse
 from scheduling.admin import ended
 from scheduling.admin.cards import Figure, capped, cards_of_others
 from scheduling.admin.ended import Ended
+from scheduling.admin.guarded_rollout import paused_rollouts
 from scheduling.admin.pace import pace, queues
 from scheduling.admin.patience import Patience
 from scheduling.admin.pause import active_pauses
@@ -44,6 +45,8 @@ def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     context["read_at"] = now()
     context["periods"] = [(each, _("24 hours") if each == 1 else _("7 days"), each == days) for each in PERIODS]
     figures, cards = [], []
+    if request.user.has_perm("scheduling.view_guardedrollout"):
+        figures += paused_rollouts()
     if request.user.has_perm("scheduling.view_touch"):
         figures += _work(patience)
         cards += [pace(patience), queues()]

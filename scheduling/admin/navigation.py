@@ -30,6 +30,8 @@ MENU: list[tuple[str | Promise, list[Item]]] = [
             (_("What would happen?"), "psychology_alt", "scheduling_event_foresee", "scheduling.view_event"),
             (_("What-if replay"), "history_toggle_off", "scheduling_whatifrun_changelist",
              "scheduling.view_whatifrun"),
+            (_("Guarded roll-outs"), "stairs", "scheduling_guardedrollout_changelist",
+             "scheduling.view_guardedrollout"),
             (_("Effect"), "trending_up", "scheduling_node_effect", "scheduling.view_touch"),
         ],
     ),

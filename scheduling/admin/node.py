@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from django import forms
 from django.contrib import admin
+from django.contrib.admin.utils import unquote
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
@@ -18,6 +19,7 @@ from unfold.widgets import UnfoldBooleanSwitchWidget
 from scheduling.admin import effect, impact, matrix
 from scheduling.admin.base import CheckedForm, WithHistory, plainly
 from scheduling.admin.fields import DelayRulesField, DurationField, NamesField, SuggestingInput, known_event_types
+from scheduling.admin.guarded_rollout import MOVED, MOVED_BY_ITSELF, is_guarded, node_context
 from scheduling.admin.pause import pause_button
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.wording import spoken
@@ -100,7 +102,7 @@ class NodeAdmin(WithHistory, Retirable):
     actions_detail = ("open_waiting", "pause_or_resume", "retire", "bring_back")
     readonly_fields = ("waiting", "version")
     write_only = frozenset({"change_reason", "move_waiting"})
-    change_form_outer_after_template = "ops/node_impact.html"
+    change_form_outer_after_template = "ops/node_after.html"
     fieldsets = (
         (
             _("When"),
@@ -166,10 +168,21 @@ class NodeAdmin(WithHistory, Retirable):
             *super().get_urls(),
         ]
 
+    def change_view(self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None) -> Any:
+        node = self.get_object(request, unquote(object_id))
+        context = node_context(request, node) if node and self.has_view_or_change_permission(request, node) else {}
+        return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
+
     def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
-        """Where there is no node yet, nothing waits for it."""
-        (when, options), *rest = self.fieldsets
+        """Where there is no node yet, nothing waits for it. What a guarded roll-out moves is not typed meanwhile."""
+        layout: list[Any] = list(self.fieldsets)
+        (when, options), *rest = layout
         fields = tuple(each for each in options["fields"] if obj is not None or each != "move_waiting")
+        if obj is not None and is_guarded(obj):
+            rest = [
+                (name, {"fields": self._for_viewers(each["fields"]), "description": MOVED_BY_ITSELF})
+                if "canary_percent" in each["fields"] else (name, each) for name, each in rest
+            ]  # fmt: skip
         return [(when, {"fields": fields}), *rest]
 
     def save_model(self, request: HttpRequest, obj: Node, form: Any, change: bool) -> None:
@@ -179,6 +192,8 @@ class NodeAdmin(WithHistory, Retirable):
 
     def get_readonly_fields(self, request: HttpRequest, obj: Node | None = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
+        if obj is not None and is_guarded(obj):
+            fields = [*fields, *MOVED]
         return [*fields, "key"] if obj else fields
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:

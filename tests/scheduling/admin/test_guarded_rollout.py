@@ -1,0 +1,167 @@
+"""A guarded roll-out at the page of its node: begun, watched, paused, resumed and stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from scheduling import rollouts
+from scheduling.failed_tasks import Actor
+from scheduling.models import GuardedRollout, Node, RolloutMove
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+WORSE = {
+    "canary": {"ended": 240, "failed": 2, "complained": 19, "opted_out": 21},
+    "stable": {"ended": 960, "failed": 9, "complained": 4, "opted_out": 8},
+}
+TYPED = {
+    "steps": "10，50, 100", "time": "2h", "touches": "30", "judged_from": "20", "complaints": "x2", "failures": "+3",
+    "opt_outs": "",
+}  # fmt: skip
+
+
+@pytest.fixture
+def node(matrix: Any) -> Node:
+    return matrix.node(canary_template=matrix.template("guide-v2"), canary_communities=["c9"])  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def rollout(node: Node) -> GuardedRollout:
+    return rollouts.start(node.pk, {}, Actor("ops"))
+
+
+def page(client: Client, url: str) -> str:
+    answer = client.get(url)
+    assert answer.status_code == 200
+    return answer.content.decode()
+
+
+def test_an_editor_begins_one_with_the_usual_plan_before_their_eyes(node: Node, editor: Client, admin_url: Url) -> None:
+    url = admin_url("guardedrollout_start", node.pk)
+    assert url in page(editor, admin_url("node_change", node.pk))
+    form = page(editor, url)
+    for value in ("5, 20, 50, 100", "1d", "+0.5", "+2", "+1"):
+        assert f'value="{value}"' in form
+    assert editor.post(url, TYPED).status_code == 302
+    row = GuardedRollout.objects.get()
+    assert row.plan == {
+        "steps": [10, 50, 100], "time": 7200, "touches": 30, "judged_from": 20,
+        "complaints": "x2", "failures": "+3", "opt_outs": "",
+    }  # fmt: skip
+    node.refresh_from_db()
+    assert (node.canary_percent, node.history.first().history_user.username) == (10, "editor")  # type: ignore[union-attr]
+    assert RolloutMove.objects.get().actor_name == "editor"
+    rollouts.stop(row.pk, Actor("ops"))
+    assert 'value="10, 50, 100"' in page(editor, url), "the next one begins with it"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "complaint"),
+    [
+        ("steps", "50, 10", "must grow"),
+        ("steps", "a few", "Percentages"),
+        ("steps", "100", "nobody left"),
+        ("time", "soon", "not a duration"),
+        ("touches", "0", "greater than or equal to 1"),
+        ("complaints", "x1", "differ by chance"),
+        ("failures", "much", "percentage points"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_at_its_field(
+    node: Node, editor: Client, admin_url: Url, field: str, value: str, complaint: str
+) -> None:
+    answer = editor.post(admin_url("guardedrollout_start", node.pk), TYPED | {field: value})
+    assert answer.status_code == 200
+    assert list(answer.context["form"].errors) == [field]
+    assert complaint in str(answer.context["form"].errors)
+    assert not GuardedRollout.objects.exists()
+
+
+def test_nothing_is_begun_without_something_to_try(matrix: Any, editor: Client, admin_url: Url) -> None:
+    bare = matrix.node("bare")
+    assert "guarded-rollout" not in page(editor, admin_url("node_change", bare.pk))
+    answer = editor.post(admin_url("guardedrollout_start", bare.pk), TYPED)
+    assert "Choose a canary template" in answer.content.decode()
+
+
+def test_the_page_shows_both_versions_side_by_side(
+    rollout: GuardedRollout, editor: Client, viewer: Client, admin_url: Url
+) -> None:
+    rollout.state, rollout.reason, rollout.figures = "paused", "limit:complaints", WORSE
+    rollout.save()
+    for url in (admin_url("node_change", rollout.node_id), admin_url("guardedrollout_change", rollout.pk)):
+        for client in (editor, viewer):
+            text = page(client, url)
+            for said in (
+                "7.98 %",
+                "19 of 238",
+                "0.42 %",
+                "4 of 951",
+                "at most 0.5 points above the stable version",
+                "beyond the limit",
+                "inside the limit",
+                "Complaints: worse than the stable version",
+            ):
+                assert said in text, said
+    assert "Resume the roll-out" in page(editor, admin_url("node_change", rollout.node_id))
+    assert "Resume the roll-out" not in page(viewer, admin_url("node_change", rollout.node_id))
+
+
+def test_an_editor_pauses_resumes_and_stops_and_each_is_asked_first(
+    rollout: GuardedRollout, editor: Client, admin_url: Url
+) -> None:
+    for verb, state in (("pause", "paused"), ("resume", "running"), ("stop", "stopped")):
+        url = admin_url("guardedrollout_act", rollout.pk, verb)
+        before = GuardedRollout.objects.get().state
+        page(editor, url)
+        assert GuardedRollout.objects.get().state == before
+        assert editor.post(url).status_code == 302
+        assert GuardedRollout.objects.get().state == state
+    answer = editor.post(admin_url("guardedrollout_act", rollout.pk, "pause"), follow=True)
+    assert "Somebody decided about it already" in answer.content.decode()
+    assert editor.get(admin_url("guardedrollout_act", rollout.pk, "explode")).status_code == 404
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator"])
+def test_others_only_look(
+    as_member: Callable[[str], Client], rollout: GuardedRollout, admin_url: Url, group: str
+) -> None:
+    client = as_member(group)
+    text = page(client, admin_url("node_change", rollout.node_id))
+    assert "guarded-rollout" in text
+    assert "Pause the roll-out" not in text
+    assert client.post(admin_url("guardedrollout_start", rollout.node_id), TYPED).status_code == 403
+    for verb in ("pause", "resume", "stop"):
+        assert client.post(admin_url("guardedrollout_act", rollout.pk, verb)).status_code == 403
+    assert GuardedRollout.objects.get().state == "running"
+
+
+def test_nobody_types_into_a_canary_that_moves(
+    rollout: GuardedRollout, editor: Client, admin_url: Url, filled: Any
+) -> None:
+    url = admin_url("node_change", rollout.node_id)
+    data = filled(url)
+    assert not {"template", "canary_template", "canary_percent", "canary_communities"} & set(data)
+    sent = data | {"delay": "3h", "canary_percent": "77", "canary_communities": "x"}
+    assert editor.post(url, sent).status_code == 302
+    node = Node.objects.get()
+    assert (str(node.delay), node.canary_percent, node.canary_communities) == ("3:00:00", 5, ["c9"])
+    assert (rollouts.advance(), GuardedRollout.objects.get().reason) == (0, "time"), "it is not disturbed"
+    rollouts.pause(rollout.pk, Actor("ops"))
+    assert "canary_percent" in filled(url)
+
+
+def test_the_overview_says_that_one_paused(rollout: GuardedRollout, viewer: Client, admin_url: Url) -> None:
+    words = "Guarded roll-outs that paused"
+    assert words not in page(viewer, "/admin/")
+    rollouts.pause(rollout.pk, Actor("ops"))
+    text = page(viewer, "/admin/")
+    link = f"{admin_url('guardedrollout_changelist')}?state__exact=paused"
+    assert words in text
+    assert link in text
+    assert "A person paused it." in page(viewer, link)
