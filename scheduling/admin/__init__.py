@@ -26,6 +26,5 @@ from scheduling.admin import (
 
 __all__ = [
     "access", "alert", "bulk", "channel", "community", "complaint", "customer", "event", "failed_task",
-    "guarded_rollout", "node",
-    "pause", "people", "rule", "schedule", "stage", "template", "touch", "what_if",
+    "guarded_rollout", "node", "pause", "people", "rule", "schedule", "stage", "template", "touch", "what_if",
 ]  # fmt: skip
