@@ -146,6 +146,7 @@ AFTERTOUCH_HORIZON = ENV.aftertouch_horizon
 AFTERTOUCH_SLOT_HOLD = ENV.aftertouch_slot_hold
 AFTERTOUCH_INACTIVE_AFTER = ENV.aftertouch_inactive_after
 AFTERTOUCH_API_RATE_PER_MINUTE = ENV.aftertouch_api_rate_per_minute
+AFTERTOUCH_ALERTS_EVERY = ENV.aftertouch_alerts_every
 AFTERTOUCH_ALLOWED_PRIVATE_HOSTS = ENV.aftertouch_allowed_private_hosts
 AFTERTOUCH_NODE = ENV.aftertouch_node
 AFTERTOUCH_RPA_SLOTS = ENV.aftertouch_rpa_slots

@@ -4,23 +4,20 @@ worker has to live for it."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime
 
 import structlog
+from django.conf import settings
 from django.db import close_old_connections
 
 from scheduling.alerts.watch import Watch
 
 log = structlog.get_logger(__name__)
 
-PAUSE = 10.0  #: seconds between two looks
-
 
 class Watchman:
-    def __init__(self, look: Callable[[datetime], None] | None = None, pause: float = PAUSE) -> None:
-        self._look = look or Watch().look
-        self._pause = pause
+    def __init__(self) -> None:
+        self._watch = Watch()
         self._leads = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -31,16 +28,16 @@ class Watchman:
             return
         self._leads.set()
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._watch, name="watchman", daemon=True)
+            self._thread = threading.Thread(target=self._look_for_ever, name="watchman", daemon=True)
             self._thread.start()
 
-    def _watch(self) -> None:
+    def _look_for_ever(self) -> None:
         resting = threading.Event()
         while True:
             self._leads.wait()
             try:
                 close_old_connections()
-                self._look(datetime.now(UTC))
+                self._watch.look(datetime.now(UTC))
             except Exception:
                 log.exception("alerts_not_watched")
-            resting.wait(self._pause)
+            resting.wait(settings.AFTERTOUCH_ALERTS_EVERY.total_seconds())

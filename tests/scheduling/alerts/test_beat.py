@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from django.db import connection
 
 from config.embedded.processes import wait_until
 from config.environment import environment
@@ -15,7 +16,7 @@ from scheduling.alerts import figures
 from scheduling.models import AlertReceiver
 from tests.faults.workers import celery, worker
 from tests.scheduling.alerts.conftest import Robot
-from tests.scheduling.api.serving import database_url
+from tests.scheduling.api.serving import Gate, database_url
 
 PATIENCE = 90
 UNATTENDED = "queue_unattended"
@@ -27,19 +28,35 @@ def at_home(tmp_path: Path) -> dict[str, str]:
     return {
         **os.environ, "DATABASE_URL": database_url(), "REDIS_URL": environment().redis,
         "DJANGO_SETTINGS_MODULE": "config.settings.test", "AFTERTOUCH_STATE_DIR": str(tmp_path),
-        "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1",
+        "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1", "AFTERTOUCH_ALERTS_EVERY": "PT1S",
     }  # fmt: skip
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    """Before PostgreSQL, for beat alone."""
+    made = Gate(int(connection.settings_dict["PORT"]))
+    yield made
+    made.shut()
 
 
 @pytest.mark.faults
 @pytest.mark.django_db(transaction=True)
-def test_a_killed_worker_is_told_though_no_task_can_run(
-    robot: Robot, on_duty: Callable[..., AlertReceiver], at_home: dict[str, str]
+def test_a_killed_worker_is_told_though_no_task_can_run_then_a_lost_database(
+    robot: Robot, on_duty: Callable[..., AlertReceiver], at_home: dict[str, str], gate: Gate
 ) -> None:
-    with worker(at_home, "-Q", CORE, "-c", "1", "-n", "core@%h", log="core") as core, celery(at_home, "beat") as beat:
+    through_the_gate = {**at_home, "DATABASE_URL": database_url(gate.port)}
+    with (
+        worker(at_home, "-Q", CORE, "-c", "1", "-n", "core@%h", log="core") as core,
+        celery(through_the_gate, "beat", log="beat") as beat,
+    ):
         core.await_ready()
         assert figures.read(frozenset({UNATTENDED}))[UNATTENDED] == [], "a worker consumes all that has to be"
-        on_duty(limits={"unattended": 0}, holds_for=timedelta(0))
+        on_duty(limits={"unattended": 0, "database": 0}, holds_for=timedelta(0))
         core.kill()
         assert wait_until(lambda: bool(robot.taken), PATIENCE), beat.log
-    assert robot.taken[0].startswith("【告警】没有 worker 在消费 ticks、touch.high、touch.low、touch.normal\n")
+        gate.shut()
+        assert wait_until(lambda: len(robot.taken) > 1, PATIENCE), beat.log
+    assert [each.splitlines()[0] for each in robot.taken] == [
+        "【告警】没有 worker 在消费 ticks、touch.high、touch.low、touch.normal", "【告警】PostgreSQL 没有及时响应",
+    ]  # fmt: skip
