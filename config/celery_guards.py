@@ -15,8 +15,11 @@ from celery.contrib.django.task import DjangoTask
 from celery.worker.consumer import delayed_delivery
 from celery.worker.consumer.consumer import Consumer
 from django.db import close_old_connections
+from kombu.transport import pyamqp
 from kombu.transport import redis as redis_transport
 from kombu.transport.redis import QoS, Transport
+
+from scheduling import broker_alarm
 
 log = structlog.get_logger(__name__)
 
@@ -110,6 +113,7 @@ def install() -> None:
         return deliver(self, message, queue)
 
     _keep_our_delays()
+    pyamqp.Transport.Connection = broker_alarm.Connection
     QoS.restore_unacked_once = restore_while_connected
     redis_transport.loads = loads_or_unreadable
     Transport._deliver = deliver_readable

@@ -19,6 +19,7 @@ from rpa_tasks.lanes import HOME_LEASE, TIERS
 from rpa_tasks.models import ExecutionNode, Shop
 from scheduling import sql
 from scheduling.broker import published_now
+from scheduling.broker_alarm import alarm
 from scheduling.dispatcher import Doorbell
 from scheduling.ledger import Hint
 
@@ -85,6 +86,9 @@ def _homes(nodes: set[str]) -> dict[str, list[str]]:
 
 def publish_tokens(tokens: Iterable[tuple[str, str, int, datetime | None]]) -> None:
     """Each token: queue, platform, priority, and when it is due (None: now)."""
+    if alarm.is_on():
+        log.warning("tokens_lost", error="the broker takes no messages")
+        return
     try:
         with current_app.producer_pool.acquire(block=True, timeout=1) as producer, producer.batch(max_size=200):
             for queue, platform, priority, eta in tokens:

@@ -14,6 +14,7 @@ from kombu.exceptions import OperationalError
 
 from scheduling import configuration, failures, measures
 from scheduling.broker import TOUCH_QUEUES, oldest_message_at, publish_touches
+from scheduling.broker_alarm import alarm
 from scheduling.ledger import Hint, Settlement
 from scheduling.models import Attempt, Touch
 from scheduling.touches import touches
@@ -26,7 +27,10 @@ LONGEST_PASS = timedelta(seconds=4)  #: below the tick's interval, so that passe
 
 
 def hand_over_due() -> int:
-    """Hand over everything that falls due within the horizon. Returns how many touches."""
+    """Hand over everything that falls due within the horizon. Returns how many touches. While the broker takes no
+    messages they wait in the table, where they do not age as lost hints do."""
+    if alarm.is_on():
+        return 0
     handed_over, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
     while datetime.now(UTC) < ends_at:
         hints = touches.hand_over(horizon=settings.AFTERTOUCH_HORIZON, limit=PASS_LIMIT)
@@ -62,7 +66,7 @@ def _repeat(rescue: Callable[[], int]) -> int:
 
 
 def _rescue_hints() -> int:
-    if not touches.has_lapsed_hints():
+    if alarm.is_on() or not touches.has_lapsed_hints():
         return 0
     try:
         backlog = {

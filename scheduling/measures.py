@@ -53,6 +53,12 @@ failed = Counter("celery_task_failed", "Tasks that ended with an error.", ["name
 retried = Counter("celery_task_retried", "Tasks that were put off because something was away.", ["name"])
 worker_up = Gauge("celery_worker_up", "1 while the worker lives.", ["hostname"], multiprocess_mode="livesum")
 consumers = Gauge("aftertouch_queue_consumers", "Workers that consume a queue.", ["queue"], multiprocess_mode="livesum")
+pool_processes = Gauge(
+    "aftertouch_pool_processes",
+    "Processes that the pool of a worker whose size changes should have.",
+    ["hostname"],
+    multiprocess_mode="livesum",
+)
 
 # --- processes ----------------------------------------------------------------------------------------------------
 
@@ -93,6 +99,11 @@ def harmless(measure: Callable[Words, None]) -> Callable[Words, None]:
 def alive(kind: str) -> None:
     """This process lives, as long as its number does."""
     processes.labels(kind).set(1)
+
+
+@harmless
+def pool_has(hostname: str, processes_of_it: int) -> None:
+    pool_processes.labels(hostname).set(processes_of_it)
 
 
 @harmless

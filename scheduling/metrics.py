@@ -15,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scheduling import shared_measures, sql
-from scheduling.queue_figures import queue_figures
+from scheduling.queue_figures import broker_takes_messages, queue_figures
 
 log = structlog.get_logger(__name__)
 
@@ -191,4 +191,12 @@ class Broker(Collector):
                 age.add_metric([queue.name], queue.oldest_age)
             if queue.unacked is not None:
                 unacked.add_metric([queue.name], queue.unacked)
-        yield from (length, age, unacked)
+        yield from (length, age, unacked, _blocked())
+
+
+def _blocked() -> Metric:
+    """Asked by publishing, because RabbitMQ tells nobody else."""
+    blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker takes no messages.")
+    if (takes := broker_takes_messages()) is not None:
+        blocked.add_metric([], float(not takes))
+    return blocked

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from django.conf import settings
 from django.db import DatabaseError
 from django.utils.module_loading import import_string
 
+from scheduling import broker_alarm
 from scheduling.broker import published_at
 
 log = structlog.get_logger(__name__)
@@ -44,13 +46,25 @@ def queue_names() -> list[str]:
 def queue_figures() -> list[QueueFigures]:
     """Raises what the broker's client raises where it does not answer in time."""
     names = queue_names()
-    with current_app.connection_for_read(connect_timeout=PATIENCE) as connection:
-        connection.transport_options = {**connection.transport_options, "socket_timeout": PATIENCE}
-        connection.ensure_connection(max_retries=1, timeout=PATIENCE)
+    with _broker() as connection:
         channel = connection.default_channel
         if hasattr(channel, "client"):
             return _redis(channel, names)
         return [QueueFigures(name, length) for name in names if (length := _declared(connection, name)) is not None]
+
+
+def broker_takes_messages() -> bool | None:
+    """None where it cannot be asked. Raises as `queue_figures` does."""
+    with _broker() as connection:
+        return broker_alarm.takes_messages(connection)
+
+
+@contextmanager
+def _broker() -> Iterator[Any]:
+    with current_app.connection_for_read(connect_timeout=PATIENCE) as connection:
+        connection.transport_options = {**connection.transport_options, "socket_timeout": PATIENCE}
+        connection.ensure_connection(max_retries=1, timeout=PATIENCE)
+        yield connection
 
 
 def _redis(channel: Any, names: Sequence[str]) -> list[QueueFigures]:

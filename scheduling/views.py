@@ -19,8 +19,8 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_http_methods, require_safe
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from scheduling import broker_alarm, services
 from scheduling import metrics as exposition
-from scheduling import services
 from scheduling.channels.unsubscribe import read_token
 from scheduling.redis_server import connect
 
@@ -92,9 +92,8 @@ def _check_broker() -> dict[str, Any]:
     with current_app.connection_for_write(connect_timeout=PROBE_TIMEOUT) as broker:
         broker.transport_options = {**broker.transport_options, "socket_timeout": PROBE_TIMEOUT}
         broker.ensure_connection(max_retries=1, timeout=PROBE_TIMEOUT)
-        channel = broker.default_channel
-        if hasattr(channel, "client"):
-            channel.client.ping()
+        if broker_alarm.takes_messages(broker) is False:
+            return {"status": "blocked"}
     return {}
 
 

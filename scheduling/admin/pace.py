@@ -15,7 +15,7 @@ from scheduling.admin.patience import Patience
 from scheduling.admin.spans import span_link
 from scheduling.admin.wording import spoken
 from scheduling.broker import TOUCH_QUEUES
-from scheduling.queue_figures import QueueFigures, queue_figures
+from scheduling.queue_figures import QueueFigures, broker_takes_messages, queue_figures
 
 log = structlog.get_logger(__name__)
 
@@ -50,7 +50,7 @@ def _seconds(seconds: float | None) -> str:
 
 def queues() -> Card:
     try:
-        found = queue_figures()
+        found, takes_messages = queue_figures(), broker_takes_messages()
     except Exception as error:  # whatever the broker's client raises
         log.warning("broker_not_asked", error=str(error))
         return Card(_("Queues"), note=_("The broker does not answer. Touches are kept and go out when it does."))
@@ -60,7 +60,12 @@ def queues() -> Card:
     held = [each.unacked for each in found if each.unacked is not None]
     if held:
         figures.append(Figure(_("Not acknowledged"), sum(held), f"{reverse(TOUCHES)}?state__exact=queued"))
-    return Card(_("Queues"), figures)
+    note = ""
+    if takes_messages is False:
+        note = _(
+            "The broker is short of memory or disk and takes no messages. Touches are kept and go out when it does."
+        )
+    return Card(_("Queues"), figures, note=note)
 
 
 def _queue(each: QueueFigures) -> Figure:

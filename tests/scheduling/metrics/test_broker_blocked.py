@@ -1,0 +1,36 @@
+"""A broker that takes no messages is told by the probe, the metrics and the overview. RabbitMQ: `tests/faults`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from config.celery import app
+from scheduling.admin import pace
+from scheduling.metrics import of_house
+from tests.faults.brokers import redis_server
+from tests.scheduling.metrics.test_figures import broker_is
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_redis_that_is_full_and_may_evict_nothing(
+    client: Client, valkey: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis_server(tmp_path, "--maxmemory", "100kb", "--maxmemory-policy", "noeviction") as full:
+        broker_is(full.url, monkeypatch)
+        monkeypatch.setattr(app, "connection_for_write", app.connection_for_read)
+        answer = client.get("/health/ready")
+        assert (answer.status_code, answer.json()["status"]) == (200, "degraded")
+        assert answer.json()["broker"]["status"] == "blocked"
+        assert b"aftertouch_broker_blocked 1.0" in of_house()
+        assert pace.queues().note
+
+
+def test_a_broker_with_room(client: Client, valkey: Any) -> None:
+    assert client.get("/health/ready").json()["broker"]["status"] == "ok"
+    assert b"aftertouch_broker_blocked 0.0" in of_house()
+    assert not pace.queues().note
