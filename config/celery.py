@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from functools import cached_property
 from typing import Any
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
@@ -26,7 +27,14 @@ from config.queues import CORE_QUEUES
 flower_login.insist(sys.argv, os.environ)
 celery_guards.install()
 
-app = Celery("aftertouch", task_cls="config.celery_guards:SafeTask")
+
+class Application(Celery):
+    @cached_property
+    def Worker(self) -> Any:
+        return self.subclass_with_self("config.elastic:Worker")
+
+
+app = Application("aftertouch", task_cls="config.celery_guards:SafeTask")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 # What a thread publishes goes to the same broker as what the main thread publishes.
 app.set_default()

@@ -13,7 +13,7 @@ from pathlib import Path
 from socket import gethostname
 from typing import Annotated, Any
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from config.embedded.endpoints import read_endpoints
@@ -76,6 +76,11 @@ class Environment(BaseSettings):
     aftertouch_prepare_statements: bool = True
     aftertouch_sentinel_master: str = "aftertouch"
     aftertouch_rabbitmq_quorum: bool = False
+    aftertouch_worker_min: int = Field(1, ge=1, le=256)
+    aftertouch_worker_max: int = Field(0, ge=0, le=256)
+    aftertouch_worker_shrink_after: timedelta = Field(
+        timedelta(seconds=30), ge=timedelta(seconds=1), le=timedelta(hours=1)
+    )
     aftertouch_secrets_keys: Annotated[list[SecretStr], NoDecode] = []
     aftertouch_email_url: str = ""
     aftertouch_login_tries: int = Field(5, ge=1, le=1000)
@@ -94,6 +99,16 @@ class Environment(BaseSettings):
         if isinstance(value, str):
             return [part.strip() for part in value.split(",") if part.strip()]
         return value
+
+    @field_validator("aftertouch_worker_max")
+    @classmethod
+    def fit_the_other_settings(cls, most: int, others: ValidationInfo) -> int:
+        least = others.data.get("aftertouch_worker_min", 1)
+        if most and most < least:
+            raise ValueError(f"must not be less than AFTERTOUCH_WORKER_MIN, which is {least}")
+        if most and others.data.get("aftertouch_rabbitmq_quorum"):
+            raise ValueError("a pool cannot grow on quorum queues (AFTERTOUCH_RABBITMQ_QUORUM); start more workers")
+        return most
 
     @property
     def postgres(self) -> str:

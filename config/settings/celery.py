@@ -23,6 +23,9 @@ CELERY_RESULT_BACKEND = None
 # A message is a hint: the row's lease is the late acknowledgement.
 CELERY_TASK_ACKS_LATE = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 2
+CELERY_WORKER_AUTOSCALER = "config.elastic:Scaler"
+# On a machine that is busy, which is when a pool grows, a process needs longer than four seconds to begin.
+CELERY_WORKER_PROC_ALIVE_TIMEOUT = 30
 CELERY_TASK_TIME_LIMIT = None
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
 CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT = 25

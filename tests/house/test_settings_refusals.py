@@ -40,6 +40,20 @@ def test_a_bad_value_stops_the_start_and_names_itself(tmp_path: Path, module: st
     assert not state_dir.exists()
 
 
+@pytest.mark.parametrize(
+    ("others", "words"),
+    [
+        ({"AFTERTOUCH_WORKER_MIN": "3"}, "AFTERTOUCH_WORKER_MIN, which is 3"),
+        ({"AFTERTOUCH_RABBITMQ_QUORUM": "true"}, "AFTERTOUCH_RABBITMQ_QUORUM"),
+    ],
+)
+def test_bounds_of_a_pool_that_do_not_fit_name_what_they_do_not_fit(others: dict[str, str], words: str) -> None:
+    refused = start("config.stack", "run", AFTERTOUCH_WORKER_MAX="2", **others)
+    assert refused.returncode == 1
+    assert "AFTERTOUCH_WORKER_MAX" in refused.stderr
+    assert words in refused.stderr
+
+
 def test_every_bad_value_is_named_at_once() -> None:
     refused = start("config.stack", "run", AFTERTOUCH_PORT="0", AFTERTOUCH_FLOWER_PORT="x")
     assert "AFTERTOUCH_PORT" in refused.stderr

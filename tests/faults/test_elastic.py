@@ -1,0 +1,68 @@
+"""A worker whose pool grows and shrinks, under load and with its children killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+import psutil
+import psycopg
+import pytest
+
+from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
+from tests.faults.house import House, Run, house
+from tests.faults.strikes import living_children
+
+pytestmark = pytest.mark.faults
+
+BOUNDS = {"AFTERTOUCH_WORKER_MIN": "1", "AFTERTOUCH_WORKER_MAX": "4", "AFTERTOUCH_WORKER_SHRINK_AFTER": "PT1S"}
+#: What a batch locks before it judges. Nobody who is new waits behind it, so events are accepted meanwhile.
+HELD = "SELECT FROM scheduling_customer WHERE user_id LIKE 'ann-%' FOR NO KEY UPDATE"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "Redis",
+        pytest.param(
+            "RabbitMQ",
+            marks=[
+                pytest.mark.campaign,
+                pytest.mark.rabbitmq,
+                pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"not installed: {missing_for_rabbitmq()}"),
+            ],
+        ),
+    ],
+)
+def test_a_pool_grows_while_messages_wait_and_shrinks_when_they_are_gone(
+    kind: str, state_folder: Callable[[str], Path], under_load: Callable[..., AbstractContextManager[Run]]
+) -> None:
+    folder = state_folder(f"elastic-{kind}")
+    with ExitStack() as running:
+        url = {"CELERY_BROKER_URL": running.enter_context(rabbitmq(folder)).url} if kind == "RabbitMQ" else {}
+        made = running.enter_context(house(folder / "house", {**BOUNDS, **url}))
+        main = psutil.Process(made.stack.pids["core"])
+        with under_load(made, f"pool grows and shrinks on {kind}", rate=3.0) as run:
+            run.go_on(10)
+            with psycopg.connect(made.stack.endpoints.database_url) as database:
+                database.execute(HELD)
+                made.wait(lambda: len(living_children(main)) == 4, "it grows to its most")
+                victim = run.chance.choice(living_children(main))
+                run.strike()
+                victim.kill()
+                made.await_gone([victim])
+                made.wait(lambda: len(living_children(main)) == 4, "the child is replaced")
+                made.lapse_leases(run.struck_at[-1])
+            run.go_on(10)
+            made.wait(lambda: "pool_shrinks" in made.stack.log("core"), "it shrinks under load")
+        made.wait(lambda: len(living_children(main)) == 1, "it shrinks to its least")
+        assert made.stack.pids["core"] == main.pid
+        assert sizes(made)[0] > 1
+        assert sizes(made)[-1] == 1
+
+
+def sizes(made: House) -> list[int]:
+    """After each change, as the log tells them."""
+    lines = [line for line in made.stack.log("core").splitlines() if "pool_grows" in line or "pool_shrinks" in line]
+    return [int("".join(each for each in line.partition("processes")[2][:6] if each.isdigit())) for line in lines]
