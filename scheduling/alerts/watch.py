@@ -54,7 +54,7 @@ class Watch:
             self._look_without_database(now)
 
     def _look(self, now: datetime) -> None:
-        self._hand_in()
+        self.hand_in()
         enabled = dict(AlertReceiver.objects.filter(enabled=True).values_list("pk", "limits"))
         self._known = {pk: known for pk, known in self._known.items() if pk in enabled}
         if not enabled:
@@ -102,8 +102,8 @@ class Watch:
                 alert.tried = True
                 _settle(receiver, [(word, alert)], _tell(known.line, [(word, alert)], now), now)
 
-    def _hand_in(self) -> None:
-        """What was said meanwhile, so that its end is said as well."""
+    def hand_in(self) -> None:
+        """What was said meanwhile, so that its end is said as well, by whoever looks next."""
         for known in self._known.values():
             alert = known.outage
             if alert is not None and alert.tried and AlertReceiver.objects.filter(pk=alert.receiver_id).exists():

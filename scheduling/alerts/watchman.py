@@ -34,10 +34,14 @@ class Watchman:
     def _look_for_ever(self) -> None:
         resting = threading.Event()
         while True:
-            self._leads.wait()
             try:
                 close_old_connections()
-                self._watch.look(datetime.now(UTC))
+                if self._leads.is_set():
+                    self._watch.look(datetime.now(UTC))
+                else:
+                    self._watch.hand_in()  # another leads since, and shall say that it is over
+                    self._leads.wait()
+                    continue
             except Exception:
                 log.exception("alerts_not_watched")
             resting.wait(settings.AFTERTOUCH_ALERTS_EVERY.total_seconds())

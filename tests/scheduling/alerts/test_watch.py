@@ -216,6 +216,23 @@ def test_a_database_that_is_away_is_told_from_memory_and_once(
     assert [each.splitlines()[0] for each in robot.taken[1:]] == ["【已恢复】PostgreSQL 没有及时响应"]
 
 
+@pytest.mark.django_db(transaction=True)
+def test_what_a_beat_said_that_lost_the_database_alone_is_called_over_by_its_heir(
+    robot: Robot, on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_duty(limits={"database": 0}, holds_for=timedelta(0))
+    cut_off = Watch()
+    look(0, cut_off)
+    with monkeypatch.context() as outage:
+        outage.setattr(Watch, "_look", lambda *_: (_ for _ in ()).throw(OperationalError))
+        look(10, cut_off)
+    cut_off.hand_in()
+    look(20)
+    assert [each.splitlines()[0] for each in robot.taken] == [
+        "【告警】PostgreSQL 没有及时响应", "【已恢复】PostgreSQL 没有及时响应",
+    ]  # fmt: skip
+
+
 def test_every_condition_can_be_said_and_leads_to_a_page(robot: Robot) -> None:
     """In both languages, with many subjects."""
     from django.utils import translation
