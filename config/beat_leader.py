@@ -82,6 +82,7 @@ class LeaderScheduler(DatabaseScheduler):
 
     def close(self) -> None:
         super().close()
+        self._watchman.end()
         if self._lock_connection is not None:
             self._lock_connection.close()
 

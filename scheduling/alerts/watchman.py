@@ -8,17 +8,20 @@ from datetime import UTC, datetime
 
 import structlog
 from django.conf import settings
-from django.db import close_old_connections
+from django.db import close_old_connections, connection
 
 from scheduling.alerts.watch import Watch
 
 log = structlog.get_logger(__name__)
+
+LEAVE_WITHIN = 5.0  #: seconds; systemd gives beat twenty
 
 
 class Watchman:
     def __init__(self) -> None:
         self._watch = Watch()
         self._leads = threading.Event()
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def stand(self, leads: bool) -> None:
@@ -28,12 +31,18 @@ class Watchman:
             return
         self._leads.set()
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._look_for_ever, name="watchman", daemon=True)
+            self._thread = threading.Thread(target=self._look_again_and_again, name="watchman", daemon=True)
             self._thread.start()
 
-    def _look_for_ever(self) -> None:
-        resting = threading.Event()
-        while True:
+    def end(self) -> None:
+        """A message that is under way is not waited for to its end: it would be said again."""
+        self._ended.set()
+        self._leads.set()
+        if self._thread is not None:
+            self._thread.join(LEAVE_WITHIN)
+
+    def _look_again_and_again(self) -> None:
+        while not self._ended.is_set():
             try:
                 close_old_connections()
                 if self._leads.is_set():
@@ -44,4 +53,5 @@ class Watchman:
                     continue
             except Exception:
                 log.exception("alerts_not_watched")
-            resting.wait(settings.AFTERTOUCH_ALERTS_EVERY.total_seconds())
+            self._ended.wait(settings.AFTERTOUCH_ALERTS_EVERY.total_seconds())
+        connection.close()
