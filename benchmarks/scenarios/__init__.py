@@ -7,6 +7,7 @@ from benchmarks.scenarios.burst import burst
 from benchmarks.scenarios.idle import idle
 from benchmarks.scenarios.intake import intake
 from benchmarks.scenarios.lateness import lateness
+from benchmarks.scenarios.nodes import nodes
 from benchmarks.scenarios.pick import pick
 from benchmarks.scenarios.rpa import rpa
 from benchmarks.scenarios.silence import silence
@@ -18,6 +19,7 @@ SCENARIOS: dict[str, Scenario] = {
     "lateness": lateness,
     "burst": burst,
     "webhook": webhook,
+    "nodes": nodes,
     "intake": intake,
     "idle": idle,
     "waiting": waiting,

@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from datetime import UTC, datetime
+from typing import Any
 from urllib.request import Request, urlopen
 
 from benchmarks import contest, readings, workload
@@ -23,7 +24,7 @@ def webhook(bench: Bench) -> None:
         port = free_port()
         url = f"http://127.0.0.1:{port}/"
         with bench.running("benchmarks.receiver", str(port), str(TAKES)):
-            wait_until(lambda url=url: _answers(url), 20, "the receiver")
+            wait_until(lambda url=url: answers(url), 20, "the receiver")
             _measure(bench, url, count)
 
 
@@ -31,31 +32,36 @@ def _measure(bench: Bench, url: str, count: int) -> None:
     cells = workload.matrix(channel="webhook", config={"url": f"{url}hook", "secret": SECRET})
     with bench.core():
         contest.warm_up(cells[0])
-        _ask(url, "DELETE")
+        ask(url, "DELETE")
         workload.clear()
         workload.customers(count)
         due_at = datetime.fromtimestamp(time.time() + 14, UTC)
         workload.plan([workload.Plan(number + 1, cells[0], due_at) for number in range(count)])
         time.sleep(max(due_at.timestamp() - time.time(), 0) + 1)
         workload.await_finished(contest.PATIENCE)
-        told = json.loads(_ask(url, "GET"))
+        found = told(url)
         reading = readings.of_touches()
     add = bench.figures.add
     note = f"{count:,} to one receiver that takes {TAKES * 1000:.0f} ms, one node, -c 2"
-    add("webhook", "received", told["count"] / (told["last_at"] - told["first_at"]), "/s",
+    add("webhook", "received", found["count"] / (found["last_at"] - found["first_at"]), "/s",
         goal=GOAL, at_least=True, note=note)  # fmt: skip
     add("webhook", "delivered, from the due time to the last settled", reading.per_second, "/s")
-    add("webhook", "received twice", told["twice"], "touches", goal=0)
-    add("webhook", "not received", count - told["count"] + told["twice"], "touches", goal=0)
+    add("webhook", "received twice", found["twice"], "touches", goal=0)
+    add("webhook", "not received", count - found["count"] + found["twice"], "touches", goal=0)
 
 
-def _answers(url: str) -> bool:
+def answers(url: str) -> bool:
     try:
-        return bool(_ask(url, "GET"))
+        return bool(ask(url, "GET"))
     except OSError:
         return False
 
 
-def _ask(url: str, method: str) -> bytes:
+def told(url: str) -> dict[str, Any]:
+    """What the receiver counted."""
+    return dict(json.loads(ask(url, "GET")))
+
+
+def ask(url: str, method: str) -> bytes:
     with urlopen(Request(url, method=method), timeout=5) as reply:
         return bytes(reply.read())
