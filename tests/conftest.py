@@ -7,13 +7,19 @@ from collections.abc import Callable, Generator, Iterator
 from datetime import timedelta
 from typing import Any
 
+import hypothesis
 import pytest
 import redis
+from django.db import connection
 
 from config.embedded import servers
 from config.environment import ROOT, environment
 
 pytest_plugins = ["tests.staff", "tests.striking"]
+
+# How long an example takes says something about the machine, not about the code.
+hypothesis.settings.register_profile("house", deadline=None)
+hypothesis.settings.load_profile("house")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -62,6 +68,18 @@ def _point_settings_at(env: Any) -> None:
     # A machine that stalls for seconds is no server that is away.
     redis_server.PATIENCE = quota.SOCKET_TIMEOUT = rates.SOCKET_TIMEOUT = 15.0
     app.conf.broker_url = env.broker
+
+
+@pytest.fixture(scope="session")
+def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
+    """The threads of the sender keep their connections; the test database could not be dropped under them."""
+    yield
+    with django_db_blocker.unblock(), connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        connection.close()
 
 
 @pytest.fixture

@@ -288,6 +288,6 @@ def test_the_store_does_what_the_model_does(machine: type[Machine]) -> None:
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=150, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck),
+            max_examples=150, stateful_step_count=50, suppress_health_check=list(HealthCheck),
         ),
     )  # type: ignore[no-untyped-call]  # fmt: skip

@@ -28,7 +28,7 @@ def test_nothing_that_is_sent_makes_the_server_fail(api: Client, market: Market,
     at = datetime(2026, 3, 1, tzinfo=UTC)
     Job.objects.create(shop=market.s1, flow=market.sync, due_at=at, planned_at=at)
 
-    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy())
     def story(case: Any) -> None:
         headers = {"Authorization": f"Bearer {api.key}"}
@@ -44,7 +44,7 @@ def test_values_that_exist_are_fuzzed_too(api: Client, market: Market) -> None:
     """The description does not know the shops, so a machine would never get behind the first lookup."""
     (operation,) = [each for each in OPERATIONS if each.label == "POST /api/v1/rpa/jobs"]
 
-    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy())
     def story(case: Any) -> None:
         if isinstance(case.body, dict):

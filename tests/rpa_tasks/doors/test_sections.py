@@ -328,7 +328,7 @@ def apply_market(market: dict[str, Any]) -> plan.Plan:
     return planned
 
 
-@settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, database=None, suppress_health_check=list(HealthCheck))
 @given(first=markets(), second=markets())
 def test_any_export_changes_nothing(first: dict[str, Any], second: dict[str, Any]) -> None:
     with transaction.atomic():

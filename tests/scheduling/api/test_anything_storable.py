@@ -27,7 +27,7 @@ ANY_JSON = st.recursive(
 
 
 @pytest.mark.django_db
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(value=ANY_JSON)
 def test_what_is_let_through_comes_back_from_the_database(value: Any) -> None:
     try:

@@ -21,7 +21,7 @@ OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations()]
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)
 def test_nothing_that_is_sent_makes_the_server_fail(api: Client, operation: Any) -> None:
-    @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
     @given(case=operation.as_strategy())
     def story(case: Any) -> None:
         headers = {"Authorization": f"Bearer {api.key}"}

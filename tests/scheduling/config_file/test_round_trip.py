@@ -187,7 +187,7 @@ def apply_house(house: dict[str, Any]) -> plan.Plan:
 
 
 @pytest.mark.django_db
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(first=houses(), second=houses(), with_secrets=flags)
 def test_an_export_changes_nothing(first: dict[str, Any], second: dict[str, Any], with_secrets: bool) -> None:
     with transaction.atomic():

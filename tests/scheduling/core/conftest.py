@@ -26,18 +26,6 @@ Answer = TypeVar("Answer")
 PATIENCE = 20  #: seconds after which a test that waits for something gives up
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _nobody_stays_behind(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The threads of the sender keep their connections; the test database could not be dropped under them."""
-    yield
-    with django_db_blocker.unblock(), connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        connection.close()
-
-
 @pytest.fixture
 def race() -> Callable[..., list[Any]]:
     """Start many at the same moment, each with a connection of its own; returns what they answered."""

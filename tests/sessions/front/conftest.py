@@ -4,25 +4,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from django.db import connection
 
 from scheduling import services
 from scheduling.models import Configuration, Scope
 from sessions.models import SilencePolicy
 from tests.scheduling.api.serving import Client
 from tests.sessions.front.serving import Page, web
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _nobody_stays_behind(django_db_setup: None, django_db_blocker: Any) -> Iterator[None]:
-    """The threads of the sender keep their connections; the test database could not be dropped under them."""
-    yield
-    with django_db_blocker.unblock(), connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        connection.close()
 
 
 @pytest.fixture
