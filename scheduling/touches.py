@@ -14,7 +14,7 @@ from scheduling.models import Touch
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a touch says, or would have said. It takes a slot of its customer unless the decision frees it."""
+    """What a touch says, or would have said: only what is sent takes a slot of its customer."""
 
     content_type: str
     template_id: int
@@ -51,9 +51,8 @@ class TouchLedger(Ledger):
                 sending_at = CASE WHEN d.state = 'delivered' THEN %(at)s END,
                 attempt = row.attempt + (d.state = 'delivered')::int,
                 settled_at = CASE WHEN d.state NOT IN ('scheduled', 'running') THEN statement_timestamp() END,
-                reserved_at = CASE WHEN d.frees_slot THEN NULL
-                                   WHEN d.content_type IS NOT NULL THEN COALESCE(row.reserved_at, %(at)s)
-                                   ELSE row.reserved_at END,
+                reserved_at = CASE WHEN d.state IN ('running', 'delivered') THEN COALESCE(row.reserved_at, %(at)s)
+                                   WHEN NOT d.frees_slot THEN row.reserved_at END,
                 content_type = COALESCE(d.content_type, row.content_type),
                 template_id = COALESCE(d.template_id, row.template_id),
                 template_version = COALESCE(d.template_version, row.template_version),
