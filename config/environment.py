@@ -66,7 +66,7 @@ class Environment(BaseSettings):
     rpa_chromium_path: str = ""
     aftertouch_silence_backlog: int = Field(5_000, ge=1)
     aftertouch_silence_stale: timedelta = Field(timedelta(minutes=5), ge=timedelta(seconds=10), le=timedelta(hours=1))
-    aftertouch_silence_rate: int = Field(2_000, ge=1, le=100_000)
+    aftertouch_silence_rate: int = Field(5_000, ge=1, le=100_000)
     aftertouch_conversation_window: timedelta = Field(
         timedelta(minutes=10), ge=timedelta(seconds=1), le=timedelta(hours=24)
     )
