@@ -20,6 +20,7 @@ from config.embedded.valkey import binary
 
 MASTER = "aftertouch"
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the plain script; the one on PATH becomes another user
+RABBITMQCTL = RABBITMQ.with_name("rabbitmqctl")
 
 
 @dataclass
@@ -173,6 +174,14 @@ class RabbitNode(Server):
                 return True
         except (OSError, *Connection(self.url).connection_errors):
             return False
+
+    def control(self, *words: str) -> None:
+        """As `rabbitmqctl` does it. Returns once it is done."""
+        done = subprocess.run(
+            [str(RABBITMQCTL), *words], env={**os.environ, **self.env}, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 @contextmanager

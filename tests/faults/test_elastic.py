@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -10,9 +11,12 @@ import psutil
 import psycopg
 import pytest
 
-from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
+from config.queues import CORE_QUEUES
+from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, redis_server
 from tests.faults.house import House, Run, house
 from tests.faults.strikes import living_children
+from tests.faults.test_traps import envelope, push
+from tests.faults.workers import worker
 
 pytestmark = pytest.mark.faults
 
@@ -21,6 +25,25 @@ BOUNDS = {"AFTERTOUCH_WORKER_MIN": "1", "AFTERTOUCH_WORKER_MAX": "4", "AFTERTOUC
 HELD = "SELECT FROM scheduling_customer WHERE user_id LIKE 'ann-%' FOR NO KEY UPDATE"
 
 
+def test_a_pool_grows_while_messages_wait_and_shrinks_when_they_are_gone(
+    the_house: House, state_folder: Callable[[str], Path], tmp_path: Path
+) -> None:
+    gate, marks = tmp_path / "gate", [str(number) for number in range(8)]
+    with redis_server(state_folder("elastic")) as broker:
+        environment = {**the_house.stack.environment, **BOUNDS, "CELERY_BROKER_URL": broker.url}
+        with worker(environment, "-Q", ",".join(CORE_QUEUES), "-c", "2", app="tests.faults.trap_app") as program:
+            program.await_ready()
+            main = psutil.Process(program.pid)
+            for mark in marks:
+                push(broker, "touch.normal", envelope("traps.wait", str(gate), mark, published_at=time.time()))
+            the_house.wait(lambda: len(living_children(main)) == 4, "it grows to its most")
+            gate.touch()
+            the_house.wait(lambda: len(gate.read_text().split()) >= len(marks), "all have run")
+            the_house.wait(lambda: len(living_children(main)) == 1, "it shrinks to its least")
+            assert sorted(gate.read_text().split()) == marks
+
+
+@pytest.mark.campaign
 @pytest.mark.parametrize(
     "kind",
     [
@@ -28,14 +51,13 @@ HELD = "SELECT FROM scheduling_customer WHERE user_id LIKE 'ann-%' FOR NO KEY UP
         pytest.param(
             "RabbitMQ",
             marks=[
-                pytest.mark.campaign,
                 pytest.mark.rabbitmq,
                 pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"not installed: {missing_for_rabbitmq()}"),
             ],
         ),
     ],
 )
-def test_a_pool_grows_while_messages_wait_and_shrinks_when_they_are_gone(
+def test_a_child_is_killed_while_a_pool_grows_and_shrinks_under_load(
     kind: str, state_folder: Callable[[str], Path], under_load: Callable[..., AbstractContextManager[Run]]
 ) -> None:
     folder = state_folder(f"elastic-{kind}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 from celery import shared_task
 
 from config.celery import app
@@ -17,3 +20,12 @@ def out_of_memory() -> None:
 @shared_task(name="traps.divide")
 def divide(dividend: int, divisor: int) -> None:
     dividend // divisor
+
+
+@shared_task(name="traps.wait")
+def wait(gate: str, mark: str) -> None:
+    """Until there is a file of this name; then it leaves a line there."""
+    while not Path(gate).exists():
+        time.sleep(0.05)
+    with Path(gate).open("a") as lines:
+        lines.write(f"{mark}\n")
