@@ -86,6 +86,10 @@ OWN = [
         _("Bring it back. Events are accepted, come late, and are handed over again by themselves."), missing=True,
     ),
     Condition(
+        "broker_blocked", "aftertouch_broker_blocked", _("The broker takes no messages"),
+        _("Give it memory or disk. Touches are kept, come late, and are handed over again by themselves."),
+    ),
+    Condition(
         "database", "aftertouch_touches_oldest_overdue_seconds", _("PostgreSQL does not answer in time"),
         _("Is it up? Are its connections used up, is its disk full? Nothing is accepted while it is away."),
         missing=True,
