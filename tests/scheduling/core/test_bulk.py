@@ -30,6 +30,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann", reason="the receiver is back")
 
 
+@pytest.fixture(autouse=True)
+def _time_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "COUNTING", "60s")
+
+
 @pytest.fixture
 def fail(matrix: Any, happen: Callable[..., Any]) -> Callable[[int], list[FailedTask]]:
     """So many touches that failed because their text wants data that the event did not bring."""
