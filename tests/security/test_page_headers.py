@@ -52,7 +52,7 @@ def test_every_answer_tells_the_browser_how_little_it_may_do(client: Client, pat
 def test_the_web_process_says_the_same() -> None:
     with serving(DJANGO_SETTINGS_MODULE="config.settings.test") as address:
         for path in [*PAGES, *FILES]:
-            check(path, requests.get(address + path, timeout=30).headers)
+            check(path, requests.get(address + path, timeout=90).headers)
 
 
 def test_an_admin_page_is_not_framed_or_sniffed(client: Client) -> None:

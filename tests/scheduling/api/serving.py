@@ -21,7 +21,7 @@ from django.db import connection
 
 from config.environment import ROOT, environment
 
-PATIENCE = 20  #: seconds after which a test that waits for something gives up
+PATIENCE = 60  #: seconds after which a test that waits for something gives up
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
