@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -14,10 +12,9 @@ from uuid import UUID, uuid4
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import connection, transaction
+from django.db import transaction
 
 from config.embedded.processes import wait_until
-from config.environment import ROOT
 from scheduling import failed_tasks, failures, retention, sql, tasks
 from scheduling.bulk import jobs
 from scheduling.errors import Conflict, InvalidInput
@@ -25,6 +22,7 @@ from scheduling.failed_tasks import Actor
 from scheduling.ids import first_id_at
 from scheduling.models import BulkAction, FailedTask, Touch
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
+from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann", reason="the receiver is back")
@@ -314,11 +312,11 @@ def test_a_worker_that_is_killed_in_a_batch_has_done_nothing_of_it(
 
     with transaction.atomic():
         FailedTask.objects.select_for_update().get(pk=rows[3].pk)  # three are done, then it waits here
-        with _worker(row) as program:
-            assert wait_until(lambda: elsewhere(_waits_for_a_lock), 120)
+        with _worker(row) as worker:
+            assert wait_until(lambda: elsewhere(lambda: waits_for_a_lock("bulk")), 120)
             assert elsewhere(lambda: jobs.advance(row.pk)) is None  # nobody else is at it meanwhile
-            program.kill()
-    assert wait_until(lambda: not elsewhere(_is_there), 20)
+            worker.kill()
+    assert wait_until(lambda: not elsewhere(lambda: is_connected("bulk")), 20)
     row.refresh_from_db()
     assert (row.state, row.done, row.position, again()) == ("running", 0, None, [])
 
@@ -332,10 +330,10 @@ def test_a_worker_that_is_killed_between_two_batches_has_left_what_it_did(fail: 
     rows = fail(5)
     row = jobs.begin("retry", {}, ANN, per_second=1)  # two at once
 
-    with _worker(row) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == b"a batch\n"
-        program.kill()
+    with _worker(row) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"a batch\n"
+        worker.kill()
     row.refresh_from_db()
     assert (row.done, row.position) == (2, rows[1].pk)
 
@@ -376,33 +374,8 @@ sys.stdin.read()
 """
 
 
-@contextmanager
-def _worker(row: BulkAction) -> Iterator[subprocess.Popen[bytes]]:
-    database = connection.settings_dict
-    name = f"postgresql://{database['USER']}:{database['PASSWORD']}@{database['HOST']}:{database['PORT']}"
-    env = os.environ | {"DATABASE_URL": f"{name}/{database['NAME']}"}
-    with subprocess.Popen(
-        [sys.executable, "-c", WORKING, str(row.pk)], cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as program:
-        try:
-            yield program
-        finally:
-            program.kill()
-
-
-def _waits_for_a_lock() -> bool:
-    return _is_there("Lock")
-
-
-def _is_there(wait: str = "%") -> bool:
-    statement = """
-        SELECT EXISTS (
-            SELECT FROM pg_stat_activity
-            WHERE application_name = 'bulk' AND COALESCE(wait_event_type, '') LIKE %(wait)s
-        )
-    """
-    ((there,),) = sql.rows(statement, {"wait": wait})
-    return bool(there)
+def _worker(row: BulkAction) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    return program(WORKING, str(row.pk), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
 # --- kept and forgotten -------------------------------------------------------------------------------------------

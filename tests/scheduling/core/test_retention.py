@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from random import getrandbits
 from typing import Any
@@ -17,12 +13,12 @@ from django.db import connection, transaction
 from pytest_django import Settings
 
 from config.embedded.processes import wait_until
-from config.environment import ROOT
 from scheduling import failed_tasks, intake, retention, sql
 from scheduling.failed_tasks import Actor
 from scheduling.ids import first_id_at, new_id
 from scheduling.models import Attempt, Complaint, Event, FailedTask, HarassmentRule, Touch, Verdict
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
+from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann")
@@ -265,10 +261,10 @@ def test_a_pass_that_is_killed_in_the_middle_of_a_batch_has_deleted_all_of_it_or
 
     with transaction.atomic():
         Verdict.objects.select_for_update().get(touch_id=task_ids[1])  # the attempts are deleted, then it waits here
-        with _forgetting() as program:
-            assert wait_until(lambda: elsewhere(_waits_for_a_lock), 120)
-            program.kill()
-    assert wait_until(lambda: not elsewhere(_is_there), 10)
+        with program(FORGETTING) as forgetting:
+            assert wait_until(lambda: elsewhere(lambda: waits_for_a_lock("forgetting")), 120)
+            forgetting.kill()
+    assert wait_until(lambda: not elsewhere(lambda: is_connected("forgetting")), 10)
     assert (Touch.objects.count(), Verdict.objects.count(), Attempt.objects.count()) == (2, 2, 2)
 
     assert retention.forget()["scheduling_touch"] == 2
@@ -283,33 +279,6 @@ from scheduling import retention
 connection.settings_dict["OPTIONS"]["application_name"] = "forgetting"
 retention.forget()
 """
-
-
-@contextmanager
-def _forgetting() -> Iterator[subprocess.Popen[bytes]]:
-    database = connection.settings_dict
-    name = f"postgresql://{database['USER']}:{database['PASSWORD']}@{database['HOST']}:{database['PORT']}"
-    env = os.environ | {"DATABASE_URL": f"{name}/{database['NAME']}"}
-    with subprocess.Popen([sys.executable, "-c", FORGETTING], cwd=ROOT, env=env) as program:
-        try:
-            yield program
-        finally:
-            program.kill()
-
-
-def _waits_for_a_lock() -> bool:
-    return _is_there("Lock")
-
-
-def _is_there(wait: str = "%") -> bool:
-    statement = """
-        SELECT EXISTS (
-            SELECT FROM pg_stat_activity
-            WHERE application_name = 'forgetting' AND COALESCE(wait_event_type, '') LIKE %(wait)s
-        )
-    """
-    ((there,),) = sql.rows(statement, {"wait": wait})
-    return bool(there)
 
 
 # --- many -------------------------------------------------------------------------------------------------------------
