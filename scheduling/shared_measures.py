@@ -28,6 +28,7 @@ GONE = "gone"  #: in the place of a process id
 SLACK = 2.0  #: seconds by which a file's time may be behind its process's
 ROOM = 64 * 2**20  #: bytes that have to be free: writing to a mapped file on a full disk ends the process (SIGBUS)
 PATIENCE = 1.0  #: seconds that a start waits for whoever reads the folder
+TURN = 10.0  #: seconds that a reader waits for those before it: Prometheus waits no longer
 
 
 def share() -> None:
@@ -60,35 +61,39 @@ def exposition(folder: Path | None = None) -> bytes:
         return generate_latest(REGISTRY)
     folder = folder or Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
     registry = CollectorRegistry()
-    with _alone(folder):
+    with _alone(folder, TURN) as ours:
+        if not ours:
+            raise TimeoutError("somebody has been reading the counts for too long")
         _fold(folder)
         multiprocess.MultiProcessCollector(registry, str(folder))  # type: ignore[no-untyped-call]
         return generate_latest(registry)
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """No file is folded while somebody reads it."""
+def _alone(folder: Path, patience: float) -> Iterator[bool]:
+    """No file is folded while somebody reads it. Whether it is our turn: who reads may hang, and is not waited for."""
     with (folder / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _fold_if_free(folder: Path) -> None:
-    """Whoever reads the folder may hang. The next one who asks folds as well, so nobody waits for long to start."""
-    with (folder / "lock").open("a") as lock:
-        gives_up_at = time.monotonic() + PATIENCE
+        gives_up_at = time.monotonic() + patience
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 if time.monotonic() >= gives_up_at:
-                    log.warning("measures_not_folded", folder=str(folder))
+                    yield False
                     return
                 time.sleep(0.05)
             else:
-                _fold(folder)
+                yield True
                 return
+
+
+def _fold_if_free(folder: Path) -> None:
+    """The next one who asks folds as well, so nobody waits for long to start."""
+    with _alone(folder, PATIENCE) as ours:
+        if ours:
+            _fold(folder)
+        else:
+            log.warning("measures_not_folded", folder=str(folder))
 
 
 def _fold(folder: Path) -> None:

@@ -145,3 +145,12 @@ def test_who_holds_the_lock_keeps_nobody_from_starting(starting: Path, monkeypat
         shared_measures.share()
     assert shared(starting)
     assert (starting / "counter_999999999.db").exists()
+
+
+def test_who_holds_the_lock_keeps_no_reader_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_measures, "TURN", 0.1)
+    with (tmp_path / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TimeoutError):
+            shared_measures.exposition(tmp_path)
+    assert shared_measures.exposition(tmp_path) == b""
