@@ -65,6 +65,9 @@ pool_processes = Gauge(
 processes = Gauge(
     "aftertouch_processes", "Living processes: web, worker, beat, watcher.", ["kind"], multiprocess_mode="livesum"
 )
+sockets = Gauge(
+    "aftertouch_websocket_connections", "WebSockets in live chats, by side.", ["role"], multiprocess_mode="livesum"
+)
 beat_ticked_at = Gauge(
     "aftertouch_scheduler_last_tick_timestamp_seconds",
     "When the beat that leads last looked what is due.",
@@ -104,6 +107,11 @@ def alive(kind: str) -> None:
 @harmless
 def pool_has(hostname: str, processes_of_it: int) -> None:
     pool_processes.labels(hostname).set(processes_of_it)
+
+
+@harmless
+def socket_opened(role: str, count: int = 1) -> None:
+    sockets.labels(role).inc(count)
 
 
 @harmless

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs
 import structlog
 from channels.consumer import AsyncConsumer
 
+from scheduling import measures
 from scheduling.api.cloudevents import parse_event
 from scheduling.api.group_commit import DatabaseUnavailable, Overloaded, submit
 from scheduling.errors import InvalidInput
@@ -83,6 +84,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         wanted = inbox.position(cursor) if cursor else None
         session_id = self.admission.session_id
         self.joined = True
+        measures.socket_opened(self.admission.role)
         async with asyncio.timeout(hub.TELL_WITHIN):
             await hub.hub().join(session_id, self)
             (last,) = await asyncio.to_thread(inbox.live().last_cursors, [session_id])
@@ -95,6 +97,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         if self.catching_up:
             self.catching_up.cancel()
         if self.joined:
+            measures.socket_opened(self.admission.role, -1)
             await hub.hub().leave(self.admission.session_id, self)
 
     # --- frames come in -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+import requests
 from websockets.exceptions import ConnectionClosed
 
 from scheduling.models import Event
@@ -343,3 +344,18 @@ def deadline(session: str = "s1") -> int:
 
 def server_time() -> float:
     return float(store.live().server.client.time()[0])
+
+
+def test_open_sockets_are_counted_by_side(enter: Open, address: str) -> None:
+    def agents() -> str:
+        found = requests.get(f"http://{address}/metrics", timeout=20).text
+        (line,) = [
+            line for line in found.splitlines() if line.startswith('aftertouch_websocket_connections{role="agent"')
+        ]
+        return line.rpartition(" ")[2]
+
+    opened = [enter(role="agent") for _ in range(3)]
+    assert eventually(lambda: agents() == "3.0")
+    for page in opened:
+        page.socket.close()
+    assert eventually(lambda: agents() == "0.0")
