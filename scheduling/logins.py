@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from datetime import timedelta
+from importlib import import_module
 from ipaddress import IPv6Address, ip_address, ip_network
 from typing import Any
 
@@ -69,6 +70,11 @@ def unlock(name: str) -> int:
 def come_in(request: HttpRequest | None, user: Any, **_: Any) -> None:
     if request is not None:
         FailedLogin.objects.filter(digest=_digest(user.get_username()), address=_address(request)).delete()
+
+
+def forget() -> None:
+    """The sessions of the back office that are over."""
+    import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
 
 
 def _count(name: str, address: str) -> int | None:

@@ -11,7 +11,7 @@ import structlog
 from celery import shared_task
 from django.db import InterfaceError, OperationalError
 
-from scheduling import absence, delivery, dispatcher, retention, rollouts
+from scheduling import absence, delivery, dispatcher, logins, retention, rollouts
 from scheduling.broker import published_now
 from scheduling.bulk import jobs
 from scheduling.what_if import runs
@@ -52,6 +52,8 @@ def scan_inactive() -> None:
 @shared_task(name="scheduling.forget", is_tick=True)
 def forget() -> None:
     retention.forget()
+    runs.forget()
+    logins.forget()
 
 
 @shared_task(name="scheduling.advance_rollouts", is_tick=True)

@@ -11,6 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 import structlog
+from django.conf import settings
 from django.db import Error, transaction
 from django.utils.timezone import now
 
@@ -150,6 +151,11 @@ def discard(run_id: int, actor: Actor) -> None:
     """Whatever it is doing. Raises `Conflict` where it was decided already."""
     with transaction.atomic():
         _decide(run_id, State.DISCARDED, actor, (State.WAITING, State.RUNNING, State.DONE, State.FAILED))
+
+
+def forget() -> None:
+    """Replays from before the time of which anything is kept."""
+    WhatIfRun.objects.filter(created_at__lt=now() - timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS)).delete()
 
 
 def _decide(run_id: int, state: str, actor: Actor, while_in: tuple[str, ...]) -> WhatIfRun:

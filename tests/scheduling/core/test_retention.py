@@ -9,14 +9,15 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from django.contrib.sessions.models import Session
 from django.db import connection, transaction
 from pytest_django import Settings
 
 from config.embedded.processes import wait_until
-from scheduling import failed_tasks, intake, retention, sql
+from scheduling import failed_tasks, intake, retention, sql, tasks
 from scheduling.failed_tasks import Actor
 from scheduling.ids import first_id_at, new_id
-from scheduling.models import Attempt, Complaint, Event, FailedTask, HarassmentRule, Touch, Verdict
+from scheduling.models import Attempt, Complaint, Event, FailedTask, HarassmentRule, Touch, Verdict, WhatIfRun
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 
@@ -398,3 +399,16 @@ def test_ids_are_in_the_order_of_time() -> None:
     assert first_id_at(earlier - timedelta(seconds=2)) < new_id() < first_id_at(
         datetime.now(UTC) + timedelta(seconds=2)
     )  # fmt: skip
+
+
+# --- what is kept of people -------------------------------------------------------------------------------------------
+
+
+def test_sessions_of_the_back_office_and_replays_go_when_they_are_over(db: None) -> None:
+    for days in (-1, 1):
+        Session.objects.create(session_key=f"s{days}", expire_date=datetime.now(UTC) + timedelta(days=days))
+    for days in (OLD, 1):
+        WhatIfRun.objects.create(created_at=datetime.now(UTC) - timedelta(days=days), draft="", days=7)
+    tasks.forget()
+    assert [each.session_key for each in Session.objects.all()] == ["s1"]
+    assert WhatIfRun.objects.count() == 1
