@@ -49,9 +49,6 @@ def _point_settings_at(env: Any) -> None:
     from django.conf import settings
 
     from config.celery import app
-    from scheduling import redis_server
-    from scheduling.api import rates
-    from scheduling.channels import quota
 
     database = urlsplit(env.postgres)
     settings.DATABASES["default"].update(
@@ -65,9 +62,26 @@ def _point_settings_at(env: Any) -> None:
     settings.CELERY_BROKER_URL = env.broker
     settings.CHANNEL_LAYERS["default"]["CONFIG"]["hosts"] = [env.redis]
     settings.AFTERTOUCH_STATE_DIR = env.aftertouch_state_dir
-    # A machine that stalls for seconds is no server that is away.
-    redis_server.PATIENCE = quota.SOCKET_TIMEOUT = rates.SOCKET_TIMEOUT = 15.0
     app.conf.broker_url = env.broker
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patience() -> Iterator[None]:
+    """A machine that stalls for seconds is no server that is away, and no question that is too dear."""
+    from scheduling import metrics, queue_figures, redis_server, views
+    from scheduling.admin import home, patience
+    from scheduling.api import rates
+    from scheduling.channels import quota
+
+    with pytest.MonkeyPatch.context() as patched:
+        for place, name in (
+            (redis_server, "PATIENCE"), (quota, "SOCKET_TIMEOUT"), (rates, "SOCKET_TIMEOUT"),
+            (queue_figures, "PATIENCE"), (views, "PROBE_TIMEOUT"), (home, "PATIENCE"), (patience.Patience, "EACH"),
+        ):  # fmt: skip
+            patched.setattr(place, name, 20.0)
+        patched.setattr(metrics, "PATIENCE", "20s")
+        patched.setattr(patience, "PATIENCE", "20s")
+        yield
 
 
 @pytest.fixture(scope="session")

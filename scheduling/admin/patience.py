@@ -15,10 +15,10 @@ T = TypeVar("T")
 PATIENCE = "2s"
 
 
-def patiently(count: Callable[[], T], patience: str = PATIENCE) -> T | None:
-    """What `count` reads, or None where a statement of it takes longer."""
+def patiently(count: Callable[[], T], patience: str = "") -> T | None:
+    """What `count` reads, or None where a statement of it takes longer, by default than `PATIENCE`."""
     try:
-        with sql.within(patience):
+        with sql.within(patience or PATIENCE):
             return count()
     except OperationalError:
         return None
@@ -28,11 +28,11 @@ class Patience:
     """Shared by everything that one page counts: what comes last gets what the others left."""
 
     ENOUGH = 0.05  #: seconds, below which it is not worth beginning
+    EACH = 2.0  #: seconds at most
 
-    def __init__(self, seconds: float, *, each: float = 2.0) -> None:
+    def __init__(self, seconds: float) -> None:
         self._ends_at = monotonic() + seconds
-        self._each = each
 
     def __call__(self, count: Callable[[], T]) -> T | None:
-        left = min(self._each, self._ends_at - monotonic())
+        left = min(self.EACH, self._ends_at - monotonic())
         return patiently(count, f"{round(left * 1000)}ms") if left > self.ENOUGH else None

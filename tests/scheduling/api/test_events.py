@@ -152,8 +152,8 @@ def test_a_hundred_copies_at_once_are_one_event(api: Client, matrix: Any) -> Non
     answers = at_once(100, send)
 
     assert [answer.status_code for answer in answers] == [202] * 100
-    # Of one that was told too late nobody knows whether it was this one.
-    assert sum(answer.json()["accepted"] for answer in answers) == 1 or late
+    # Where some were told too late, the one that was accepted may be among them.
+    assert sum(answer.json()["accepted"] for answer in answers) in ((0, 1) if late else (1,))
     assert len({tuple(answer.json()["touches"]) for answer in answers}) == 1
     assert Event.objects.count() == Touch.objects.count() == 1
 
