@@ -23,6 +23,8 @@ from scheduling import broker_alarm
 
 log = structlog.get_logger(__name__)
 
+TICK = "periodic_task_name"  #: the header by which django-celery-beat names the row that it sends for
+
 
 class SafeTask(DjangoTask):
     """A task that cannot take its worker down, and whose failure is kept."""
@@ -64,6 +66,12 @@ class BuryingConsumer(Consumer):
         super().on_unknown_message(body, message)
 
     def on_unknown_task(self, body: Any, message: Any, exc: Any) -> None:
+        """A tick comes again by itself. One that nobody here knows is of another version, in an upgrade or after one
+        was taken back, and would otherwise be buried every few seconds."""
+        if (message.headers or {}).get(TICK):
+            log.info("tick_unknown", task=str(exc), queue=_queue(message))
+            message.reject_log_error(log, self.connection_errors)
+            return
         _bury("unknown_task", {"headers": message.headers, "body": message.body}, str(exc), _queue(message))
         super().on_unknown_task(body, message, exc)
 

@@ -85,7 +85,8 @@ def _ask_for_batch(action_id: UUID, wait: timedelta = timedelta(0)) -> None:
     seconds = wait.total_seconds()
     try:
         bulk_batch.apply_async(
-            [str(action_id)], queue="ticks", countdown=seconds, expires=seconds + 60, headers=published_now()
-        )
+            [str(action_id)], queue="ticks", countdown=seconds, expires=seconds + 60,
+            headers=published_now() | {"periodic_task_name": bulk.name},  # it comes again with the tick
+        )  # fmt: skip
     except Exception as error:  # whatever the broker's client raises
         log.warning("batch_not_asked_for", id=str(action_id), error=str(error))

@@ -112,9 +112,12 @@ def test_what_nobody_can_run_is_buried_and_the_queues_go_on(
     marks = {name: f"m{uuid4().hex}" for name in POISON}
     with worker(surroundings, "-Q", CORE, "-c", "1", app="tests.faults.trap_app") as guarded:
         guarded.await_ready()
+        another_version = f"m{uuid4().hex}"
+        push(broker, "touch.normal", envelope(f"nobody.knows.{another_version}", periodic_task_name="a tick"))
         for name, (_, make) in POISON.items():
             push(broker, "touch.normal", make(marks[name]))
         _await_burials(the_house, guarded, marks)
+        assert not buried(the_house, another_version)  # it comes again, and was dropped before the others
         for queue in ("touch.normal", "touch.high"):
             last = f"m{uuid4().hex}"
             push(broker, queue, envelope("traps.divide", last, 1))
