@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OLD = 0.5  #: seconds that the oldest message may wait for a process
+OLD = 1.5  #: seconds that the oldest message may wait for a process; the clock that stamped it may be a second behind
 EACH = 50  #: messages that a process gets through in a second
 
 
