@@ -186,6 +186,8 @@ class NodeAdmin(WithHistory, Retirable):
         return [(when, {"fields": fields}), *rest]
 
     def save_model(self, request: HttpRequest, obj: Node, form: Any, change: bool) -> None:
+        if change:
+            obj.take_over_all_but(form.changed_data)  # a guarded roll-out may have brought its canary back meanwhile
         super().save_model(request, obj, form, change)
         if change and form.cleaned_data.get("move_waiting"):
             impact.move_after_commit(request, obj)

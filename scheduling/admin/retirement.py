@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.utils.timezone import now
@@ -80,8 +82,7 @@ class Retirable(OpsAdmin):
         if problem:
             messages.error(request, problem)
         else:
-            row.retired_at = now()
-            row.save()
+            self._write(row, now())
             self.log_change(request, row, _("Retired."))
             messages.success(request, _("“%(what)s” is retired.") % {"what": row})
         return redirect(self.url("change", row.pk))
@@ -98,7 +99,13 @@ class Retirable(OpsAdmin):
                 button=_("Bring back"),
                 back=self.url("change", row.pk),
             )
-        row.retired_at = None
-        row.save()
+        self._write(row, None)
         self.log_change(request, row, _("Brought back."))
         return redirect(self.url("change", row.pk))
+
+    def _write(self, row: Any, retired_at: datetime | None) -> None:
+        """Into the row as it is by now: what others changed since it was read stays."""
+        with transaction.atomic():
+            stored = self.model._default_manager.select_for_update(no_key=True, of=("self",)).get(pk=row.pk)
+            stored.retired_at = retired_at
+            stored.save()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from django.db import models, transaction
@@ -26,6 +27,14 @@ class Versioned(models.Model):
                 if any(before[name] != value for name, value in after.items() if name != "version"):
                     self.version = before["version"] + 1
             super().save(*args, **kwargs)
+
+    def take_over_all_but(self, edited: Collection[str]) -> None:
+        """Of the fields that were not edited here, what is stored by now: whoever saves a row that was read before it
+        was locked would write back what others changed meanwhile. Locks the row until the transaction ends."""
+        row = type(self)._default_manager.select_for_update(no_key=True, of=("self",)).get(pk=self.pk)
+        for field in self._meta.concrete_fields:
+            if field.name not in edited:
+                setattr(self, field.attname, getattr(row, field.attname))
 
 
 class Configuration(models.Model):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
 
 from scheduling import rollouts
+from scheduling.admin.node import NodeAdmin, NodeForm
 from scheduling.failed_tasks import Actor
-from scheduling.models import GuardedRollout, Node, RolloutMove
+from scheduling.models import Configuration, GuardedRollout, Node, RolloutMove
+from scheduling.validation import check_node
 
 pytestmark = pytest.mark.django_db
 
@@ -154,6 +158,65 @@ def test_nobody_types_into_a_canary_that_moves(
     assert (rollouts.advance(), GuardedRollout.objects.get().reason) == (0, "time"), "it is not disturbed"
     rollouts.pause(rollout.pk, Actor("ops"))
     assert "canary_percent" in filled(url)
+
+
+@pytest.fixture
+def paused_meanwhile(node: Node) -> Callable[[], None]:
+    """Over another connection, what a pass does that finds the canary harmful."""
+    Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
+    begun = rollouts.start(node.pk, {}, Actor("ops"))
+
+    def pause() -> None:
+        rollouts.pause(begun.pk, Actor("guard"))
+        connection.close()
+
+    def paused_meanwhile() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(pause).result(20)
+
+    return paused_meanwhile
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_page_that_was_being_saved_does_not_undo_a_pause(
+    node: Node, paused_meanwhile: Callable[[], None], editor: Client, admin_url: Url, filled: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The row is read, it pauses, the row is written."""
+    url = admin_url("node_change", node.pk)
+    data = filled(url, delay="3h", change_reason="later")
+
+    def check(values: Mapping[str, Any]) -> None:
+        paused_meanwhile()
+        check_node(values)
+
+    monkeypatch.setattr(NodeForm, "check", staticmethod(check))
+    assert editor.post(url, data).status_code == 302
+    stored = Node.objects.get()
+    assert (str(stored.delay), stored.canary_percent, stored.canary_communities) == ("3:00:00", 0, [])
+    last, before = stored.history.all()[:2]
+    assert (last.version, last.canary_percent, last.history_change_reason) == (stored.version, 0, "later")
+    assert (before.version, before.canary_percent) == (stored.version - 1, 0)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("verb", ["retire", "bring_back"])
+def test_retiring_a_node_does_not_undo_a_pause(
+    node: Node, paused_meanwhile: Callable[[], None], editor: Client, admin_url: Url, verb: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    read = NodeAdmin.found
+
+    def found(*given: Any) -> Any:
+        row = read(*given)
+        paused_meanwhile()
+        return row
+
+    monkeypatch.setattr(NodeAdmin, "found", found)
+    assert editor.post(admin_url(f"node_{verb}", node.pk)).status_code == 302
+    stored = Node.objects.get()
+    assert (stored.retired_at is not None) == (verb == "retire")
+    assert (stored.canary_percent, stored.canary_communities) == (0, [])
 
 
 def test_the_overview_says_that_one_paused(rollout: GuardedRollout, viewer: Client, admin_url: Url) -> None:
