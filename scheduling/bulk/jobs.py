@@ -20,8 +20,8 @@ from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils.timezone import now
 
-from scheduling import sql
-from scheduling.bulk.deeds import DEEDS, Deed
+from scheduling import history, sql
+from scheduling.bulk.deeds import DEEDS, TOUCHES, Deed
 from scheduling.bulk.matching import matching
 from scheduling.errors import Conflict, InvalidInput, NotFound
 from scheduling.failed_tasks import Actor
@@ -156,6 +156,8 @@ def _do_batch(row: BulkAction, at: datetime) -> None:
     keys = list(rows.order_by("pk").values_list("pk", flat=True)[:size])
     actor = Actor(row.actor_name, row.actor, row.reason)
     became: Counter[str] = Counter()
+    if deed.over == TOUCHES:
+        history.lock_customers(keys)  # before the touches, as every writer does
     for key in keys:
         due_at = at + timedelta(seconds=became["done"] / row.per_second)
         became[_act(row, deed, key, actor, due_at)] += 1

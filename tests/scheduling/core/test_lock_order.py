@@ -10,14 +10,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
 
 from scheduling import absence, configuration, delivery, dispatcher, services, sql
+from scheduling.bulk import jobs
 from scheduling.config_file.moving import move_waiting
 from scheduling.errors import AftertouchError
+from scheduling.failed_tasks import Actor
 from scheduling.ids import new_id
 from scheduling.intake import NewEvent, Receipt, record_events
 from scheduling.models import Customer, FailedTask, HarassmentRule, Node, Touch
@@ -36,7 +39,7 @@ SEED = 20_260_303
 def test_random_writers_on_the_same_customers_never_deadlock_and_lose_no_touch(
     matrix: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """I6, I9: events, deliveries, cancellations, complaints, edits of customers, rescues and scans, all at once."""
+    """I6, I9: events, deliveries, cancellations of one and of many, complaints, edits of customers, rescues, scans."""
     matrix.node("guide", trigger="download", cancel_on=["order.paid"], guard_dedupe="ignore", priority=1)
     matrix.node("offer", trigger="download", on_repeat="restart", guard_dedupe="ignore", priority=2)
     matrix.node("ask", trigger="download", on_repeat="keep", over_cap="defer", priority=0)
@@ -65,6 +68,10 @@ def test_random_writers_on_the_same_customers_never_deadlock_and_lose_no_touch(
         for task_id in dice.sample(list(Touch.objects.values_list("pk", flat=True)), 1):
             services.cancel_touch(task_id, actor="ann")
 
+    def call_off_many(_: random.Random) -> None:
+        """Of one community, so that the others have something to deliver."""
+        jobs.advance(jobs.begin("call_off", {"q": CHATS[1]}, Actor("bob")).pk)
+
     def keep_moving(dice: random.Random) -> None:
         dispatcher.hand_over_due()
         dispatcher.rescue()
@@ -85,9 +92,9 @@ def test_random_writers_on_the_same_customers_never_deadlock_and_lose_no_touch(
             connection.close()
 
     monkeypatch.setattr(dispatcher, "publish_touches", lambda hints, channels: 0)
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(9) as pool:
         intakes = [pool.submit(act, number, take_in, BATCHES) for number in range(4)]
-        for number, work in enumerate((hand_in, hand_in, interfere, keep_moving)):
+        for number, work in enumerate((hand_in, hand_in, interfere, call_off_many, keep_moving)):
             pool.submit(act, 100 + number, work, None)
         for each in intakes:
             each.result(60)
@@ -165,25 +172,53 @@ def test_moving_what_waits_waits_for_the_customer_and_not_among_their_touches(ma
     first, second = sorted(happen().task_ids[0] for _ in range(2))
     Node.objects.update(delay=timedelta(hours=3))
     config = configuration.load(())
+
+    errors = _while_events_call_off(
+        second, first, lambda: move_waiting(list(config.nodes.values()), config.delay_rules)
+    )
+
+    assert errors == []
+    assert set(Touch.objects.values_list("state", flat=True)) == {"cancelled"}
+
+
+def test_calling_many_off_waits_for_the_customer_and_not_among_their_touches(matrix: Any, happen: Any) -> None:
+    """A batch takes touch after touch in one transaction: it held the first and wanted the second."""
+    matrix.node(delay=timedelta(hours=1))
+    first, second, third = sorted(happen().task_ids[0] for _ in range(3))
+    row = jobs.begin("call_off", {}, Actor("ann"))
+
+    errors = _while_events_call_off(second, first, lambda: jobs.advance(row.pk))
+
+    assert errors == []
+    ends = Touch.objects.order_by("pk").values_list("pk", "state", "reason")
+    assert list(ends) == [
+        (first, "cancelled", "event:b"), (second, "cancelled", "event:a"), (third, "cancelled", "by:ann")
+    ]  # fmt: skip
+    row.refresh_from_db()
+    assert (row.state, row.done, row.skipped) == ("done", 1, 2)
+
+
+def _while_events_call_off(first: UUID, then: UUID, act: Callable[[], object]) -> list[BaseException]:
+    """Do it while a batch of events holds the customer: when `act` waits it has called the one off, and goes on to the
+    other. Returns what became of that."""
     errors: list[BaseException] = []
 
-    def move() -> None:
+    def run() -> None:
         try:
-            move_waiting(list(config.nodes.values()), config.delay_rules)
+            act()
         except BaseException as error:
             errors.append(error)
         finally:
             connection.close()
 
-    mover = threading.Thread(target=move)
+    thread = threading.Thread(target=run)
     with transaction.atomic():
         list(Customer.objects.select_for_update(no_key=True))
-        touches.cancel([second], reason="event:a")
-        mover.start()
+        touches.cancel([first], reason="event:a")
+        thread.start()
         ends_at = time.monotonic() + 20
         while not sql.rows("SELECT 1 FROM pg_locks WHERE NOT granted", {}):
-            assert time.monotonic() < ends_at, "the move waits for nobody"
-        touches.cancel([first], reason="event:b")
-    mover.join(20)
-    assert errors == []
-    assert set(Touch.objects.values_list("state", flat=True)) == {"cancelled"}
+            assert time.monotonic() < ends_at, "it waits for nobody"
+        touches.cancel([then], reason="event:b")
+    thread.join(20)
+    return errors
