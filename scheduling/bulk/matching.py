@@ -5,7 +5,7 @@ one that is not known is refused, because leaving it out would reach more rows t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -24,6 +24,7 @@ from scheduling.pulse import LATE
 SHOWN = frozenset({"o", "p", "all", "e", "_facets"})
 LONGEST = 200  #: characters of a value
 Read = Callable[[str], Q]
+ReadAt = Callable[[str, datetime], Q]
 
 
 def chosen_by(address: Mapping[str, Any]) -> dict[str, str]:
@@ -42,7 +43,7 @@ def matching(deed: Deed, chosen: Mapping[str, str], as_of: datetime) -> QuerySet
     """What the deed can be done to, of the rows that were there at that instant. Raises `InvalidInput` naming each
     parameter that has no meaning."""
     listed = LISTS[deed.over]
-    rows = listed.model._default_manager.filter(listed.wanted(chosen), **{f"{listed.since}__lte": as_of})
+    rows = listed.model._default_manager.filter(listed.wanted(chosen, as_of), **{f"{listed.since}__lte": as_of})
     return deed.fitting(rows)
 
 
@@ -53,12 +54,13 @@ class Listed:
     parameters: Mapping[str, Read]
     spans: tuple[str, ...]
     usual: Mapping[str, str]  #: what an address that does not say otherwise means
+    timed: Mapping[str, ReadAt] = field(default_factory=dict)  #: parameters that mean other rows as time passes
 
-    def wanted(self, chosen: Mapping[str, str]) -> Q:
+    def wanted(self, chosen: Mapping[str, str], as_of: datetime) -> Q:
         wanted, errors = Q(), []
         for name, value in {**self.usual, **chosen}.items():
             try:
-                wanted &= self._read(name, value, chosen)
+                wanted &= self._read(name, value, chosen, as_of)
             except ValueError:
                 errors.append(FieldError(name, f"“{value[:50]}” cannot be meant"))
             except KeyError:
@@ -67,17 +69,17 @@ class Listed:
             raise InvalidInput(*errors)
         return wanted
 
-    def _read(self, name: str, value: str, chosen: Mapping[str, str]) -> Q:
+    def _read(self, name: str, value: str, chosen: Mapping[str, str], as_of: datetime) -> Q:
         if len(value) > LONGEST or "\0" in value:
             raise ValueError
-        for field in self.spans:
+        for span in self.spans:
             for end, compare in (("from", "gte"), ("to", "lt")):
-                day, time = f"{field}_{end}_0", f"{field}_{end}_1"
+                day, time = f"{span}_{end}_0", f"{span}_{end}_1"
                 if name == day and value:
-                    return Q(**{f"{field}__{compare}": _instant(value, chosen.get(time, ""))})
+                    return Q(**{f"{span}__{compare}": _instant(value, chosen.get(time, ""))})
                 if name in (day, time):
                     return Q()
-        return self.parameters[name](value)
+        return self.timed[name](value, as_of) if name in self.timed else self.parameters[name](value)
 
 
 def _instant(day: str, time: str) -> datetime:
@@ -124,22 +126,23 @@ def named_failed(term: str) -> Q:
 # --- touches ------------------------------------------------------------------------------------------------------
 
 
-def standing(value: str) -> Q:
-    """States that somebody asks for together. Raises `KeyError` for others."""
+def standing(value: str, as_of: datetime | None = None) -> Q:
+    """States that somebody asks for together: as they are now, or of what was overdue or fell into a pause by `as_of`.
+    Raises `KeyError` for others."""
     due = Q(state="scheduled", parked="")
     meant = {
         "": Q(),
         "waiting": due,
-        "overdue": (due | Q(state="queued")) & Q(due_at__lt=now() - LATE),
-        "paused": ~Q(parked=""),
+        "overdue": (due | Q(state="queued")) & Q(due_at__lt=(as_of or now()) - LATE),
+        "paused": ~Q(parked="") & (Q(due_at__lte=as_of) if as_of else Q()),
         "bad": Q(state__in=("failed", "unknown")),
     }
     return meant[value]
 
 
-def _standing(value: str) -> Q:
+def _standing(value: str, as_of: datetime) -> Q:
     try:
-        return standing(value)
+        return standing(value, as_of)
     except KeyError:
         raise ValueError from None
 
@@ -177,12 +180,13 @@ LISTS: dict[str, Listed] = {
         Touch,
         "created_at",
         {
-            "stands": _standing, "state__exact": _equal("state"), "reason": _equal("reason"),
+            "state__exact": _equal("state"), "reason": _equal("reason"),
             "state__in": lambda value: Q(state__in=value.split(",")), "node__id__exact": _number("node_id"),
             "node__channel__id__exact": _number("node__channel_id"), "priority__exact": _number("priority"),
             "q": _named_touch,
         },
         ("due_at", "settled_at"),
         {},
+        {"stands": _standing},
     ),
 }  # fmt: skip

@@ -129,6 +129,25 @@ def test_waiting_touches_are_called_off_and_no_others(matrix: Any, happen: Calla
     assert set(Touch.objects.filter(node=other).values_list("state", flat=True)) == {"scheduled"}
 
 
+@pytest.mark.parametrize("stands", ["overdue", "paused"])
+def test_what_becomes_overdue_or_paused_after_the_beginning_is_left_alone(
+    matrix: Any, happen: Callable[..., Any], stands: str
+) -> None:
+    """Nobody saw it among what was to be called off, and that cannot be undone."""
+    matrix.node(delay=timedelta(hours=1))
+    seen, later = sorted(happen(user=user).task_ids[0] for user in ("ann", "bob"))
+    parked = "all" if stands == "paused" else ""
+    at = datetime.now(UTC)
+    Touch.objects.filter(pk=seen).update(due_at=at - timedelta(minutes=1), parked=parked)
+    Touch.objects.filter(pk=later).update(due_at=at + timedelta(minutes=1))
+    row = jobs.begin("call_off", {"stands": stands}, ANN)
+    Touch.objects.filter(pk=later).update(parked=parked)
+    pass_time(minutes=2)
+
+    assert (row.total, finish(row).done) == (1, 1)
+    assert Touch.objects.get(pk=later).state == "scheduled"
+
+
 # --- pace ---------------------------------------------------------------------------------------------------------
 
 
