@@ -1,0 +1,47 @@
+"""How long a thread waits for the database, by its own clock. A server that hangs keeps no `statement_timeout`, and its
+kernel acknowledges for it, so TCP finds nothing wrong either."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+
+class Patience:
+    """For all answers together from one beginning to the next; what is asked beyond that fails at once."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._left = seconds
+        self._bound: Any = None
+
+    def begin(self, database: Any) -> None:
+        """For Django's connection of this thread, however often it is made anew."""
+        self._left = self.seconds
+        if self._bound is not database:
+            self._bound = database
+            database.get_new_connection = partial(self._connect, database.get_new_connection)
+
+    def _connect(self, connect: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+        if self._left <= 0:
+            raise psycopg.OperationalError("the database was waited for long enough")
+        began = monotonic()
+        try:
+            raw = connect(parameters)
+        finally:
+            self._left -= monotonic() - began
+        raw.wait = partial(self._wait, raw, raw.wait)
+        return raw
+
+    def _wait(self, raw: Any, wait: Callable[..., Any], question: Any, interval: float = 0.1) -> Any:
+        began = monotonic()
+        try:
+            return wait(question, interval=interval, timeout=max(self._left, 0.0))
+        finally:
+            self._left -= monotonic() - began
+            if self._left <= 0:
+                raw.pgconn.finish()  # its answer would be taken for that of the next question
