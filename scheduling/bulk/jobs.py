@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 import structlog
-from django.db import InterfaceError, OperationalError, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils.timezone import now
@@ -36,6 +36,7 @@ MOST_RUNNING = 20
 HELD = timedelta(seconds=10)  #: for a batch, after which its worker is taken for dead unless it holds the row's lock
 TRIES = 5  #: at one batch, before it is given up
 COUNTING = "5s"
+ENTRANCE = 4_163_072  #: the advisory lock of who begins one
 
 State = BulkAction.State
 
@@ -58,14 +59,22 @@ def begin(
         per_second=pace, as_of=min(as_of or now(), now()),
     )  # fmt: skip
     row.total = count(row)
-    running = list(BulkAction.objects.filter(state=State.RUNNING).values_list("action", "filter"))
-    if (row.action, row.filter) in running:
-        raise Conflict("the same is under way already")
-    if len(running) >= MOST_RUNNING:
-        raise Conflict("enough bulk actions are under way; try again when one is over")
-    row.save(force_insert=True)
+    _enter(row)
     log.info("bulk_action_begun", id=str(row.pk), action=action, filter=row.filter, rows=row.total, actor=actor.name)
     return row
+
+
+def _enter(row: BulkAction) -> None:
+    """One by one: of two who come at once, the second sees the first."""
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [ENTRANCE])
+        running = list(BulkAction.objects.filter(state=State.RUNNING).values_list("action", "filter"))
+        if (row.action, row.filter) in running:
+            raise Conflict("the same is under way already")
+        if len(running) >= MOST_RUNNING:
+            raise Conflict("enough bulk actions are under way; try again when one is over")
+        row.save(force_insert=True)
 
 
 def check(action: str, chosen: Mapping[str, str], as_of: datetime) -> None:

@@ -234,6 +234,26 @@ def test_the_same_is_not_begun_twice(fail: Any) -> None:
     assert jobs.begin("ignore", {"state": "open"}, ANN)
 
 
+def test_of_those_who_begin_the_same_at_once_one_does(fail: Any, race: Any) -> None:
+    """A double click, or a client that asks again."""
+    fail(1)
+    assert sum(race(6, lambda number: _begun({"state": "open"}))) == 1
+
+
+def test_no_more_begin_at_once_than_may_be_under_way(fail: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "MOST_RUNNING", 2)
+    fail(1)
+    assert sum(race(6, lambda number: _begun({"reason": f"{number}"}))) == 2
+
+
+def _begun(chosen: dict[str, str]) -> bool:
+    try:
+        jobs.begin("ignore", chosen, ANN)
+    except Conflict:
+        return False
+    return True
+
+
 # --- filters ------------------------------------------------------------------------------------------------------
 
 
