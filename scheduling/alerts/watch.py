@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 import structlog
 from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.models import Q
+from django.db.models.functions import Now
 
 from scheduling import routing
 from scheduling.alerts import figures, telling
@@ -71,7 +72,7 @@ class Watch:
                 log.exception("alert_receiver_broke", receiver=pk)
 
     def _attend(self, pk: int, seen: Figures, now: datetime) -> None:
-        receiver = _take(pk, now)
+        receiver = _take(pk)
         if receiver is None:
             return
         line = self._line(receiver)
@@ -115,16 +116,15 @@ class Watch:
 # --- under the lease ------------------------------------------------------------------------------------------------
 
 
-def _take(pk: int, now: datetime) -> AlertReceiver | None:
-    """None where somebody else has it."""
-    free = AlertReceiver.objects.filter(Q(watched_until=None) | Q(watched_until__lte=now), pk=pk, enabled=True)
+def _take(pk: int) -> AlertReceiver | None:
+    """None where somebody else has it. By the database's clock: the look itself may have begun minutes ago."""
+    free = AlertReceiver.objects.filter(Q(watched_until=None) | Q(watched_until__lte=Now()), pk=pk, enabled=True)
     with transaction.atomic():
         locked = free.select_for_update(of=("self",), skip_locked=True)
         receiver = locked.select_related("channel", "community").first()
         if receiver is not None:
             receiver.lease_no += 1
-            receiver.watched_until = now + LEASE
-            receiver.save(update_fields=["lease_no", "watched_until"])
+            AlertReceiver.objects.filter(pk=pk).update(lease_no=receiver.lease_no, watched_until=Now() + LEASE)
     return receiver
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection
+from django.utils.timezone import now
 from kombu import Connection
 
 from config.celery import app
@@ -134,10 +135,10 @@ def test_two_passes_at_once_say_it_once(robot: Robot, on_duty: OnDuty, wrong: Wr
     running = threading.Thread(target=first)
     running.start()
     assert robot.waits.wait(30)
-    look(1)  # while the first one waits for the robot's answer
+    look(600)  # while the first one waits for the robot's answer; it began long ago
     robot.may_answer.set()
     running.join()
-    look(10)
+    look(610)
     assert len(robot.asked) == 1
 
 
@@ -155,8 +156,9 @@ def test_who_dies_between_the_message_and_its_note_says_it_again(
             look(0)
     look(60)
     assert len(robot.asked) == 1, "somebody else had it still"
-    look(91)
-    look(101)
+    AlertReceiver.objects.update(watched_until=now())
+    look(70)
+    look(80)
     assert len(robot.asked) == 2
     first, second = (each["webhook-id"] for each in robot.headers)
     assert first == second
