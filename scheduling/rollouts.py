@@ -1,8 +1,9 @@
 """A guarded roll-out from its start to its end: begun by a person, moved by a pass, paused by its figures.
 
 Every move is one transaction that holds the lock of the roll-out, then that of its node: the figures are judged, the
-node's percentage is edited (a new version with its history, as by a person) and the move is noted, or none of it. Two
-passes at once: the second finds the row locked and leaves it, or finds the new step, whose time has just begun.
+node's percentage is edited (a new version with its history, as by a person) and the move is noted, or none of it. They
+are counted before it, so that a person who pauses never waits for a count. Two passes at once: the second finds the row
+locked, or judged meanwhile, and leaves it.
 
 The node belongs to people. A pass that finds it otherwise than the last move left it writes nothing into it: the
 roll-out pauses and says so.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import structlog
@@ -28,6 +29,7 @@ from scheduling.rollout_figures import tallies
 log = structlog.get_logger(__name__)
 
 PATIENCE = "20s"  #: that counting one roll-out may take
+BLIND = timedelta(minutes=5)  #: without a judgement; then one that cannot be judged goes back
 ITSELF = Actor("")  #: the roll-out
 State, Verb = GuardedRollout.State, RolloutMove.Verb
 OPEN = (State.RUNNING, State.PAUSED)
@@ -46,24 +48,48 @@ def advance() -> int:
         except Exception:
             log.exception("rollout_not_judged", rollout=pk)
             close_old_connections()
+            moved += _give_up(pk)
     return moved
 
 
 def _advance(pk: int) -> bool:
+    seen = GuardedRollout.objects.filter(pk=pk, state=State.RUNNING).first()
+    if seen is None:
+        return False
     with sql.within(PATIENCE):
-        found = GuardedRollout.objects.select_for_update(skip_locked=True, of=("self",))
-        rollout = found.filter(pk=pk, state=State.RUNNING).first()
-        if rollout is None:
-            return False
         at = _database_now()
-        canary, stable = tallies(rollout)
+        canary, stable = tallies(seen)
+    with sql.within(PATIENCE):
+        rollout = _running(pk)
+        if rollout is None or (rollout.step_at, rollout.judged_at) != (seen.step_at, seen.judged_at):
+            return False  # what was counted is not what it is about any more
         judgement = judge(read_plan(rollout.plan), canary, stable, at - rollout.step_at)
         rollout.judged_at, rollout.figures = at, {"canary": asdict(canary), "stable": asdict(stable)}
         return _act(rollout, judgement, at)
 
 
+def _give_up(pk: int) -> bool:
+    """A guard that cannot see would let a harmful canary be: after a while nobody gets it."""
+    try:
+        with sql.within(PATIENCE):
+            rollout, at = _running(pk), _database_now()
+            if rollout is None or at - (rollout.judged_at or rollout.step_at) < BLIND:
+                return False
+            return _act(rollout, Judgement(PAUSE, "unseen"), at)
+    except Exception:
+        log.exception("rollout_not_paused", rollout=pk)
+        close_old_connections()
+        return False
+
+
+def _running(pk: int) -> GuardedRollout | None:
+    """Locked; None where another one has it, or it does not run any more."""
+    found = GuardedRollout.objects.select_for_update(skip_locked=True, of=("self",))
+    return found.filter(pk=pk, state=State.RUNNING).first()
+
+
 def _act(rollout: GuardedRollout, judgement: Judgement, at: datetime) -> bool:
-    node = _locked_node(rollout)
+    node = _locked(rollout.node_id)
     if edited := _edited(rollout, node):
         # Another text was not judged, so it goes back; what somebody wrote into the node stays as it is.
         _pause(rollout, node, edited, at, ITSELF, back=edited == "content")
@@ -131,10 +157,6 @@ def _note(rollout: GuardedRollout, node: Node, verb: str, at: datetime, actor: A
     transaction.on_commit(lambda: say(f"rollout_{verb}", rollout=rollout.pk, node=node.key, **told))
 
 
-def _locked_node(rollout: GuardedRollout) -> Node:
-    return _locked(rollout.node_id)
-
-
 def _locked(node_id: int) -> Node:
     rows = Node.objects.select_related("template", "canary_template")
     return rows.select_for_update(no_key=True, of=("self",)).get(pk=node_id)
@@ -184,7 +206,7 @@ def pause(rollout_id: int, actor: Actor) -> None:
     """Back to the stable version until somebody resumes. Raises `Conflict` where it does not run."""
     with transaction.atomic():
         rollout = _open(rollout_id, State.RUNNING)
-        node, at = _locked_node(rollout), _database_now()
+        node, at = _locked(rollout.node_id), _database_now()
         edited = _edited(rollout, node)
         _pause(rollout, node, "person", at, actor, back=edited != "edited")
 
@@ -194,7 +216,7 @@ def resume(rollout_id: int, actor: Actor) -> None:
     another canary or text would be tried than it was started for."""
     with transaction.atomic():
         rollout = _open(rollout_id, State.PAUSED)
-        node, at = _locked_node(rollout), _database_now()
+        node, at = _locked(rollout.node_id), _database_now()
         if (node.template_id, node.canary_template_id, node.retired_at) != (rollout.stable_id, rollout.canary_id, None):
             raise Conflict("the node says something else now than when this roll-out began; stop it and start another")
         rollout.stable_version, rollout.canary_version = _versions(node)
@@ -209,7 +231,7 @@ def stop(rollout_id: int, actor: Actor) -> None:
     `Conflict` where it is over already."""
     with transaction.atomic():
         rollout = _open(rollout_id, *OPEN)
-        node, at = _locked_node(rollout), _database_now()
+        node, at = _locked(rollout.node_id), _database_now()
         mine = rollout.state == State.RUNNING and _edited(rollout, node) != "edited"
         rollout.state, rollout.reason, rollout.ended_at = State.STOPPED, "", at
         if mine:

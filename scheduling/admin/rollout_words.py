@@ -26,6 +26,7 @@ WHY: Mapping[str, str | Promise] = {
     "stable": gettext_lazy("Not enough touches with the stable version have ended to compare with."),
     "edited": gettext_lazy("Somebody changed the template, the canary or its share at the node. Their edit stands."),
     "content": gettext_lazy("Somebody changed one of the two texts: what was counted was about another one."),
+    "unseen": gettext_lazy("Its figures could not be counted for five minutes. Nobody gets what cannot be judged."),
     "person": gettext_lazy("A person paused it."),
 }
 #: Codes that carry a rate behind these.

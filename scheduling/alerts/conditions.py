@@ -110,8 +110,8 @@ OWN = [
         page="admin:scheduling_channelconfig_changelist",
     ),
     Condition(
-        "rollout", "rollouts_stopped", _("A guarded roll-out stopped at its limit (%(what)s)"),
-        _("Look at its figures, then let it go on or end it."), label="node",
+        "rollout", "rollouts_stopped", _("A guarded roll-out paused by itself (%(what)s)"),
+        _("Look at its reason and its figures, then let it go on or end it."), label="node",
         page="admin:scheduling_node_changelist",
     ),
     Condition(

@@ -90,7 +90,7 @@ WHERE soon.reason = ANY(%(dead)b) GROUP BY 1
 _ROLLOUTS = """
 SELECT node.key, count(*) FROM scheduling_guardedrollout AS rollout
 JOIN scheduling_node AS node ON node.id = rollout.node_id
-WHERE rollout.state = 'paused' AND starts_with(rollout.reason, 'limit:') GROUP BY 1
+WHERE rollout.state = 'paused' AND (starts_with(rollout.reason, 'limit:') OR rollout.reason = 'unseen') GROUP BY 1
 """
 
 _COUNTED: tuple[tuple[str, str, str, Mapping[str, Any]], ...] = (

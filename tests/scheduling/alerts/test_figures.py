@@ -11,7 +11,7 @@ from django.db import connection
 from django.utils.timezone import now
 
 from scheduling.alerts import figures
-from scheduling.models import FailedTask, Touch
+from scheduling.models import FailedTask, GuardedRollout, Touch
 
 pytestmark = pytest.mark.django_db
 
@@ -54,3 +54,14 @@ def test_nothing_reads_a_whole_table() -> None:
             plan = "\n".join(row[0] for row in cursor.fetchall())
             assert "Seq Scan on scheduling_touch" not in plan
             assert "Seq Scan on scheduling_failedtask" not in plan
+
+
+def test_rollouts_are_told_that_paused_by_themselves(matrix: Any) -> None:
+    for number, reason in enumerate(("limit:complaints", "unseen", "person", "edited")):
+        canary = matrix.template(f"canary-{number}")
+        node = matrix.node(f"node-{number}", canary_template=canary)
+        GuardedRollout.objects.create(
+            node=node, stable=node.template, stable_version=1, canary=canary, canary_version=1, plan={},
+            state="paused", reason=reason,
+        )  # fmt: skip
+    assert read("rollouts_stopped") == {"node-0": 1, "node-1": 1}

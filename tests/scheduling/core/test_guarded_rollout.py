@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import transaction
+from django.db import connection, transaction
 from structlog.testing import capture_logs
 
 from scheduling import rollouts
@@ -301,6 +301,24 @@ def test_passes_at_once_step_once(running: House, race: Any) -> None:
 
 
 @each_race
+def test_a_person_who_pauses_does_not_wait_for_a_count(running: House, elsewhere: Any, monkeypatch: Any) -> None:
+    """And what was counted for the time before moves nothing any more."""
+    for user in running.speak(canary=True):
+        running.happen("complaint.received", user)
+    running.speak(canary=False)
+
+    def paused_meanwhile(rollout: GuardedRollout) -> Any:
+        elsewhere(lambda: rollouts.pause(rollout.pk, OPS))
+        elsewhere(lambda: rollouts.resume(rollout.pk, OPS))
+        return tallies(rollout)
+
+    monkeypatch.setattr(rollouts, "tallies", paused_meanwhile)
+    assert rollouts.advance() == 0
+    assert running.state() == ("running", "", 30, ["vip-group"])
+    assert [verb for verb, _, _ in verbs()] == ["started", "paused", "resumed"]
+
+
+@each_race
 def test_a_pass_leaves_what_another_one_has(running: House, elsewhere: Any) -> None:
     with transaction.atomic():
         GuardedRollout.objects.select_for_update().get()
@@ -337,7 +355,37 @@ def test_a_death_between_leaves_all_as_it_was(running: House, monkeypatch: Any) 
     assert running.state() == ("running", "", 60, ["vip-group"])
 
 
-def _die(**_: Any) -> None:
+@each_race
+def test_what_cannot_be_judged_goes_back_after_a_while(running: House, monkeypatch: Any) -> None:
+    """Counting takes too long, minute by minute: a guard that cannot see must not let a harmful canary be."""
+
+    def too_slow(rollout: GuardedRollout) -> Any:
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL statement_timeout = '50ms'")
+            cursor.execute("SELECT pg_sleep(20)")
+
+    rollouts.advance()
+    judged = running.rollout.figures
+    monkeypatch.setattr(rollouts, "tallies", too_slow)
+    pass_time(minutes=4)
+    assert (rollouts.advance(), running.rollout.state) == (0, "running"), "that passes by itself, perhaps"
+    pass_time(minutes=1)
+    assert rollouts.advance() == 1
+    assert running.state() == ("paused", "unseen", 0, [])
+    assert (verbs()[-1], running.rollout.figures) == (("paused", "unseen", 0), judged)
+    assert rollouts.advance() == 0
+
+
+@each_race
+def test_what_somebody_edited_and_nobody_can_judge_stands(running: House, monkeypatch: Any) -> None:
+    _edit(running.pk, 45)
+    pass_time(minutes=10)
+    monkeypatch.setattr(rollouts, "tallies", _die)
+    assert rollouts.advance() == 1
+    assert running.state() == ("paused", "edited", 45, ["vip-group"])
+
+
+def _die(*_: Any, **__: Any) -> None:
     raise SystemError("killed")
 
 
