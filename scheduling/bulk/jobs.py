@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -124,12 +125,14 @@ def advance(action_id: UUID) -> timedelta | None:
         row = _locked(BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at=held_until))
         if row is None:
             return None  # stopped meanwhile, or it came so late that another has begun this batch again
+        since = monotonic()  # this node's clock may be ahead of the database's, and who comes early gets nothing
         _do_batch(row, row.at)  # type: ignore[attr-defined]
         row.save()
     if row.state != State.RUNNING:
         log.info("bulk_action_done", id=str(row.pk), done=row.done, skipped=row.skipped, failed=row.failed)
         return None
-    return max(row.next_at - now(), timedelta(0))
+    wait: timedelta = row.next_at - row.at - timedelta(seconds=monotonic() - since)  # type: ignore[attr-defined]
+    return max(wait, timedelta(0))
 
 
 def _begin_batch(action_id: UUID) -> datetime | None:

@@ -187,6 +187,16 @@ def test_no_worker_waits_for_the_next_batch(fail: Any, monkeypatch: pytest.Monke
     assert row.done == 1
 
 
+def test_a_node_whose_clock_is_wrong_comes_at_the_time_of_the_database(
+    fail: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(2)
+    row = jobs.begin("retry", {}, ANN, per_second=0.1)
+    monkeypatch.setattr(jobs, "now", lambda: datetime.now(UTC) + timedelta(minutes=1))
+    monkeypatch.setattr(jobs, "monotonic", lambda: 0.0)  # the batch itself takes no time
+    assert jobs.advance(row.pk) == timedelta(seconds=10)
+
+
 def test_a_broker_that_is_away_costs_time_only(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def away(*args: Any, **how: Any) -> None:
         raise ConnectionError
