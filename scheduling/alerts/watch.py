@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 LEASE = timedelta(seconds=90)  #: longer than the longest call of a channel and the statements around it
 SOONEST, LATEST = timedelta(seconds=15), timedelta(minutes=10)  #: between two tries to tell a receiver
 DATABASE = "database"
+BROKE = "internal_error"  #: the problem of a receiver whose pass broke; it goes with the next one that does not
 
 
 @dataclass
@@ -68,18 +69,24 @@ class Watch:
                 self._attend(pk, seen, now)
             except (OperationalError, InterfaceError):
                 raise
-            except Exception:  # a secret that no key can read, a bug: the others are told all the same
+            except Exception as error:  # a secret that no key can read, a bug: the others are told all the same
                 log.exception("alert_receiver_broke", receiver=pk)
+                AlertReceiver.objects.filter(pk=pk).update(problem=_problem(BROKE, f"{type(error).__name__} {error}"))
 
     def _attend(self, pk: int, seen: Figures, now: datetime) -> None:
         receiver = _take(pk)
         if receiver is None:
             return
-        line = self._line(receiver)
-        says = _note(receiver, seen, now)
+        try:
+            line = self._line(receiver)
+            says = _note(receiver, seen, now)
+        except Exception:
+            _let_go(receiver)
+            raise
         if says and _may_try(receiver, now):
+            # What breaks from here on may have been said: the lease is its pause before it is said again.
             _write(receiver, says, _tell(line, says, now), now)
-        _let_go(receiver)
+        _let_go(receiver, **({"problem": ""} if receiver.problem.startswith(BROKE) else {}))
 
     def _line(self, receiver: AlertReceiver) -> Line | routing.NoTarget:
         try:
@@ -128,8 +135,8 @@ def _take(pk: int) -> AlertReceiver | None:
     return receiver
 
 
-def _let_go(receiver: AlertReceiver) -> None:
-    AlertReceiver.objects.filter(pk=receiver.pk, lease_no=receiver.lease_no).update(watched_until=None)
+def _let_go(receiver: AlertReceiver, **changes: str) -> None:
+    AlertReceiver.objects.filter(pk=receiver.pk, lease_no=receiver.lease_no).update(watched_until=None, **changes)
 
 
 def _still_mine(receiver: AlertReceiver) -> bool:
@@ -211,5 +218,9 @@ def _settle(receiver: AlertReceiver, says: Sequence[Say], outcome: Outcome, now:
     if isinstance(outcome, Transient) and outcome.retry_after:
         wait = max(wait, outcome.retry_after)
     receiver.retry_at = now + wait
-    receiver.problem = f"{outcome.reason} {outcome.detail}".strip().replace("\0", "")[:500]
+    receiver.problem = _problem(outcome.reason, outcome.detail)
     log.warning("alerts_not_told", receiver=receiver.name, reason=outcome.reason, detail=outcome.detail)
+
+
+def _problem(reason: str, detail: str) -> str:
+    return f"{reason} {detail}".strip().replace("\0", "")[:500]

@@ -18,7 +18,7 @@ from scheduling.alerts.conditions import conditions, usual_limits
 from scheduling.alerts.following import Word, begin
 from scheduling.alerts.watch import Watch
 from scheduling.channels.quota import QuotaGate, _names
-from scheduling.models import Alert, AlertReceiver, ChannelConfig, Pause
+from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community, Pause
 from tests.scheduling.alerts.conftest import BEGAN, Robot
 
 pytestmark = pytest.mark.django_db
@@ -172,6 +172,36 @@ def test_one_that_cannot_be_told_keeps_no_other_from_hearing_it(robot: Robot, on
     lost.refresh_from_db()
     assert lost.problem.startswith("no_target")
     assert len(robot.taken) == 1
+
+
+def test_a_receiver_whose_secret_no_key_reads_has_a_problem_until_it_is_mended(
+    robot: Robot, on_duty: OnDuty, wrong: Wrong
+) -> None:
+    place = Community.objects.create(chat_id="lost", targets={"ops": {"url": robot.url}})
+    lost = on_duty("a", community=place, holds_for=timedelta(0))
+    on_duty("b", holds_for=timedelta(0))
+    wrong()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE scheduling_community SET targets = 'gibberish' WHERE id = %s", [place.pk])
+    look(0)
+    lost.refresh_from_db()
+    assert (lost.problem, len(robot.taken)) == ("internal_error InvalidToken", 1)
+    place.save()
+    look(10)
+    lost.refresh_from_db()
+    assert (lost.problem, len(robot.taken)) == ("", 2)
+
+
+def test_a_pass_that_breaks_leaves_no_lease_behind(on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch) -> None:
+    receiver = on_duty()
+    with monkeypatch.context() as breaking:
+        breaking.setattr(telling, "line_to", lambda _: (_ for _ in ()).throw(KeyError("a bug")))
+        look(0)
+    receiver.refresh_from_db()
+    assert (receiver.problem, receiver.watched_until) == ("internal_error KeyError 'a bug'", None)
+    look(10)
+    receiver.refresh_from_db()
+    assert receiver.problem == "", "there is nothing to tell, and it could be told"
 
 
 def test_who_is_switched_off_or_asks_for_nothing_hears_nothing(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
