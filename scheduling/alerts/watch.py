@@ -113,11 +113,19 @@ class Watch:
     def hand_in(self) -> None:
         """What was said meanwhile, so that its end is said as well, by whoever looks next."""
         for known in self._known.values():
-            alert = known.outage
-            if alert is not None and alert.tried and AlertReceiver.objects.filter(pk=alert.receiver_id).exists():
-                Alert.objects.filter(receiver_id=alert.receiver_id, condition=DATABASE).delete()
-                alert.save(force_insert=True)
+            if known.outage is not None and known.outage.tried:
+                _hand_in(known.outage)
             known.outage = None
+
+
+@transaction.atomic
+def _hand_in(alert: Alert) -> None:
+    """Whoever has the receiver may be about to write its own row of this: it is written over, never exchanged."""
+    if not AlertReceiver.objects.select_for_update().filter(pk=alert.receiver_id).exists():
+        return
+    standing = Alert.objects.filter(receiver_id=alert.receiver_id, condition=DATABASE, subject=alert.subject)
+    alert.pk = standing.values_list("pk", flat=True).first()
+    alert.save(force_insert=alert.pk is None, force_update=alert.pk is not None)
 
 
 # --- under the lease ------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from django.utils.timezone import now
 from kombu import Connection
 
 from config.celery import app
-from scheduling.alerts import telling, watch
+from scheduling.alerts import figures, telling, watch
 from scheduling.alerts.conditions import conditions, usual_limits
 from scheduling.alerts.following import Word, begin
 from scheduling.alerts.watch import Watch
@@ -262,6 +262,39 @@ def test_what_a_beat_said_that_lost_the_database_alone_is_called_over_by_its_hei
     look(20)
     assert [each.splitlines()[0] for each in robot.taken] == [
         "【告警】PostgreSQL 没有及时响应", "【已恢复】PostgreSQL 没有及时响应",
+    ]  # fmt: skip
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_handed_in_while_the_heir_tells_the_same_breaks_neither(
+    robot: Robot, on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receiver = on_duty(limits={"database": 0}, holds_for=timedelta(0))
+    cut_off = Watch()
+    look(0, cut_off)
+    with monkeypatch.context() as outage:
+        outage.setattr(Watch, "_look", lambda *_: (_ for _ in ()).throw(OperationalError))
+        look(10, cut_off)
+    robot.may_answer.clear()
+    robot.waits.clear()
+
+    def inherit() -> None:
+        look(20)
+        connection.close()
+
+    heir = threading.Thread(target=inherit)
+    with monkeypatch.context() as slow:
+        slow.setattr(figures, "read", lambda _wanted: {})  # the database is too slow for the collectors
+        heir.start()
+        assert robot.waits.wait(30)
+        cut_off.hand_in()
+        robot.may_answer.set()
+        heir.join()
+    receiver.refresh_from_db()
+    assert (receiver.problem, receiver.watched_until) == ("", None)
+    look(30)
+    assert [each.splitlines()[0] for each in robot.taken] == [
+        "【告警】PostgreSQL 没有及时响应", "【告警】PostgreSQL 没有及时响应", "【已恢复】PostgreSQL 没有及时响应",
     ]  # fmt: skip
 
 
