@@ -171,6 +171,7 @@ COMPLAINTS = (
     (r"enough bulk actions are under way; .*",
      gettext_noop("Enough bulk actions are under way; try again when one is over.")),
     (r"it is over already", gettext_noop("It is over already.")),
+    (r"a batch of it is under way; .*", gettext_noop("A batch of it is under way; try again in a moment.")),
     (r"its worker was lost", gettext_noop("Its worker was lost three times.")),
 )  # fmt: skip
 

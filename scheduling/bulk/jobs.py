@@ -20,6 +20,7 @@ from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils.timezone import now
+from psycopg.errors import LockNotAvailable
 
 from scheduling import history, sql
 from scheduling.bulk.deeds import DEEDS, TOUCHES, Deed
@@ -37,6 +38,8 @@ MOST_RUNNING = 20
 HELD = timedelta(seconds=10)  #: for a batch, after which its worker is taken for dead unless it holds the row's lock
 TRIES = 5  #: at one batch, before it is given up
 COUNTING = "5s"
+LONGEST = "20s"  #: for a statement of a batch, which else counts as a try that failed
+STOPPING = "3s"  #: that who stops it waits for the batch that is under way
 ENTRANCE = 4_163_072  #: the advisory lock of who begins one
 
 State = BulkAction.State
@@ -96,12 +99,26 @@ def count(row: BulkAction) -> int | None:
 
 
 def cancel(action_id: UUID, actor: Actor) -> None:
-    """From the next batch on. Raises `Conflict` where it is over, `NotFound` where there is none."""
+    """From the next batch on. Raises `Conflict` where it is over or a batch takes long, `NotFound` where there is
+    none."""
     mine = BulkAction.objects.filter(pk=action_id)
-    if mine.filter(state=State.RUNNING).update(state=State.CANCELLED, ended_at=now(), ended_by=actor.name[:150]):
+    if _stop(mine, actor):
         log.info("bulk_action_cancelled", id=str(action_id), actor=actor.name)
         return
     raise Conflict("it is over already") if mine.exists() else NotFound(f"There is no bulk action {action_id}.")
+
+
+def _stop(mine: QuerySet[BulkAction], actor: Actor) -> bool:
+    stopped = {"state": State.CANCELLED, "ended_at": now(), "ended_by": actor.name[:150]}
+    try:
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [STOPPING])
+            return bool(mine.filter(state=State.RUNNING).update(**stopped))
+    except OperationalError as error:
+        if not isinstance(error.__cause__, LockNotAvailable):
+            raise
+        raise Conflict("a batch of it is under way; try again in a moment") from None
 
 
 # --- the workers' side --------------------------------------------------------------------------------------------
@@ -121,7 +138,7 @@ def advance(action_id: UUID) -> timedelta | None:
     held_until = _begin_batch(action_id)
     if held_until is None:
         return None
-    with transaction.atomic():
+    with sql.within(LONGEST):
         row = _locked(BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at=held_until))
         if row is None:
             return None  # stopped meanwhile, or it came so late that another has begun this batch again

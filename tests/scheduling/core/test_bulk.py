@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import transaction
+from django.db import OperationalError, connection, transaction
 
 from config.embedded.processes import wait_until
 from scheduling import failed_tasks, failures, retention, sql, tasks
@@ -235,6 +235,26 @@ def test_it_stops_before_the_next_batch_and_what_is_done_stays_done(fail: Any) -
         jobs.cancel(row.pk, Actor("bob"))
 
 
+def test_who_stops_it_does_not_wait_for_a_batch_that_takes_long(
+    fail: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "STOPPING", "100ms")
+    fail(1)
+    row = jobs.begin("retry", {}, ANN)
+
+    def stop() -> None:
+        with connection.cursor() as cursor:  # so that this test ends, whatever it waits for
+            cursor.execute("SET lock_timeout = '10s'")
+        jobs.cancel(row.pk, Actor("bob"))
+
+    with transaction.atomic():
+        BulkAction.objects.select_for_update().get(pk=row.pk)
+        with pytest.raises(Conflict, match="try again in a moment"):
+            elsewhere(stop)
+    row.refresh_from_db()
+    assert row.state == "running"
+
+
 def test_the_same_is_not_begun_twice(fail: Any) -> None:
     fail(1)
     row = jobs.begin("ignore", {"state": "open"}, ANN)
@@ -408,6 +428,22 @@ def test_what_costs_its_worker_each_time_is_given_up(fail: Any, monkeypatch: pyt
     row.refresh_from_db()
     assert (row.state, row.done) == ("failed", 0)
     assert "could not be finished" in row.note
+
+
+def test_a_batch_that_takes_too_long_lets_go_and_counts_as_a_try(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "LONGEST", "100ms")
+    fail(1)
+    row = jobs.begin("retry", {}, ANN)
+    slow = FailedTask.objects.extra(where=["pg_sleep(3)::text <> ''"])
+    monkeypatch.setattr(jobs, "_rows", lambda row: slow)
+
+    for _ in range(jobs.TRIES):
+        with pytest.raises(OperationalError):
+            jobs.advance(row.pk)
+        pass_time(seconds=jobs.HELD.total_seconds() + 1)
+    assert jobs.advance(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.tries, row.done, row.position) == ("failed", jobs.TRIES, 0, None)
 
 
 WORKING = """
