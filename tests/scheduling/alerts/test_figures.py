@@ -12,13 +12,15 @@ from django.utils.timezone import now
 
 from scheduling.alerts import figures
 from scheduling.models import FailedTask, GuardedRollout, Touch
+from tests.scheduling.api.serving import eventually
 
 pytestmark = pytest.mark.django_db
 
 
 def read(name: str) -> dict[str, float]:
-    samples = figures.read(frozenset({name}))[name]
-    return {next(iter(labels.values())): value for labels, value in samples}
+    """Asked again where the machine stalled for longer than a source may take."""
+    found = eventually(lambda: name in (read := figures.read(frozenset({name}))) and read)
+    return {next(iter(labels.values())): value for labels, value in found[name]}
 
 
 def test_failed_tasks_are_counted_that_are_new_and_open() -> None:
