@@ -32,6 +32,7 @@ from scheduling.failed_tasks import Tally
 from scheduling.models import FailedTask
 
 FEW = 5
+MOST_COUNTED = 10_000  #: of those that wait; the page looks again by itself
 DONE_WELL = ("delivered", "succeeded")
 TONES = {"failed": "danger", "unknown": "danger", "suppressed": "warning", "cancelled": "warning"}
 
@@ -77,11 +78,11 @@ def replay_page(tasks_admin: Any, request: HttpRequest, fingerprint: str) -> Htt
             return begin(request, "retry", {"fingerprint": fingerprint, "state": "open"}, form, asked_at)
         _publish(request, waiting, form, all_of_them="rest" in request.POST)
         return redirect(request.path)
-    tried = _tried(group)
+    tried, count = _tried(group), waiting.order_by()[: MOST_COUNTED + 1].count()
     return tasks_admin.page(  # type: ignore[no-any-return]
         request, "ops/failed_replay.html", _("Retry with care"), form=form, example=example,
-        words=reason(example.reason), tried=tried, waiting=waiting.count(), few=FEW,
-        most=AT_ONCE, advice=_advice(tried), asked_at=now().isoformat(),
+        words=reason(example.reason), tried=tried, waiting=min(count, MOST_COUNTED), few=FEW,
+        more=count > MOST_COUNTED, most=AT_ONCE, advice=_advice(tried), asked_at=now().isoformat(),
         all_well=_all_well(tried), back=reverse("admin:scheduling_failedtask_groups"),
         list_link=f"{tasks_admin.url('changelist')}?{urlencode({'fingerprint': fingerprint})}",
     )  # fmt: skip

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 from django.contrib.messages import get_messages
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
+from scheduling.admin import replay
 from scheduling.admin.replay import FEW
 from scheduling.models import FailedTask, Touch
 
@@ -99,6 +102,23 @@ def test_one_that_somebody_took_meanwhile_makes_room_for_the_next(
     assert "5 were published again." in told
     assert "1 was passed over" in told
     assert {touch.retry_of for touch in again()} == {row.task_id for row in group[1 : FEW + 1]}
+
+
+def test_more_than_a_page_counts_are_told_as_such_and_go_all_the_same(
+    operator: Client, group: list[Any], page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("8 open ones have this cause", "Retry all 8 at this pace")
+    assert all(each in operator.get(page).content.decode() for each in words)
+    monkeypatch.setattr(replay, "MOST_COUNTED", 6)
+    with CaptureQueriesContext(connection) as asked:
+        shown = operator.get(page).content.decode()
+    assert "More than 6 open ones have this cause" in shown
+    assert "Retry all of them at this pace" in shown
+    counts = [each["sql"] for each in asked if "COUNT(*)" in each["sql"] and "scheduling_failedtask" in each["sql"]]
+    assert counts
+    assert all("LIMIT 7" in each for each in counts)
+    operator.post(page, {"rest": "1", "reason": "mended", "per_second": "5"})
+    assert again().count() == len(group)
 
 
 def test_nothing_is_done_without_a_reason_or_at_no_pace(operator: Client, page: str) -> None:
