@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from django.db import models, transaction
+from django.db import connection, models, transaction
 from django.utils.translation import gettext_lazy as _
+
+
+def enter_to_write(model: type[models.Model]) -> None:
+    """Before a row is locked that will be written. Who stores a configuration file locks the whole table: if they came
+    between the lock of the row and its write, each would wait for the other."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"LOCK TABLE {connection.ops.quote_name(model._meta.db_table)} IN ROW EXCLUSIVE MODE")
 
 
 class Versioned(models.Model):
@@ -20,6 +27,7 @@ class Versioned(models.Model):
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         with transaction.atomic():
+            enter_to_write(type(self))
             stored = type(self)._default_manager.select_for_update(no_key=True, of=("self",))
             before: dict[str, Any] | None = stored.filter(pk=self.pk).values().first()  # type: ignore[assignment]
             if before:
@@ -31,6 +39,7 @@ class Versioned(models.Model):
     def take_over_all_but(self, edited: Collection[str]) -> None:
         """Of the fields that were not edited here, what is stored by now: whoever saves a row that was read before it
         was locked would write back what others changed meanwhile. Locks the row until the transaction ends."""
+        enter_to_write(type(self))
         row = type(self)._default_manager.select_for_update(no_key=True, of=("self",)).get(pk=self.pk)
         for field in self._meta.concrete_fields:
             if field.name not in edited:

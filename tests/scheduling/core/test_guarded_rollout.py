@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from structlog.testing import capture_logs
 
 from scheduling import rollouts
@@ -324,6 +324,32 @@ def test_a_pass_leaves_what_another_one_has(running: House, elsewhere: Any) -> N
         GuardedRollout.objects.select_for_update().get()
         assert elsewhere(rollouts.advance) == 0
     assert running.rollout.judged_at is None
+
+
+@each_race
+def test_who_stores_a_file_comes_before_the_row_or_after_its_write(
+    running: House, elsewhere: Any, monkeypatch: Any
+) -> None:
+    """Between them each would wait for the other."""
+    edit, found = rollouts._edit, []
+
+    def lock(patience: str = "100ms") -> bool:
+        try:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [patience])
+                cursor.execute("LOCK TABLE scheduling_node IN SHARE ROW EXCLUSIVE MODE")
+        except OperationalError:
+            return False
+        return True
+
+    def entered_meanwhile(*given: Any, **others: Any) -> None:
+        found.append(elsewhere(lock))
+        edit(*given, **others)
+
+    monkeypatch.setattr(rollouts, "_edit", entered_meanwhile)
+    rollouts.pause(running.rollout.pk, OPS)
+    assert found == [False]
+    assert elsewhere(lambda: lock("15s"))
 
 
 @each_race

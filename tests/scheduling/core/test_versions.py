@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection, transaction
 
 from scheduling.models import Node
 
@@ -30,6 +30,31 @@ def test_edits_at_the_same_time_count_one_by_one(matrix: Any) -> None:
         list(pool.map(edit, range(1, 9)))
 
     assert Node.objects.get(pk=node.pk).version == 9
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_stores_a_file_does_not_come_between_a_row_and_its_write(matrix: Any) -> None:
+    """Each would wait for the other: it has locked the table, the row is locked here."""
+    node = matrix.node()
+    node.enabled = False
+
+    def lock_table(patience: str = "100ms") -> bool:
+        try:
+            with transaction.atomic(), connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [patience])
+                cursor.execute("LOCK TABLE scheduling_node IN SHARE ROW EXCLUSIVE MODE")
+        except OperationalError:
+            return False
+        finally:
+            connection.close()
+        return True
+
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            node.take_over_all_but({"enabled"})
+            assert not pool.submit(lock_table).result(20)
+            node.save()
+        assert pool.submit(lock_table, "15s").result(20)
 
 
 @pytest.mark.django_db
