@@ -17,6 +17,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
+from xmlrpc.client import Fault
 
 import pytest
 import yaml
@@ -172,6 +173,15 @@ def shop(stack: RunningStack) -> Shop:
     return Shop(stack, stack.manage("create_api_key", "shop", "--scope", "events").split()[-1])
 
 
+def stopped(stack: RunningStack, program: str) -> bool:
+    """Refused while the supervisor has noticed a death and not yet begun anew."""
+    try:
+        stack.stop(program)
+    except Fault:
+        return False
+    return True
+
+
 def firing(alert: str, **labels: str) -> str:
     about = "".join(f', {name}="{value}"' for name, value in labels.items())
     return f'ALERTS{{alertname="{alert}", alertstate="firing"{about}}}'
@@ -199,7 +209,7 @@ def test_a_running_house_is_seen_and_its_loss_is_told(tmp_path: Path) -> None:
         assert not scraper.query('ALERTS{alertname=~"NoCoreWorker|SchedulerStalled|QueueGrowing|TouchesOverdue"}')
 
         stack.kill("core")
-        stack.stop("core")  # or it would be started again
+        assert wait_until(lambda: stopped(stack, "core"), 30)  # or it would be started again
         for _ in range(2):
             customers.tell(500, timedelta(seconds=5), apart=timedelta(milliseconds=30))  # each a message of its own
         customers.tell(100, timedelta(minutes=-3))
