@@ -8,7 +8,6 @@ from django.contrib import messages
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
-from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -40,7 +39,7 @@ def call_off_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
         request, "ops/confirm.html", _("Call off all that wait and match"), form=form, button=_("Call off"), back=back,
         text=_("They will not be sent. This cannot be undone."), danger=True,
         facts=[_applies_to(count), _("Workers do it; a page shows how far they are, and can stop them.")],
-        hidden=[("asked_at", now().isoformat())], problem="" if count != 0 else _("None that waits matches."),
+        hidden=[("asked_at", asked_at.isoformat())], problem="" if count != 0 else _("None that waits matches."),
     )  # fmt: skip
 
 

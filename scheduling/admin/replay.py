@@ -19,7 +19,6 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.http import urlencode
-from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
@@ -82,7 +81,7 @@ def replay_page(tasks_admin: Any, request: HttpRequest, fingerprint: str) -> Htt
     return tasks_admin.page(  # type: ignore[no-any-return]
         request, "ops/failed_replay.html", _("Retry with care"), form=form, example=example,
         words=reason(example.reason), tried=tried, waiting=min(count, MOST_COUNTED), few=FEW,
-        more=count > MOST_COUNTED, most=AT_ONCE, advice=_advice(tried), asked_at=now().isoformat(),
+        more=count > MOST_COUNTED, most=AT_ONCE, advice=_advice(tried), asked_at=asked_at.isoformat(),
         all_well=_all_well(tried), back=reverse("admin:scheduling_failedtask_groups"),
         list_link=f"{tasks_admin.url('changelist')}?{urlencode({'fingerprint': fingerprint})}",
     )  # fmt: skip
