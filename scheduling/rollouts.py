@@ -24,7 +24,7 @@ from scheduling.errors import Conflict, InvalidInput
 from scheduling.failed_tasks import Actor
 from scheduling.guardrail import GROW, PAUSE, USUAL, Judgement, judge, read_plan
 from scheduling.models import GuardedRollout, Node, RolloutMove
-from scheduling.models.versioned import enter_to_write
+from scheduling.models.versioned import locked_to_write
 from scheduling.rollout_figures import tallies
 
 log = structlog.get_logger(__name__)
@@ -159,9 +159,7 @@ def _note(rollout: GuardedRollout, node: Node, verb: str, at: datetime, actor: A
 
 
 def _locked(node_id: int) -> Node:
-    enter_to_write(Node)
-    rows = Node.objects.select_related("template", "canary_template")
-    return rows.select_for_update(no_key=True, of=("self",)).get(pk=node_id)
+    return locked_to_write(Node.objects.select_related("template", "canary_template")).get(pk=node_id)
 
 
 def _database_now() -> datetime:

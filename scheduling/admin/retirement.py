@@ -16,7 +16,7 @@ from django.utils.translation import gettext_lazy
 from unfold.decorators import action
 
 from scheduling.admin.base import OpsAdmin
-from scheduling.models.versioned import enter_to_write
+from scheduling.models.versioned import locked_to_write
 
 
 class RetiredFilter(admin.SimpleListFilter):
@@ -107,7 +107,6 @@ class Retirable(OpsAdmin):
     def _write(self, row: Any, retired_at: datetime | None) -> None:
         """Into the row as it is by now: what others changed since it was read stays."""
         with transaction.atomic():
-            enter_to_write(self.model)
-            stored = self.model._default_manager.select_for_update(no_key=True, of=("self",)).get(pk=row.pk)
+            stored = locked_to_write(self.model._default_manager.all()).get(pk=row.pk)
             stored.retired_at = retired_at
             stored.save()

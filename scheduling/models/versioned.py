@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 from django.db import connection, models, transaction
 from django.utils.translation import gettext_lazy as _
 
+Rows = TypeVar("Rows", bound="models.QuerySet[Any]")
 
-def enter_to_write(model: type[models.Model]) -> None:
-    """Before a row is locked that will be written. Who stores a configuration file locks the whole table: if they came
-    between the lock of the row and its write, each would wait for the other."""
+
+def locked_to_write(rows: Rows) -> Rows:
+    """These rows, locked when they are read, until the transaction ends. The table comes before them: who stores a
+    configuration file locks all of it, and if they came between the lock of a row and its write, each would wait for
+    the other."""
     with connection.cursor() as cursor:
-        cursor.execute(f"LOCK TABLE {connection.ops.quote_name(model._meta.db_table)} IN ROW EXCLUSIVE MODE")
+        cursor.execute(f"LOCK TABLE {connection.ops.quote_name(rows.model._meta.db_table)} IN ROW EXCLUSIVE MODE")
+    return rows.select_for_update(no_key=True, of=("self",))
 
 
 class Versioned(models.Model):
@@ -27,8 +31,7 @@ class Versioned(models.Model):
 
     def save(self, *args: Any, **kwargs: Any) -> None:
         with transaction.atomic():
-            enter_to_write(type(self))
-            stored = type(self)._default_manager.select_for_update(no_key=True, of=("self",))
+            stored = locked_to_write(type(self)._default_manager.all())
             before: dict[str, Any] | None = stored.filter(pk=self.pk).values().first()  # type: ignore[assignment]
             if before:
                 after = {field.attname: getattr(self, field.attname) for field in self._meta.concrete_fields}
@@ -39,8 +42,7 @@ class Versioned(models.Model):
     def take_over_all_but(self, edited: Collection[str]) -> None:
         """Of the fields that were not edited here, what is stored by now: whoever saves a row that was read before it
         was locked would write back what others changed meanwhile. Locks the row until the transaction ends."""
-        enter_to_write(type(self))
-        row = type(self)._default_manager.select_for_update(no_key=True, of=("self",)).get(pk=self.pk)
+        row = locked_to_write(type(self)._default_manager.all()).get(pk=self.pk)
         for field in self._meta.concrete_fields:
             if field.name not in edited:
                 setattr(self, field.attname, getattr(row, field.attname))
