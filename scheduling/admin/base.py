@@ -27,6 +27,12 @@ from scheduling.admin.fields import DurationField, NumberField
 from scheduling.admin.wording import complaint
 from scheduling.durations import format_duration
 from scheduling.errors import InvalidInput
+from scheduling.failed_tasks import Actor
+
+
+def actor_of(request: HttpRequest, reason: str = "") -> Actor:
+    """Who asks for it, as the history and the failed tasks will name them."""
+    return Actor(request.user.get_username(), request.user, reason)  # type: ignore[arg-type]
 
 
 class OpsAdmin(ModelAdmin):  # type: ignore[misc]

@@ -16,14 +16,13 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.decorators import display
 
-from scheduling.admin.base import ReadOnlyAdmin
-from scheduling.admin.failed_actions import VERBS, PaceForm, actor_of
+from scheduling.admin.base import ReadOnlyAdmin, actor_of
+from scheduling.admin.failed_actions import VERBS, PaceForm
 from scheduling.admin.wording import complaint, spoken
 from scheduling.bulk import jobs
 from scheduling.bulk.deeds import DEEDS, FAILED_TASKS, TOUCHES
 from scheduling.bulk.matching import chosen_by
 from scheduling.errors import AftertouchError, Conflict, InvalidInput
-from scheduling.failed_tasks import Actor
 from scheduling.models import BulkAction
 
 TONES = {"running": "warning", "done": "success", "cancelled": "default", "failed": "danger"}
@@ -37,8 +36,12 @@ def refusal(action: str, address: Mapping[str, Any], as_of: datetime) -> list[st
     try:
         jobs.check(action, chosen_by(address), as_of)
     except InvalidInput as error:
-        return [f"{each.field}: {complaint(each.message)}" for each in error.errors]
+        return _wrong(error)
     return []
+
+
+def _wrong(error: InvalidInput) -> list[str]:
+    return [f"{each.field}: {complaint(each.message)}" for each in error.errors]
 
 
 def begin(
@@ -47,10 +50,12 @@ def begin(
     """Leads to its page; back to where they came from where it cannot be begun."""
     pace = form.cleaned_data["per_second"]
     try:
-        row = jobs.begin(action, chosen_by(address), actor_of(request, form), per_second=pace, as_of=as_of)
+        row = jobs.begin(
+            action, chosen_by(address), actor_of(request, form.cleaned_data["reason"]), per_second=pace, as_of=as_of
+        )
     except InvalidInput as error:
-        for each in error.errors:
-            messages.error(request, f"{each.field}: {complaint(each.message)}")
+        for line in _wrong(error):
+            messages.error(request, line)
     except Conflict as error:
         messages.error(request, complaint(str(error)))
     else:
@@ -120,7 +125,7 @@ class BulkActionAdmin(ReadOnlyAdmin):
         if request.method != "POST" or not self.has_act_permission(request, row):
             raise PermissionDenied
         try:
-            jobs.cancel(row.pk, Actor(request.user.get_username()))
+            jobs.cancel(row.pk, actor_of(request))
             messages.success(request, _("It was stopped. What was done by then stays done."))
         except AftertouchError as error:
             messages.error(request, complaint(str(error)))

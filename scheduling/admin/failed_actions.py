@@ -16,10 +16,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
+from scheduling.admin.base import actor_of
 from scheduling.bulk.deeds import DEEDS, Deed
 from scheduling.bulk.jobs import FASTEST, SLOWEST
 from scheduling.errors import AftertouchError
-from scheduling.failed_tasks import Actor
 from scheduling.models import FailedTask
 
 
@@ -152,7 +152,7 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
     form = ReasonForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         try:
-            verb.deed.act(row.pk, actor_of(request, form))
+            verb.deed.act(row.pk, actor_of(request, form.cleaned_data["reason"]))
             messages.success(request, _("Done: %(what)s.") % {"what": verb.title})
         except AftertouchError:
             messages.error(
@@ -163,7 +163,3 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
         request, "ops/confirm.html", verb.title, form=form, text=verb.explains, button=verb.title, back=back,
         danger=verb.deed.as_new, original=row,
     )  # fmt: skip
-
-
-def actor_of(request: HttpRequest, form: ReasonForm) -> Actor:
-    return Actor(request.user.get_username(), request.user, form.cleaned_data["reason"])  # type: ignore[arg-type]

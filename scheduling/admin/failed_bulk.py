@@ -17,8 +17,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling import failed_tasks
+from scheduling.admin.base import actor_of
 from scheduling.admin.bulk import begin, refusal
-from scheduling.admin.failed_actions import VERBS, PaceForm, ReasonForm, Verb, actor_of
+from scheduling.admin.failed_actions import VERBS, PaceForm, ReasonForm, Verb
 from scheduling.admin.patience import patiently
 from scheduling.failed_tasks import Tally
 from scheduling.models import FailedTask
@@ -104,7 +105,7 @@ def _ask(
 
 def _act_on_all(request: HttpRequest, verb: Verb, rows: QuerySet[FailedTask], form: ReasonForm) -> None:
     failed_ids = list(rows.order_by("failed_at").values_list("pk", flat=True)[:MOST_CHOSEN])
-    actor = actor_of(request, form)
+    actor = actor_of(request, form.cleaned_data["reason"])
     if verb.deed.publishes:
         tally = failed_tasks.retry_all(failed_ids, actor, as_new=verb.deed.as_new, per_second=PER_SECOND)
     else:

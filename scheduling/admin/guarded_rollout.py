@@ -18,7 +18,7 @@ from unfold.decorators import display
 from unfold.widgets import UnfoldAdminIntegerFieldWidget, UnfoldAdminTextInputWidget
 
 from scheduling import rollouts
-from scheduling.admin.base import ReadOnlyAdmin
+from scheduling.admin.base import ReadOnlyAdmin, actor_of
 from scheduling.admin.cards import Figure
 from scheduling.admin.fields import DurationField, entries
 from scheduling.admin.rollout_words import told, why
@@ -144,7 +144,7 @@ class GuardedRolloutAdmin(ReadOnlyAdmin):
         form = StartForm(request.POST or None, initial=StartForm.beginning(node.canary_guard))
         if request.method == "POST" and form.is_valid():
             try:
-                rollouts.start(node.pk, form.cleaned_data, _actor(request))
+                rollouts.start(node.pk, form.cleaned_data, actor_of(request))
             except AftertouchError as error:
                 form.add_error(None, _in_words(error))
             else:
@@ -170,7 +170,7 @@ class GuardedRolloutAdmin(ReadOnlyAdmin):
                 request, "ops/confirm.html", str(title), text=text, button=title, danger=verb == "stop", back=back
             )
         try:
-            act(row.pk, _actor(request))
+            act(row.pk, actor_of(request))
             messages.success(request, done)
         except AftertouchError as error:
             messages.error(request, _in_words(error))
@@ -233,7 +233,3 @@ def _may_edit(request: HttpRequest) -> None:
 
 def _in_words(error: AftertouchError) -> str:
     return complaint(error.errors[0].message if isinstance(error, InvalidInput) else str(error))
-
-
-def _actor(request: HttpRequest) -> Actor:
-    return Actor(request.user.get_username(), request.user)  # type: ignore[arg-type]

@@ -23,8 +23,9 @@ from django.utils.translation import gettext as _
 from django.utils.translation import ngettext
 
 from scheduling import failed_tasks
+from scheduling.admin.base import actor_of
 from scheduling.admin.bulk import begin
-from scheduling.admin.failed_actions import PaceForm, actor_of
+from scheduling.admin.failed_actions import PaceForm
 from scheduling.admin.failed_bulk import AT_ONCE, instant_of, tell_conflicts
 from scheduling.admin.wording import reason
 from scheduling.failed_tasks import Tally
@@ -116,7 +117,7 @@ def _advice(tried: Sequence[Again]) -> tuple[str, str]:
 
 def _publish(request: HttpRequest, waiting: QuerySet[FailedTask], form: PaceForm, *, all_of_them: bool) -> None:
     failed_ids = list(waiting.values_list("pk", flat=True)[:AT_ONCE])
-    actor, pace = actor_of(request, form), form.cleaned_data["per_second"]
+    actor, pace = actor_of(request, form.cleaned_data["reason"]), form.cleaned_data["per_second"]
     if all_of_them:
         tally = failed_tasks.retry_all(failed_ids, actor, per_second=pace)
     else:

@@ -16,14 +16,13 @@ from django.utils.translation import gettext_lazy
 from unfold.decorators import display
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldBooleanSwitchWidget
 
-from scheduling.admin.base import OpsAdmin
+from scheduling.admin.base import OpsAdmin, actor_of
 from scheduling.admin.impact import tell_moved
 from scheduling.admin.what_if_result import told, told_changes
 from scheduling.admin.wording import complaint, spoken
 from scheduling.config_file.document import InvalidDocument
 from scheduling.config_file.plan import InvalidConfiguration
 from scheduling.errors import Conflict
-from scheduling.failed_tasks import Actor
 from scheduling.models import WhatIfRun
 from scheduling.what_if import draft, runs
 
@@ -118,7 +117,7 @@ class WhatIfRunAdmin(OpsAdmin):
         if request.method == "POST" and form.is_valid():
             given = form.cleaned_data
             try:
-                run = runs.begin(given["draft"], given["days"], _actor(request))
+                run = runs.begin(given["draft"], given["days"], actor_of(request))
             except Conflict as error:
                 form.add_error(None, complaint(str(error)))
             else:
@@ -166,7 +165,7 @@ class WhatIfRunAdmin(OpsAdmin):
         form = PublishForm(request.POST)
         move = form.is_valid() and form.cleaned_data["move_waiting"]
         try:
-            moved = runs.publish(self.found(request, str(run_id)).pk, _actor(request), move_waiting=move)
+            moved = runs.publish(self.found(request, str(run_id)).pk, actor_of(request), move_waiting=move)
         except (Conflict, InvalidConfiguration) as error:
             for line in str(error).splitlines():
                 messages.error(request, complaint(line))
@@ -180,12 +179,8 @@ class WhatIfRunAdmin(OpsAdmin):
         if request.method != "POST" or not self.has_add_permission(request):
             raise PermissionDenied
         try:
-            runs.discard(self.found(request, str(run_id)).pk, _actor(request))
+            runs.discard(self.found(request, str(run_id)).pk, actor_of(request))
             messages.success(request, _("The draft was discarded."))
         except Conflict as error:
             messages.error(request, complaint(str(error)))
         return redirect(self.url("change", run_id))
-
-
-def _actor(request: HttpRequest) -> Actor:
-    return Actor(request.user.get_username(), request.user)  # type: ignore[arg-type]
