@@ -34,7 +34,7 @@ demo: setup ## a tour that proves itself: real events, a real receiver, what was
 	@exec $(PY) -m config.demo
 
 test: setup ## all tests, each fault once (ARGS="-k name" picks)
-	@exec $(PY) -m pytest -m "not campaign" $(ARGS)
+	@exec $(PY) -m pytest -n auto -m "not campaign" $(ARGS)
 
 faults: setup ## the long fault campaigns
 	@exec $(PY) -m pytest -m campaign $(ARGS)
@@ -58,7 +58,9 @@ audit: setup ## known holes in what a server installs (asks pypi.org, so it is n
 
 stop: ## end what runs from this folder, however it was started
 	@if $(PY) -c 'import psutil, supervisor' 2>/dev/null; then \
-		$(PY) -m config.stack stop && AFTERTOUCH_STATE_DIR=.state/test $(PY) -m config.embedded stop; \
+		$(PY) -m config.stack stop && for state in .state/test*; do \
+			AFTERTOUCH_STATE_DIR=$$state $(PY) -m config.embedded stop; \
+		done; \
 	fi
 
 clean: stop ## remove the virtual environment, the caches and .state with its data

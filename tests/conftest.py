@@ -15,7 +15,7 @@ from django.db import connection
 from config.embedded import servers
 from config.environment import ROOT, environment
 
-pytest_plugins = ["tests.staff", "tests.striking"]
+pytest_plugins = ["tests.staff", "tests.striking", "tests.side_by_side"]
 
 # How long an example takes says something about the machine, not about the code.
 hypothesis.settings.register_profile("house", deadline=None)
@@ -24,7 +24,11 @@ hypothesis.settings.load_profile("house")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before the first connection: never the servers of a stack that somebody runs in this checkout."""
-    os.environ.setdefault("AFTERTOUCH_STATE_DIR", str(ROOT / ".state" / "test"))
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if config.option.numprocesses and not worker:
+        return  # this process hands tests out and runs none
+    state = os.environ.get("AFTERTOUCH_STATE_DIR", str(ROOT / ".state" / "test"))
+    os.environ["AFTERTOUCH_STATE_DIR"] = f"{state}-{worker}" if worker else state
     environment.cache_clear()
     env = environment()
     servers.start(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-LINES = pytest.StashKey[dict[str, list[str]]]()
+TOLD = "told"
 
 
 @pytest.fixture(scope="session")
@@ -30,12 +30,18 @@ def state_folder() -> Iterator[Callable[[str], Path]]:
 @pytest.fixture
 def told(request: pytest.FixtureRequest) -> Callable[[str], None]:
     """Say a line that is shown at the end, under the folder of its test, whether the test passes or not."""
-    folder = str(request.path.parent.relative_to(request.config.rootpath))
-    return request.config.stash.setdefault(LINES, {}).setdefault(folder, []).append
+    # A property travels with the report of its test, from whichever process that ran in.
+    return lambda line: request.node.user_properties.append((TOLD, line))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for folder, lines in config.stash.get(LINES, {}).items():
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    folders: dict[str, list[str]] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "teardown":  # the last of a test has all of its lines
+                lines = [line for name, line in report.user_properties if name == TOLD]
+                folders.setdefault(report.nodeid.rpartition("/")[0], []).extend(lines)
+    for folder, lines in sorted(folders.items()):
         if lines:
             terminalreporter.section(folder)
             for line in lines:
