@@ -293,3 +293,18 @@ def test_a_row_that_cannot_be_meant_is_refused_in_the_admin(
     assert answer.status_code == 200
     assert said in str(answer.context["adminform"].form.errors[field])
     assert not PeriodicTask.objects.filter(name="sync").exists()
+
+
+def test_the_lock_of_a_leader_whose_machine_lost_its_power_is_let_go(market: Market, valkey: Any) -> None:
+    """By PostgreSQL, which would wait for two hours unless its session says otherwise."""
+    scheduler = LeaderScheduler(app=app)
+    try:
+        scheduler.tick()
+        assert scheduler._lock_connection is not None
+        asked = [
+            scheduler._lock_connection.execute(f"SHOW {name}").fetchone()
+            for name in ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
+        ]
+    finally:
+        scheduler.close()
+    assert asked == [("5",), ("5",), ("3",), ("20000",)]
