@@ -6,8 +6,7 @@ are inserted before any of them is locked, so an insert that waits for another o
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -18,12 +17,12 @@ from django.db import transaction
 from psycopg.types.json import Jsonb
 
 from scheduling import configuration, matrix, sql
+from scheduling.calling_off import CallingOff, Planned
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
 from scheduling.ledger import HINT_LEASE, Hint
 from scheduling.models import EventType
 from scheduling.specs import CustomerSpec, EventSpec
-from scheduling.touches import touches
 
 MAX_EVENT_TYPES = 2_000  #: types register themselves; a sender that makes them up is stopped here
 NO_ACTIVITY = frozenset({"customer.inactive", "session.silent"})
@@ -65,7 +64,6 @@ def record_events(
         batch = _Batch(new_events)
         batch.lock_customers()
         batch.insert_events()
-        batch.call_off()
         batch.plan()
         batch.insert_touches()
         batch.note_customers()
@@ -84,9 +82,7 @@ class _Batch:
         self.customers: dict[str, CustomerSpec] = {}
         self.events: list[EventSpec] = []
         self.accepted: set[UUID] = set()
-        self.rows: list[tuple[EventSpec, matrix.PlannedTouch, UUID]] = []
-        self.kept: dict[UUID, list[UUID]] = {}
-        self.called_off: dict[UUID, str] = {}
+        self.rows: list[Planned] = []
         self.hints: list[Hint] = []
 
     def lock_customers(self) -> None:
@@ -131,6 +127,10 @@ class _Batch:
             },
         )
         self.accepted = {row[0] for row in inserted}
+        self.news = [event for event in self.events if event.id in self.accepted]
+        self.calling_off = CallingOff(
+            self.config, self.news, {user_id: customer.id for user_id, customer in self.customers.items()}
+        )
 
     def _register_types(self) -> None:
         unseen = sorted({event.type for event in self.new_events} - self.config.activity_types.keys())
@@ -144,7 +144,8 @@ class _Batch:
 
     def plan(self) -> None:
         """Plan in the order of arrival; each event sees the activity of those before it, not its own."""
-        for event in self._news():
+        self.calling_off.cancel_waiting()
+        for event in self.news:
             customer = self.customers[event.user_id]
             nodes = self.config.triggered.get(event.type, ())
             planned = matrix.plan(
@@ -152,8 +153,7 @@ class _Batch:
             )
             self.rows.extend((event, each, new_id()) for each in planned)
             self._note(event, customer)
-        self._call_off_obsolete_ones()
-        self._settle_repeats()
+        self.rows = self.calling_off.sift(self.rows)
 
     def _note(self, event: EventSpec, customer: CustomerSpec) -> None:
         active_at, talking_at = customer.last_active_at, customer.conversation_at
@@ -164,66 +164,6 @@ class _Batch:
             talking_at = event.occurred_at
         self.customers[event.user_id] = replace(customer, last_active_at=active_at, conversation_at=talking_at)
 
-    def _settle_repeats(self) -> None:
-        """`on_repeat`: keep leaves the touch that waits and plans nothing, restart calls it off and plans anew."""
-        repeating = [row for row in self.rows if row[1].node.on_repeat != "each" and row[2] not in self.called_off]
-        if not repeating:
-            return
-        waiting = _waiting(
-            {self.customers[event.user_id].id for event, _, _ in repeating}, {each.node.id for _, each, _ in repeating}
-        )
-        dropped: set[UUID] = set()
-        for event, each, task_id in repeating:
-            key = (self.customers[event.user_id].id, each.node.id)
-            if each.node.on_repeat == "restart":
-                stored = [other for other, _, planned in waiting.get(key, ()) if not planned]
-                touches.cancel(stored, reason=f"restarted:{event.type}")
-                for other in [other for other, _, planned in waiting.get(key, ()) if planned]:
-                    self.called_off[other] = f"restarted:{event.type}"
-                waiting[key] = [(task_id, event.occurred_at, True)]
-            elif waiting.get(key):
-                dropped.add(task_id)
-                self.kept.setdefault(event.id, []).extend(other for other, _, _ in waiting[key])
-            else:
-                waiting[key] = [(task_id, event.occurred_at, True)]
-        self.rows = [row for row in self.rows if row[2] not in dropped]
-
-    def _call_off_obsolete_ones(self) -> None:
-        """Obsolete before it begins: by an event that came before it but happened after it, or comes next in its batch.
-        Before repeats are settled, so that what is called off does not stand in the way of what follows it."""
-        revocable = [row for row in self.rows if row[1].node.cancel_on]
-        if not revocable:
-            return
-        happened: dict[tuple[int, str], datetime] = {
-            (customer_id, kind): latest
-            for customer_id, kind, latest in sql.rows(
-                _HAPPENED,
-                {
-                    "customers": sorted({self.customers[event.user_id].id for event, _, _ in revocable}),
-                    "types": sorted({kind for _, each, _ in revocable for kind in each.node.cancel_on}),
-                },
-            )
-        }
-        following = self._following()
-        for event, each, task_id in revocable:
-            for kind in sorted(each.node.cancel_on - {event.type}):
-                latest = happened.get((self.customers[event.user_id].id, kind))
-                if latest and latest > event.occurred_at:
-                    self.called_off.setdefault(task_id, f"event:{kind}")
-            for other in following[event.id]:
-                if other.type in each.node.cancel_on and other.occurred_at >= event.occurred_at:
-                    self.called_off.setdefault(task_id, f"event:{other.type}")
-
-    def _following(self) -> dict[UUID, list[EventSpec]]:
-        """For each event, those after it in the batch that are about the same customer and may call something off."""
-        following: dict[UUID, list[EventSpec]] = {}
-        rest: dict[str, list[EventSpec]] = defaultdict(list)
-        for event in reversed(list(self._news())):
-            following[event.id] = list(rest[event.user_id])
-            if event.type in self.config.cancelling:
-                rest[event.user_id].append(event)
-        return following
-
     def insert_touches(self) -> None:
         soon = self.now + settings.AFTERTOUCH_HORIZON
         sql.copy(_COPY_TOUCHES, [self._touch(*row, soon=soon) for row in self.rows])
@@ -232,7 +172,7 @@ class _Batch:
         self, event: EventSpec, planned: matrix.PlannedTouch, task_id: UUID, *, soon: datetime
     ) -> tuple[Any, ...]:
         node, due_at = planned.node, planned.due_at
-        reason = self.called_off.get(task_id, "")
+        reason = self.calling_off.reasons.get(task_id, "")
         handed_over = due_at <= soon and not reason
         if handed_over:
             self.hints.append(Hint(task_id, due_at, node.priority, node.id))
@@ -262,30 +202,13 @@ class _Batch:
             node.guard_cap != "ignore",
         )
 
-    def call_off(self) -> None:
-        """`cancel_on`: what is stored and waits because of an earlier event is obsolete now. One look for the whole
-        batch; where two events call the same touch off, the first is its reason."""
-        calling = [(event, node.id) for event in self._news() for node in self.config.cancelling.get(event.type, ())]
-        if not calling:
-            return
-        waiting = _waiting(
-            {self.customers[event.user_id].id for event, _ in calling}, {node_id for _, node_id in calling}
-        )
-        reasons: dict[UUID, str] = {}
-        for event, node_id in calling:
-            for task_id, happened_at, _ in waiting.get((self.customers[event.user_id].id, node_id), ()):
-                if happened_at <= event.occurred_at:
-                    reasons.setdefault(task_id, event.type)
-        for kind in sorted(set(reasons.values())):
-            touches.cancel([task_id for task_id, why in reasons.items() if why == kind], reason=f"event:{kind}")
-
     def note_customers(self) -> None:
         """Raise activity and conversation; a complaint opts its customer out of marketing and names its touch."""
-        complaints = [event for event in self._news() if event.type == "complaint.received"]
+        complaints = [event for event in self.news if event.type == "complaint.received"]
         unhappy = {event.user_id for event in complaints}
         if not self.accepted:
             return
-        changed = [self.customers[user_id] for user_id in {event.user_id for event in self._news()}]
+        changed = [self.customers[user_id] for user_id in {event.user_id for event in self.news}]
         sql.count(
             _NOTE_CUSTOMERS,
             {
@@ -306,7 +229,7 @@ class _Batch:
             sql.count(_INSERT_COMPLAINT, parameters)
 
     def receipts(self) -> list[Receipt]:
-        by_event: dict[UUID, list[UUID]] = {key: list(value) for key, value in self.kept.items()}
+        by_event: dict[UUID, list[UUID]] = {key: list(value) for key, value in self.calling_off.kept.items()}
         for event, _, task_id in self.rows:
             by_event.setdefault(event.id, []).append(task_id)
         earlier = self._earlier()
@@ -331,18 +254,6 @@ class _Batch:
             (source, event_id): Receipt(key, True, tuple(task_ids))
             for source, event_id, key, task_ids in sql.rows(_EARLIER, parameters)
         }
-
-    def _news(self) -> Iterable[EventSpec]:
-        return (event for event in self.events if event.id in self.accepted)
-
-
-def _waiting(customers: set[int], nodes: set[int]) -> dict[tuple[int, int], list[tuple[UUID, datetime, bool]]]:
-    """Touches that wait, by customer and node: their id, when their event happened, False for "it is stored"."""
-    found: dict[tuple[int, int], list[tuple[UUID, datetime, bool]]] = {}
-    parameters = {"customers": sorted(customers), "nodes": sorted(nodes)}
-    for customer_id, node_id, task_id, happened_at in sql.rows(_WAITING, parameters):
-        found.setdefault((customer_id, node_id), []).append((task_id, happened_at, False))
-    return found
 
 
 def _is_activity(event_type: str) -> bool:
@@ -390,18 +301,6 @@ _COPY_TOUCHES = """
 COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, lease_until,
     hints, queued_at, settled_at, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at,
     content_type, counts_toward_cap) FROM STDIN
-"""
-
-_HAPPENED = """
-SELECT customer_id, type, max(occurred_at) FROM scheduling_event
-WHERE customer_id = ANY(%(customers)b) AND type = ANY(%(types)b) GROUP BY 1, 2
-"""
-
-_WAITING = """
-SELECT t.customer_id, t.node_id, t.task_id, e.occurred_at
-FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
-WHERE t.customer_id = ANY(%(customers)b) AND t.node_id = ANY(%(nodes)b) AND t.state IN ('scheduled', 'queued')
-ORDER BY t.task_id
 """
 
 _NOTE_CUSTOMERS = """
