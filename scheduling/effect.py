@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from scheduling import sql
-from scheduling.guard import CALLED_OFF
 from scheduling.shares import Lift, Share
 
-#: Verdicts that come before the draw of the control group, like those by which an event calls a touch off: they say
-#: nothing about it.
-BEFORE_THE_DRAW = ("expired", "node_disabled", "paused", "opted_out", "conversation", "answered", "presence_unknown")
+#: What the guard says from the draw of the control group on. Everything else comes before it and says nothing about it:
+#: which codes there are is Presence's and the events' business, too.
+FROM_THE_DRAW_ON = ("holdout", "rollout", "quiet_hours", "dedupe", "cap", "community_cap", "slot_hold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +43,7 @@ class Effect:
 
 def effects(since: datetime, until: datetime) -> list[Effect]:
     """Of every node that has a goal; decisions younger than the goal's span are left out: their time is not over."""
-    parameters = {"since": since, "until": until, "before": list(BEFORE_THE_DRAW), "called_off": f"{CALLED_OFF}%"}
+    parameters = {"since": since, "until": until, "drawn": list(FROM_THE_DRAW_ON)}
     found = {
         key: Effect(key, goal, Lift(Share(treated_hits or 0, treated), Share(control_hits or 0, control)))
         for key, goal, treated, treated_hits, control, control_hits in sql.rows(_BY_NODE, parameters)
@@ -84,7 +83,7 @@ decided AS MATERIALIZED (
     FROM scheduling_touch AS t JOIN goals AS g ON g.id = t.node_id
     JOIN LATERAL (
         SELECT at, rule FROM scheduling_verdict
-        WHERE touch_id = t.task_id AND (decision = 'send' OR (rule <> ALL(%(before)b) AND rule NOT LIKE %(called_off)s))
+        WHERE touch_id = t.task_id AND (decision = 'send' OR rule = ANY(%(drawn)b))
         ORDER BY at, id LIMIT 1
     ) AS draw ON draw.at >= %(since)s AND draw.at < %(until)s - g.goal_within
     WHERE t.settled_at >= %(since)s AND t.retry_of IS NULL

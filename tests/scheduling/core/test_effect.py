@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.utils.timezone import now
+from pytest_django import Settings
 
+from scheduling import presence
 from scheduling.effect import Effect, effects
 from scheduling.shares import Lift, Share
 from scheduling.specs import bucket
@@ -99,6 +101,29 @@ def test_who_is_stopped_after_the_draw_stays_in_the_comparison(node: Any, reach:
     reach(one, other)
     pass_time(days=3)
     assert (effect().lift.treated, effect().versions) == (Share(0, 1), [])
+
+
+class Stale:
+    """A Presence provider for whom every moment is long gone: a code that only its app knows."""
+
+    def objections(self, questions: Any) -> list[str]:
+        return ["stale"] * len(questions)
+
+
+@pytest.fixture
+def too_late(settings: Settings) -> Iterator[None]:
+    settings.PRESENCE = ["tests.scheduling.core.test_effect.Stale"]
+    presence.providers.cache_clear()
+    yield
+    presence.providers.cache_clear()
+
+
+@pytest.mark.django_db
+def test_what_presence_objects_to_was_never_drawn_whatever_it_calls_it(node: Any, reach: Any, too_late: None) -> None:
+    """Customers of the control group would be counted among those who were to get it."""
+    reach(*drawn(node, 1, held_out=False), *drawn(node, 2, held_out=True))
+    pass_time(days=3)
+    assert effect().lift == Lift(Share(0, 0), Share(0, 0))
 
 
 @pytest.mark.django_db

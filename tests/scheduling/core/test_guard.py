@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling import guard
+from scheduling.effect import FROM_THE_DRAW_ON
 from scheduling.guard import HOLD, SEND, SUPPRESS, Slot, judge
 from scheduling.specs import RuleSpec
 from tests.scheduling.core.cast import (
@@ -328,6 +329,11 @@ def test_the_documentation_lists_the_rules_in_the_order_they_are_asked() -> None
     asked = [check.__name__.removeprefix("_") for check in guard.CHECKS]
     assert documented == [name for name in asked if name != "rollout"]  # it shares a line with the hold-out
     assert list(OBJECTIONS) == asked
+
+
+def test_what_is_said_from_the_draw_on_is_what_the_effect_takes_for_a_draw() -> None:
+    said = list(map(objected, OBJECTIONS))
+    assert list(FROM_THE_DRAW_ON) == said[said.index("holdout") :]
 
 
 # --- the next eligible time ------------------------------------------------------------------------------------------
