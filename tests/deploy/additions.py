@@ -1,0 +1,112 @@
+"""What a migration may do while programs of the version before it run: only add, and only what they do not miss.
+
+They insert rows without the new columns, name the columns and tables they know, rely on constraints for `ON CONFLICT`,
+and must not wait while a big table is read or written anew. What is not known to be harmless here is objected to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from django.contrib.postgres.operations import AddIndexConcurrently
+from django.db.migrations import Migration, operations
+from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.operations.base import Operation
+from django.db.migrations.state import ProjectState
+from django.db.models import NOT_PROVIDED, Field, ManyToManyField, Value
+from django.db.models.functions import Now
+
+HARMLESS = (
+    operations.CreateModel,
+    operations.AlterModelOptions,
+    operations.AlterModelManagers,
+    operations.AlterModelTableComment,
+    AddIndexConcurrently,
+)
+BESIDE_TRAFFIC = re.compile(r"(CREATE( UNIQUE)?|DROP) INDEX CONCURRENTLY ", re.IGNORECASE)
+#: What of a field is no matter of the database, besides what Django lists.
+IN_PYTHON = {"default", "auto_now", "auto_now_add"}
+
+
+def later_than(base: dict[str, str]) -> Iterator[tuple[Migration, ProjectState]]:
+    """Every migration that no base contains, with what stood before it."""
+    loader = MigrationLoader(None, ignore_no_migrations=True)
+    known = {node for leaf in base.items() for node in loader.graph.forwards_plan(leaf)}
+    plan = [node for leaf in sorted(loader.graph.leaf_nodes()) for node in loader.graph.forwards_plan(leaf)]
+    state = ProjectState(real_apps=loader.unmigrated_apps)
+    for node in dict.fromkeys(plan):
+        migration = loader.graph.nodes[node]
+        if node not in known:
+            yield migration, state.clone()
+        migration.mutate_state(state, preserve=False)
+
+
+def objections(migration: Migration, state: ProjectState) -> Iterator[tuple[str, str]]:
+    """The name of each operation that is not harmless, and why. `state` is moved on."""
+    app, made = migration.app_label, set()
+    for operation in migration.operations:
+        for step in getattr(operation, "database_operations", [operation]):
+            if isinstance(step, operations.CreateModel):
+                made.add(step.name_lower)
+            elif getattr(step, "model_name_lower", None) not in made:
+                why = "; ".join(_objections(step, migration, state))
+                if why:
+                    yield f"{app}.{migration.name}: {name_of(step)}", why
+        operation.state_forwards(app, state)
+
+
+def name_of(step: Operation) -> str:
+    words = [type(step).__name__, getattr(step, "model_name", "") or getattr(step, "name", "")]
+    part = getattr(step, "constraint", None) or getattr(step, "index", None) or step
+    return " ".join([*words, str(getattr(part, "name", ""))]).strip() if words[1] else words[0]
+
+
+def _objections(step: Operation, migration: Migration, state: ProjectState) -> Iterator[str]:
+    if isinstance(step, HARMLESS):
+        return
+    if isinstance(step, operations.AddField):
+        yield from _of_new(step.field)
+    elif isinstance(step, operations.AlterField):
+        before = state.models[migration.app_label, step.model_name_lower].fields[step.name]
+        yield from _of_altered(before, step.field)
+    elif isinstance(step, operations.AddIndex):
+        yield "all who write wait for the index: AddIndexConcurrently, in a migration with atomic = False"
+    elif not (isinstance(step, operations.RunSQL) and not migration.atomic and _makes_indexes(step)):
+        yield "not known to be harmless to programs of the version before"
+
+
+def _of_new(field: Field[Any, Any]) -> Iterator[str]:
+    if isinstance(field, ManyToManyField):
+        return  # a table of its own
+    default = field.db_default
+    if not field.null and default is NOT_PROVIDED:
+        yield "old programs insert rows without it: null=True or a db_default"
+    if (hasattr(default, "resolve_expression") and not isinstance(default, (Value, Now))) or field.generated:
+        yield "a value for each row is computed while all wait"
+    if field.db_index or field.unique:
+        yield "all who write wait for its index: db_index=False, and AddIndexConcurrently"
+    if field.remote_field and field.db_constraint:
+        yield "all who write wait until its rows are compared: db_constraint=False"
+
+
+def _of_altered(before: Field[Any, Any], after: Field[Any, Any]) -> Iterator[str]:
+    old, new = _in_the_database(before), _in_the_database(after)
+    for name in sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)):
+        longer = name == "max_length" and (new.get(name) or float("inf")) > (old.get(name) or float("inf"))
+        eased = (name == "db_constraint" and new.get(name) is False) or (name == "db_default" and name in new)
+        if not (longer or eased):
+            yield f"{name} was {old.get(name)} and becomes {new.get(name)}: programs of both kinds read and write it"
+
+
+def _in_the_database(field: Field[Any, Any]) -> dict[str, Any]:
+    _, path, _, options = field.deconstruct()
+    no_matter = {*field.non_db_attrs, *IN_PYTHON}
+    return {"kind": path, **{key: value for key, value in options.items() if key not in no_matter}}
+
+
+def _makes_indexes(step: operations.RunSQL) -> bool:
+    parts = step.sql if isinstance(step.sql, list | tuple) else [step.sql]
+    statements = ";".join(str(each) for each in parts).split(";")
+    return all(BESIDE_TRAFFIC.match(each.strip()) for each in statements if each.strip())
