@@ -49,7 +49,7 @@ def _count(platform_id: int, task_id: UUID) -> bool:
         WITH judged AS (
             SELECT b.platform_id,
                    CASE WHEN b.open_until IS NULL THEN b.errors + 1 >= p.breaker_threshold
-                        ELSE b.probe = %(task)s END AS opens
+                        ELSE COALESCE(b.probe = %(task)s, false) END AS opens
             FROM rpa_tasks_breaker AS b JOIN rpa_tasks_platform AS p ON p.id = b.platform_id
             WHERE b.platform_id = %(platform)s FOR NO KEY UPDATE OF b
         )
