@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import structlog
 from django.conf import settings
 from django.db import close_old_connections, transaction
+from django.db.models.functions import Now
 from kombu.exceptions import OperationalError
 
 from scheduling import configuration, failures, measures
@@ -92,8 +93,8 @@ def _rescue_runs() -> int:
         if not lapsed:
             return 0
         nodes = configuration.current().nodes
-        rows = Touch.objects.in_bulk([claim.task_id for claim, _ in lapsed])
-        now = datetime.now(UTC)
+        # With the database's time: by the clock of a node that is ahead they would wait.
+        rows = Touch.objects.annotate(at=Now()).in_bulk([claim.task_id for claim, _ in lapsed])
         settlements = []
         for claim, was_sending in lapsed:
             channel = nodes[rows[claim.task_id].node_id].channel
@@ -101,7 +102,8 @@ def _rescue_runs() -> int:
             if was_sending and (not channel.idempotent or exhausted):
                 settlements.append(Settlement(claim.task_id, claim.lease_no, "unknown", "worker_lost"))
             else:
-                settlements.append(Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=now))
+                at = rows[claim.task_id].at
+                settlements.append(Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=at))
         touches.settle(settlements)
         Attempt.objects.bulk_create(
             [_lost_attempt(rows[claim.task_id], claim.lease_no) for claim, was_sending in lapsed if was_sending]

@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import time_machine
 from django.contrib.auth import get_user_model
 from django.utils.timezone import now
 
@@ -19,6 +20,7 @@ from scheduling.models import Event, FailedTask, HarassmentRule, Touch
 from tests.scheduling.core.conftest import deliver_at_last, pass_time, rows
 
 pytestmark = pytest.mark.django_db(transaction=True)
+HOUR = timedelta(hours=1)
 ANN = Actor("ann", reason="the shop asked for it")
 
 
@@ -61,6 +63,31 @@ def test_a_retry_is_a_new_task_with_the_same_key_and_each_knows_the_other(buried
     assert (row.state, row.retried_as) == ("retried", task_id)
     assert receiver.keys == [str(row.task_id)] * 2
     assert [call.json["data"]["task_id"] for call in receiver.calls] == [str(row.task_id), str(task_id)]
+
+
+@pytest.mark.parametrize("as_new", [False, True])
+@pytest.mark.parametrize("ahead", [HOUR, -HOUR])
+def test_a_retry_is_due_now_by_the_databases_clock(buried: Any, as_new: bool, ahead: timedelta) -> None:
+    """By the clock of a node that is ahead it would wait, and its slot would count for longer."""
+    row, before = buried(), now()
+    with time_machine.travel(now() + ahead, tick=True):
+        task_id = failed_tasks.retry(row.pk, ANN, as_new=as_new)
+
+    (again,) = rows([task_id])
+    row.refresh_from_db()
+    assert before <= again.due_at == again.planned_at <= now()
+    assert again.expires_at == again.due_at + HOUR
+    assert before <= row.acted_at <= now()
+    assert not as_new or before <= again.reserved_at <= now()
+
+
+def test_many_begin_now_by_the_databases_clock(buried: Any) -> None:
+    found, before = [buried(user=f"user-{number}").pk for number in range(2)], now()
+    with time_machine.travel(now() + HOUR, tick=True):
+        failed_tasks.retry_all(found, ANN, per_second=1)
+    first, second = Touch.objects.exclude(retry_of=None).order_by("due_at").values_list("due_at", flat=True)
+    assert before <= first <= now()
+    assert second - first == timedelta(seconds=1)
 
 
 def test_a_retry_as_new_has_a_key_of_its_own(buried: Any, receiver: Any) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
+import time_machine
 from django.utils.timezone import now
 
 from scheduling import dispatcher
@@ -30,3 +32,16 @@ def test_one_pass_brings_back_all_that_a_flushed_broker_lost(
     lapse(*waiting)
     assert dispatcher.rescue() == (0, 7)
     assert set(Touch.objects.values_list("state", flat=True)) == {"scheduled"}
+
+
+def test_a_lost_run_goes_back_at_once_whatever_the_clock_of_the_node_says(
+    matrix: Any, happen: Any, valkey: Any
+) -> None:
+    """By the clock of a node that is ahead it would wait for as long."""
+    matrix.node()
+    (task_id,) = happen().task_ids
+    Touch.objects.update(state="running", lease_no=1, lease_until=now())
+    lapse(task_id)
+    with time_machine.travel(now() + timedelta(hours=1), tick=True):
+        assert dispatcher.rescue() == (0, 1)
+    assert Touch.objects.get().due_at <= now()
