@@ -1,4 +1,4 @@
-"""Every migration since the first version lets the programs before it work on.
+"""An upgrade while programs run: what a migration may do, and old and new ones side by side under load.
 
 `django-migration-linter` judges the same by patterns over SQL. It says nothing of CHECK constraints and of constraints
 that go, and misses a column that is NOT NULL where another one in the same migration has a default.
@@ -6,6 +6,8 @@ that go, and misses a column that is NOT NULL where another one in the same migr
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,12 @@ from django.db.migrations.loader import MigrationLoader
 from django.db.models import Q
 from django.db.models.functions import Now, Random
 
+from config.environment import ROOT
 from tests.deploy.additions import later_than, objections
+from tests.deploy.earlier import Earlier, check_out
+from tests.deploy.fleet import Fleet, Jobs, fleet
+from tests.deploy.machine import UNITS
+from tests.faults.house import Run, faults
 
 #: What stood before there was anybody to upgrade, and what other packages bring along today.
 FIRST = {
@@ -132,3 +139,57 @@ def test_an_index_of_a_table_in_use_is_made_beside_traffic() -> None:
     assert UNKNOWN in why_not(
         migrations.RunSQL([*sql, "DROP INDEX CONCURRENTLY a; DROP TABLE scheduling_event"]), atomic=False
     )
+
+
+# --- under load ---------------------------------------------------------------------------------------------------
+
+RATE = 4.0  #: events a second at each of the two doors
+
+
+@pytest.mark.campaign
+@pytest.mark.faults
+def test_a_rolling_upgrade_under_load_and_back(
+    state_folder: Callable[[str], Path], told: Callable[[str], None]
+) -> None:
+    """From the version before the newest migration. Events come in at both doors, jobs at the first one's."""
+    earlier = check_out(state_folder("earlier") / "tree")
+    with fleet(state_folder("fleet"), earlier.tree, ROOT) as both:
+        both.settle_in()
+        jobs = Jobs(both.old.base_url, both.api_key, both.folder / "effects")
+        with faults(both.house(both.old), "old door", RATE) as run, jobs:
+            took, slowest = upgrade(both, run, earlier)
+            take_back(both, earlier)
+            run.go_on(10)
+        problems = both.problems(jobs, earlier)
+        told(
+            f"rolling upgrade from {earlier.commit} and back · {run.line()} · {len(jobs.accepted)} jobs · "
+            f"migrated in {took:.1f} s, slowest 202 meanwhile in {slowest:.2f} s"
+        )
+    assert problems == []
+
+
+def upgrade(both: Fleet, run: Run, earlier: Earlier) -> tuple[float, float]:
+    """The tables first; then a new machine beside the old one, under either's beat; then the old one."""
+    run.go_on(10)
+    figures = both.migrate(run)
+    both.new.start("web", "core", "execution")
+    with faults(both.house(both.new), "new door", RATE):
+        both.await_work_of_both()
+        both.new.start("beat")
+        both.old.stop("beat")
+        both.new.programs["beat"].await_log("beat_leads")
+        both.await_work_of_both()
+        both.old.stop("web", "core", "execution")
+        earlier.switch(earlier.today)
+        both.old.start("web")
+    return figures
+
+
+def take_back(both: Fleet, earlier: Earlier) -> None:
+    """The old version again, on tables that it does not know."""
+    both.old.stop("web")
+    earlier.switch(earlier.commit)
+    both.old.start(*UNITS)
+    both.await_work_of_both()
+    both.new.stop(*UNITS)
+    both.old.programs["beat"].await_log("beat_leads")
