@@ -12,14 +12,14 @@ import traceback
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cache
 from typing import Any
 from uuid import UUID
 
 import structlog
 from django.conf import settings
-from django.db import InterfaceError, OperationalError, transaction
+from django.db import transaction
 
 from scheduling import configuration, failures, guard, history, measures, outcomes, sql
 from scheduling.broker import publish_touches
@@ -28,7 +28,7 @@ from scheduling.channels.quota import QuotaGate
 from scheduling.configuration import Snapshot
 from scheduling.guard import Candidate, Slot, Surroundings, Verdict
 from scheduling.ledger import Settlement
-from scheduling.models import Attempt
+from scheduling.models.secret import Unreadable
 from scheduling.rendering import CannotRender, render
 from scheduling.routing import NoTarget, channel_of, community_targets, target_for
 from scheduling.sender import LEASE, Parcel, Result, Sender
@@ -37,19 +37,27 @@ from scheduling.touches import Content, Decision, touches
 
 log = structlog.get_logger(__name__)
 
+#: While keys are changed, node by node. Another node may have the key, and takes it then.
+UNREADABLE_FOR = timedelta(minutes=1)
+
 
 def deliver(task_ids: Sequence[UUID]) -> None:
     """Deliver those of these touches that are due and in nobody's hands.
 
     A touch that nobody has thought of must not take its neighbours with it: the batch is halved until it stands alone,
-    and then it fails by itself. Raises `OperationalError` and `InterfaceError` where the database is away.
+    and then it fails by itself. What this node has not the key for is no touch's fault either: it waits. Raises one of
+    `sql.AWAY` where the database is the trouble.
     """
     try:
         _deliver(task_ids)
-    except (OperationalError, InterfaceError):
+    except sql.AWAY:
         raise
-    except Exception:
+    except Exception as error:
         if len(task_ids) == 1:
+            if isinstance(error, Unreadable):
+                log.error("secrets_unreadable", task_id=str(task_ids[0]), error=str(error))
+                _hold(task_ids[0])
+                return
             log.exception("touch_broke", task_id=str(task_ids[0]))
             _fail(task_ids[0])
             return
@@ -62,9 +70,19 @@ def _fail(task_id: UUID) -> None:
     with transaction.atomic():
         claims = touches.claim([task_id], lease=LEASE)
         ends = [Settlement(each.task_id, each.lease_no, "failed", "internal_error", frees_slot=True) for each in claims]
-        in_doubt = Attempt.objects.filter(touch_id=task_id, outcome="unknown").exists()
+        in_doubt = touches.in_doubt([task_id])
         touches.settle([outcomes.still_in_doubt(end) if in_doubt else end for end in ends])
         failures.bury_touches([claim.task_id for claim in claims], details={task_id: traceback.format_exc(limit=-5)})
+
+
+@transaction.atomic
+def _hold(task_id: UUID) -> None:
+    until = sql.now() + UNREADABLE_FOR
+    doubtful = touches.in_doubt([task_id])
+    touches.settle([
+        Settlement(each.task_id, each.lease_no, "scheduled", "secrets_unreadable", until, frees_slot=not doubtful)
+        for each in touches.claim([task_id], lease=LEASE)
+    ])  # fmt: skip
 
 
 def _deliver(task_ids: Sequence[UUID]) -> None:
@@ -81,11 +99,11 @@ def _deliver(task_ids: Sequence[UUID]) -> None:
 
 def conclude(results: Sequence[Result]) -> None:
     """Settle what the sender reports. An answer that cannot be settled as it is must not take its neighbours with it:
-    halved until it stands alone, it is settled by what it means and without what it says. Raises `OperationalError`
-    and `InterfaceError` where the database is away."""
+    halved until it stands alone, it is settled by what it means and without what it says. Raises one of `sql.AWAY`
+    where the database is the trouble."""
     try:
         _conclude(results)
-    except (OperationalError, InterfaceError):
+    except sql.AWAY:
         raise
     except Exception:
         if len(results) == 1:

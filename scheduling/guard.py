@@ -31,7 +31,7 @@ from scheduling.durations import format_duration
 from scheduling.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, held_out, rolled_out
 
 SEND, HOLD, SUPPRESS = "send", "hold", "suppress"
-CALLED_OFF = "event:"  #: how the reason begins where an event called a touch off
+CALLED_OFF = ("event:", "restarted:")  #: how the reason begins where an event called a touch off
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Surroundings:
     slots: Sequence[Slot] = ()  #: the customer's, any order
     community_slots: Sequence[Slot] = ()
     important: Sequence[datetime] = ()  #: when the customer's waiting touches of higher priority are due
-    called_off: str = ""  #: the type of the event that called it off
+    called_off: str = ""  #: the reason, where an event called it off
     objection: str = ""  #: what Presence says against it: "conversation", "answered", "presence_unknown"
 
 
@@ -108,7 +108,7 @@ def _within_life(verdict: Verdict, touch: Candidate) -> Verdict:
 def _called_off(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
     if not around.called_off:
         return None
-    return Verdict(SUPPRESS, f"{CALLED_OFF}{around.called_off}"[:64], touch.node.version)
+    return Verdict(SUPPRESS, around.called_off[:64], touch.node.version)
 
 
 def _expired(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:

@@ -14,6 +14,7 @@ from scheduling.configuration import Snapshot
 from scheduling.guard import Slot
 from scheduling.ledger import Claim
 from scheduling.specs import CustomerSpec, EventSpec
+from scheduling.touches import touches
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Due:
 @dataclass(slots=True)
 class History:
     """Slots by customer and by community, what is about to fall due for a customer: (priority, due_at), by touch the
-    type of the event that called it off while a worker had it, and touches of which an earlier attempt may have had
+    reason for which an event called it off while a worker had it, and touches of which an earlier attempt may have had
     its effect."""
 
     slots: dict[int, list[Slot]] = field(default_factory=dict)
@@ -130,23 +131,22 @@ def _load_important(history: History, due: Sequence[Due], lowest: int, config: S
 
 
 def _load_called_off(history: History, due: Sequence[Due], config: Snapshot) -> None:
-    """`cancel_on` cannot reach a touch that a worker has. Where that one gave it back, it is found out now; a touch
-    that is claimed for the first time has always been within reach."""
-    again = [
-        (row.claim.task_id, kind)
-        for row in due
-        if row.claim.lease_no > 1
-        for kind in sorted(config.nodes[row.node_id].cancel_on)
-    ]
-    if again:
-        parameters = {"ids": [task_id for task_id, _ in again], "types": [kind for _, kind in again]}
+    """`cancel_on` and `on_repeat` cannot reach a touch that a worker has. Where that one gave it back, it is found out
+    now; a touch that is claimed for the first time has always been within reach."""
+    again = [(row.claim.task_id, config.nodes[row.node_id]) for row in due if row.claim.lease_no > 1]
+    revoking = [(task_id, kind) for task_id, node in again for kind in sorted(node.cancel_on)]
+    if revoking:
+        parameters = {"ids": [task_id for task_id, _ in revoking], "types": [kind for _, kind in revoking]}
         history.called_off.update(sql.rows(_CALLED_OFF, parameters))
+    restarting = [task_id for task_id, node in again if node.on_repeat == "restart"]
+    if restarting:
+        history.called_off.update(sql.rows(_RESTARTED, {"ids": restarting}))
 
 
 def _load_doubts(history: History, due: Sequence[Due]) -> None:
     repeated = [row.claim.task_id for row in due if row.is_repeat]
     if repeated:
-        history.in_doubt.update(row[0] for row in sql.rows(_DOUBTS, {"ids": repeated}))
+        history.in_doubt = touches.in_doubt(repeated)
 
 
 _QUESTIONS = """
@@ -196,17 +196,6 @@ SELECT due.task_id, due.lease_no + 1, due.attempt, due.root_id, due.node_id, due
 FROM due JOIN scheduling_event AS e ON e.id = due.event_id
 """
 
-_DOUBTS = """
-SELECT t.task_id FROM scheduling_touch AS t
-WHERE t.task_id = ANY(%(ids)b) AND (
-    EXISTS (SELECT FROM scheduling_attempt AS a WHERE a.touch_id = t.task_id AND a.outcome = 'unknown')
-    OR EXISTS (
-        SELECT FROM scheduling_touch AS p
-        WHERE p.task_id = t.retry_of AND p.root_id = t.root_id AND p.state = 'unknown'
-    )
-)
-"""
-
 _SLOTS = """
 SELECT customer_id, task_id, reserved_at, content_type, counts_toward_cap,
        state NOT IN ('scheduled', 'queued', 'running'), COALESCE(lease_until, due_at)
@@ -224,13 +213,25 @@ WHERE chat_id = ANY(%(chats)b) AND chat_id <> '' AND reserved_at IS NOT NULL
 """
 
 _CALLED_OFF = """
-SELECT t.task_id, min(later.type)
+SELECT t.task_id, 'event:' || min(later.type)
 FROM unnest(%(ids)b::uuid[], %(types)b::text[]) AS v(task_id, type)
 JOIN scheduling_touch AS t USING (task_id)
 JOIN scheduling_event AS e ON e.id = t.event_id
 JOIN scheduling_event AS later ON later.customer_id = t.customer_id AND later.type = v.type
     AND later.occurred_at >= e.occurred_at AND later.received_at > t.created_at
 WHERE later.id <> e.id
+GROUP BY t.task_id
+"""
+
+# The touch that a newer event planned in its place: through the events, as ended touches have no index by node.
+_RESTARTED = """
+SELECT t.task_id, 'restarted:' || min(later.type)
+FROM scheduling_touch AS t
+JOIN scheduling_event AS e ON e.id = t.event_id
+JOIN scheduling_event AS later ON later.customer_id = t.customer_id AND later.type = e.type AND later.id <> e.id
+JOIN scheduling_touch AS newer ON newer.event_id = later.id AND newer.node_id = t.node_id
+    AND newer.retry_of IS NULL AND newer.created_at > t.created_at
+WHERE t.task_id = ANY(%(ids)b)
 GROUP BY t.task_id
 """
 

@@ -58,7 +58,7 @@ def _advance(pk: int) -> bool:
     if seen is None:
         return False
     with sql.within(PATIENCE):
-        at = _database_now()
+        at = sql.now()
         canary, stable = tallies(seen)
     with sql.within(PATIENCE):
         rollout = _running(pk)
@@ -73,7 +73,7 @@ def _give_up(pk: int) -> bool:
     """A guard that cannot see would let a harmful canary be: after a while nobody gets it."""
     try:
         with sql.within(PATIENCE):
-            rollout, at = _running(pk), _database_now()
+            rollout, at = _running(pk), sql.now()
             if rollout is None or at - (rollout.judged_at or rollout.step_at) < BLIND:
                 return False
             return _act(rollout, Judgement(PAUSE, "unseen"), at)
@@ -162,12 +162,6 @@ def _locked(node_id: int) -> Node:
     return locked_to_write(Node.objects.select_related("template", "canary_template")).get(pk=node_id)
 
 
-def _database_now() -> datetime:
-    ((instant,),) = sql.rows("SELECT statement_timestamp()", {})
-    assert isinstance(instant, datetime)
-    return instant
-
-
 # --- the person's side ----------------------------------------------------------------------------------------------
 
 
@@ -181,7 +175,7 @@ def start(node_id: int, plan: Mapping[str, Any], actor: Actor) -> GuardedRollout
         node = _locked(node_id)
         _check_startable(node)
         assert node.canary_template is not None
-        at, versions = _database_now(), _versions(node)
+        at, versions = sql.now(), _versions(node)
         rollout = GuardedRollout(
             node=node, stable=node.template, stable_version=versions[0], canary=node.canary_template,
             canary_version=versions[1], plan=plan, communities=node.canary_communities, started_at=at, step_at=at,
@@ -206,7 +200,7 @@ def pause(rollout_id: int, actor: Actor) -> None:
     """Back to the stable version until somebody resumes. Raises `Conflict` where it does not run."""
     with transaction.atomic():
         rollout = _open(rollout_id, State.RUNNING)
-        node, at = _locked(rollout.node_id), _database_now()
+        node, at = _locked(rollout.node_id), sql.now()
         edited = _edited(rollout, node)
         _pause(rollout, node, "person", at, actor, back=edited != "edited")
 
@@ -216,7 +210,7 @@ def resume(rollout_id: int, actor: Actor) -> None:
     another canary or text would be tried than it was started for."""
     with transaction.atomic():
         rollout = _open(rollout_id, State.PAUSED)
-        node, at = _locked(rollout.node_id), _database_now()
+        node, at = _locked(rollout.node_id), sql.now()
         if (node.template_id, node.canary_template_id, node.retired_at) != (rollout.stable_id, rollout.canary_id, None):
             raise Conflict("the node says something else now than when this roll-out began; stop it and start another")
         rollout.stable_version, rollout.canary_version = _versions(node)
@@ -231,7 +225,7 @@ def stop(rollout_id: int, actor: Actor) -> None:
     `Conflict` where it is over already."""
     with transaction.atomic():
         rollout = _open(rollout_id, *OPEN)
-        node, at = _locked(rollout.node_id), _database_now()
+        node, at = _locked(rollout.node_id), sql.now()
         mine = rollout.state == State.RUNNING and _edited(rollout, node) != "edited"
         rollout.state, rollout.reason, rollout.ended_at = State.STOPPED, "", at
         if mine:

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import psycopg
-from django.db import connection, transaction
+from django.db import InterfaceError, InternalError, OperationalError, connection, transaction
 from psycopg.pq import Format
+
+#: PostgreSQL is the trouble, not what it was asked. Internal: it ends a transaction in which it was kept waiting for
+#: too long (25P03) with an error of that class.
+AWAY = (OperationalError, InterfaceError, InternalError)
 
 
 def rows(sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -34,9 +39,16 @@ def copy(sql: str, records: list[tuple[Any, ...]]) -> None:
     """COPY … FROM STDIN, the fastest way to insert many rows."""
     if not records:
         return
-    with connection.cursor() as cursor, cursor.copy(sql) as stream:
+    # Django gives a cursor's own calls its classes of errors, and not this one.
+    with connection.cursor() as cursor, connection.wrap_database_errors, cursor.copy(sql) as stream:
         for record in records:
             stream.write_row(record)
+
+
+def now() -> datetime:
+    """The time by the database's clock, the only one that all nodes share."""
+    found: datetime = rows("SELECT statement_timestamp()", {})[0][0]
+    return found
 
 
 @contextmanager

@@ -9,9 +9,8 @@ from uuid import UUID
 import redis
 import structlog
 from celery import shared_task
-from django.db import InterfaceError, OperationalError
 
-from scheduling import absence, delivery, dispatcher, logins, retention, rollouts
+from scheduling import absence, delivery, dispatcher, logins, retention, rollouts, sql
 from scheduling.broker import published_now
 from scheduling.bulk import jobs
 from scheduling.what_if import runs
@@ -19,7 +18,7 @@ from scheduling.what_if import runs
 log = structlog.get_logger(__name__)
 
 #: What passes by itself. Everything else is a fault of the work, not of the house.
-INFRASTRUCTURE = (OperationalError, InterfaceError, redis.ConnectionError, redis.TimeoutError)
+INFRASTRUCTURE = (*sql.AWAY, redis.ConnectionError, redis.TimeoutError)
 PATIENCE: dict[str, Any] = {
     "autoretry_for": INFRASTRUCTURE,
     "retry_backoff": 1,

@@ -88,18 +88,29 @@ class TouchLedger(Ledger):
         if cancelled:
             sql.count(
                 f"""
-                UPDATE {self.table} AS row SET reserved_at = NULL
-                WHERE task_id = ANY(%(ids)b) AND reserved_at IS NOT NULL AND NOT EXISTS (
-                    SELECT FROM scheduling_attempt AS a WHERE a.touch_id = row.task_id AND a.outcome = 'unknown'
-                )
+                UPDATE {self.table} AS t SET reserved_at = NULL
+                WHERE task_id = ANY(%(ids)b) AND reserved_at IS NOT NULL AND NOT {_IN_DOUBT}
                 """,
                 {"ids": list(cancelled)},
             )
         return cancelled
 
+    def in_doubt(self, task_ids: Sequence[UUID]) -> set[UUID]:
+        """Those of which an earlier attempt, or the touch that they publish again, may have had its effect."""
+        asked = f"SELECT task_id FROM {self.table} AS t WHERE task_id = ANY(%(ids)b) AND {_IN_DOUBT}"
+        return {row[0] for row in sql.rows(asked, {"ids": list(task_ids)})}
+
     def free_slot(self, task_id: UUID) -> None:
         """A person found out that an unknown one was not delivered, or publishes it again under the same key."""
         sql.count(f"UPDATE {self.table} SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
 
+
+_IN_DOUBT = """(
+    EXISTS (SELECT FROM scheduling_attempt AS a WHERE a.touch_id = t.task_id AND a.outcome = 'unknown')
+    OR EXISTS (
+        SELECT FROM scheduling_touch AS p
+        WHERE p.task_id = t.retry_of AND p.root_id = t.root_id AND p.state = 'unknown'
+    )
+)"""
 
 touches = TouchLedger(Touch, route="node_id", frees="reserved_at")

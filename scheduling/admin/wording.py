@@ -37,6 +37,7 @@ REASONS: dict[str, str | Promise] = {
     "channel_misconfigured": gettext_lazy("Channel misconfigured"),
     "bad_target": gettext_lazy("Target cannot work"),
     "internal_error": gettext_lazy("Internal error"),
+    "secrets_unreadable": gettext_lazy("This machine has not the key for stored secrets, waiting"),
     "timeout": gettext_lazy("No answer in time"),
     "connect": gettext_lazy("Could not connect"),
     "throttled": gettext_lazy("Receiver asks to slow down"),

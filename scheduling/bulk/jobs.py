@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 import structlog
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils.timezone import now
@@ -212,7 +212,7 @@ def _act(row: BulkAction, deed: Deed, key: UUID, actor: Actor, due_at: datetime)
             deed.act(key, actor, due_at)
     except (Conflict, NotFound):
         return "skipped"
-    except (OperationalError, InterfaceError):
+    except sql.AWAY:
         raise  # the database's trouble is not this row's
     except Exception as error:
         log.exception("bulk_row_failed", id=str(row.pk), key=str(key))

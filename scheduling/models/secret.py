@@ -32,7 +32,12 @@ class EncryptedJSONField(models.TextField):  # type: ignore[type-arg]
         return _cipher().encrypt(json.dumps(value, sort_keys=True).encode()).decode()
 
     def from_db_value(self, value: str | None, *_: Any) -> Any:
-        return json.loads(_cipher().decrypt(value.encode())) if value else {}
+        if not value:
+            return {}
+        try:
+            return json.loads(_cipher().decrypt(value.encode()))
+        except InvalidToken as error:
+            raise Unreadable(f"none of the keys can read {self.model._meta.label}.{self.name}") from error
 
     def to_python(self, value: Any) -> Any:
         return value
@@ -58,6 +63,6 @@ def _again(model: type[models.Model], field: str, key: Any) -> int:
     rows = model._default_manager.filter(pk=key)
     try:
         value = rows.select_for_update().values_list(field, flat=True).first()
-    except InvalidToken as error:
+    except Unreadable as error:
         raise Unreadable(f"{model._meta.label} {key}: none of the keys can read its {field}") from error
     return rows.update(**{field: value}) if value is not None else 0

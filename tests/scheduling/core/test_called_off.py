@@ -38,6 +38,28 @@ def test_an_event_that_calls_a_touch_off_while_it_is_being_sent_is_not_forgotten
     assert row.reserved_at is None
 
 
+def test_an_event_that_begins_anew_while_a_touch_is_being_sent_is_not_forgotten(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+) -> None:
+    """`restart`: the one that a worker had is not sent again beside the one that was planned in its place."""
+    matrix.node(channel=puppet(), on_repeat="restart", guard_dedupe="ignore")
+    theatre.blocks = True
+    theatre.play = lambda message: Transient("http_503")
+    (first,) = happen().task_ids
+    fall_due(first)
+    delivery.deliver([first])
+    assert theatre.on_stage.wait(10)
+    (second,) = happen().task_ids
+    theatre.let_go.set()
+    deliver([])
+    assert Touch.objects.get(pk=first).state == "scheduled"
+
+    theatre.play = lambda message: Delivered("heard")
+    old, new = deliver_at_last(first, second)
+    assert (old.state, old.reason) == ("cancelled", "restarted:material.downloaded")
+    assert (new.state, len(theatre.heard)) == ("delivered", 2)
+
+
 def test_what_happened_before_a_touch_was_planned_or_to_others_does_not_call_its_retry_off(
     matrix: Any, puppet: Any, happen: Any, theatre: Theatre
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from django.db import transaction
 from django.utils.timezone import now
 
-from scheduling import delivery, dispatcher, history, services
+from scheduling import delivery, dispatcher, failed_tasks, history, services
 from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.models import FailedTask, HarassmentRule, Touch, Verdict
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
@@ -237,6 +237,31 @@ def test_a_retry_that_may_have_been_delivered_keeps_its_slot_when_it_is_called_o
 
     (row,) = deliver_at_last(second)
     assert (row.state, row.reason) == ("suppressed", "cap"), "three may have been heard already"
+
+
+@pytest.mark.parametrize("how", ["called off", "broke"])
+def test_what_publishes_a_doubt_again_and_is_not_sent_keeps_its_slot(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The slot moved to it from the one that may have been heard, and so did the question."""
+    cap(1)
+    matrix.node(channel=puppet(idempotent=False), guard_dedupe="ignore", cancel_on=["order.paid"])
+    theatre.play = lambda message: Unknown("timeout")
+    (first,) = happen().task_ids
+    deliver_at_last(first)
+    again = failed_tasks.retry(FailedTask.objects.get().pk, failed_tasks.Actor("ann"))
+
+    if how == "called off":
+        happen("order.paid")
+    else:
+        with monkeypatch.context() as breaking:
+            breaking.setattr(delivery.guard, "judge", lambda *_: 1 / 0)
+            fall_due(again)
+            delivery.deliver([again])
+    (second,) = happen().task_ids
+
+    assert rows([again])[0].state == ("cancelled" if how == "called off" else "unknown")
+    assert (deliver_at_last(second)[0].reason, len(theatre.heard)) == ("cap", 1)
 
 
 @pytest.mark.parametrize("how", ["timeout", "worker lost"])

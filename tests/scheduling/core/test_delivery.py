@@ -12,7 +12,8 @@ from django.db import connection
 from django.utils.timezone import now
 from pytest_django import Settings
 
-from scheduling import delivery, dispatcher, history, presence, services
+from config.embedded.processes import wait_until
+from scheduling import delivery, dispatcher, history, presence, services, sql
 from scheduling.ids import new_id
 from scheduling.models import Attempt, Community, FailedTask, HarassmentRule, Pause, Touch, Verdict
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
@@ -450,6 +451,72 @@ def test_a_touch_that_nobody_thought_of_does_not_take_its_neighbours_with_it(
     assert end(found[4]) == ("failed", "internal_error")
     assert "nobody thought of it" in FailedTask.objects.get().detail
     assert Attempt.objects.count() == 8
+
+
+@sends
+@pytest.mark.parametrize("how", ["terminated", "kept waiting"])
+def test_the_databases_trouble_is_no_touchs_fault(
+    matrix: Any, happen: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """A connection that ends in the middle, by a fail-over or because this process was frozen for too long."""
+    matrix.node()
+    (waiting,) = happen().task_ids
+    fall_due(waiting)
+    connection.ensure_connection()
+    pid = connection.connection.info.backend_pid
+
+    def gone() -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid])
+            return cursor.fetchone() == (0,)
+
+    def terminate() -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
+
+    record = delivery._record_verdicts
+
+    def broken(*verdicts: Any) -> None:
+        if how == "terminated":
+            elsewhere(terminate)
+        else:
+            with connection.cursor() as cursor:
+                cursor.execute("SET idle_in_transaction_session_timeout = 1")
+        assert wait_until(lambda: elsewhere(gone), 20)
+        record(*verdicts)
+
+    with monkeypatch.context() as breaking:
+        breaking.setattr(delivery, "_record_verdicts", broken)
+        with pytest.raises(sql.AWAY):
+            delivery.deliver([waiting])
+    connection.close()
+
+    assert not FailedTask.objects.exists()
+    assert [end(row) for row in deliver_at_last(waiting)] == [("delivered", "")]
+
+
+@sends
+@pytest.mark.parametrize("table", ["channelconfig", "community"])
+def test_what_this_node_has_not_the_key_for_waits(matrix: Any, happen: Any, table: str) -> None:
+    """While keys are changed node by node. Nobody's touch fails of it, and another node may take it."""
+    matrix.node()
+    Community.objects.create(chat_id="odd", targets={"webhook": {"url": "http://127.0.0.1:9/"}})
+    (waiting,) = happen(chat_id="odd").task_ids
+    column = {"channelconfig": "config", "community": "targets"}[table]
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT max({column}) FROM scheduling_{table}")
+        (kept,) = cursor.fetchone()
+        cursor.execute(f"UPDATE scheduling_{table} SET {column} = 'gibberish'")
+        cursor.execute("UPDATE scheduling_configuration SET version = version + 1, changed_at = clock_timestamp()")
+
+    (row,) = deliver_at_last(waiting)
+    assert end(row) == ("scheduled", "secrets_unreadable")
+    assert row.reserved_at is None
+    assert not FailedTask.objects.exists()
+
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE scheduling_{table} SET {column} = %s", [kept])
+    assert [end(row) for row in deliver_at_last(waiting)] == [("delivered", "")]
 
 
 def test_a_configuration_that_changes_while_it_is_read_is_no_touchs_fault(matrix: Any, happen: Any) -> None:

@@ -278,7 +278,7 @@ def test_an_important_one_that_is_overdue_is_waited_for_two_seconds_at_a_time() 
 
 #: What makes each rule object, in the order they must speak.
 OBJECTIONS: dict[str, dict[str, Any]] = {
-    "called_off": {"called_off": "order.paid"},
+    "called_off": {"called_off": "event:order.paid"},
     "expired": {"expires_at": NOON - SECOND},
     "node_disabled": {"enabled": False},
     "paused": {"paused": frozenset({"all"})},
