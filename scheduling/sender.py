@@ -35,7 +35,7 @@ log = structlog.get_logger(__name__)
 
 LEASE = timedelta(seconds=45)
 BATCH_DEADLINE = timedelta(seconds=20)
-IN_FLIGHT_PER_TARGET = 200
+IN_FLIGHT_PER_TARGET = 200  #: where the channel does not say `at_once`
 IN_FLIGHT = 4_000  #: parcels a process holds before its tasks wait
 CHUNK = 500
 SETTLE_INTERVAL = 0.1
@@ -87,6 +87,7 @@ Result = tuple[Parcel, Outcome | Held]
 class Lane:
     """One receiver's share of this process."""
 
+    limit: int  #: in flight
     waiting: deque[Parcel] = field(default_factory=deque)
     in_flight: int = 0
     moved_at: float = field(default_factory=time.monotonic)  #: when something last left it
@@ -151,7 +152,10 @@ class Sender:
                 parcel.sent_at = parcel.ended_at = time.monotonic()
                 self._report(parcel, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
                 continue
-            self._lanes.setdefault(target, Lane()).waiting.append(parcel)
+            lane = self._lanes.get(target)
+            if lane is None:
+                lane = self._lanes[target] = Lane(getattr(parcel.channel, "at_once", IN_FLIGHT_PER_TARGET))
+            lane.waiting.append(parcel)
             touched.add(target)
         for target in touched:
             self._pump(target)
@@ -161,7 +165,7 @@ class Sender:
         lane = self._lanes[target]
         while lane.waiting and lane.waiting[0].left(time.monotonic()) <= 0:
             self._report(lane.waiting.popleft(), Held("target_busy", timedelta(seconds=2)))
-        while lane.waiting and lane.in_flight < IN_FLIGHT_PER_TARGET:
+        while lane.waiting and lane.in_flight < lane.limit:
             if wait := self._breaker.admit(target, time.monotonic()):
                 resting = Held("target_down", timedelta(seconds=wait))
                 while lane.waiting:

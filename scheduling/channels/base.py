@@ -105,6 +105,14 @@ class Channel(Protocol):
 
 
 @runtime_checkable
+class NarrowChannel(Protocol):
+    """A channel that serves only so many at once, because each takes a thread. What is over waits in its lane, where
+    it is not marked as sent yet and no time of its attempt runs."""
+
+    at_once: ClassVar[int]
+
+
+@runtime_checkable
 class ImmediateChannel(Protocol):
     """A channel that calls nobody: the attempt's row is the delivery, written by the transaction that decided it."""
 

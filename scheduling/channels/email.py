@@ -24,7 +24,7 @@ from django.core.validators import validate_email
 
 from scheduling.channels import fields
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
-from scheduling.channels.smtp import Relay, converse, parse_relay, threads
+from scheduling.channels.smtp import AT_ONCE, Relay, converse, parse_relay, threads
 from scheduling.channels.unsubscribe import unsubscribe_url
 
 SUBJECT_LENGTH = 200  # characters
@@ -47,6 +47,7 @@ class Email:
     quotas: ClassVar[tuple[Quota, ...]] = ()
     secret_fields: ClassVar[frozenset[str]] = frozenset({"url"})
     default_idempotent: ClassVar[bool] = False
+    at_once: ClassVar[int] = AT_ONCE
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
         fields.only(config, {"from", "reply_to", "url"})

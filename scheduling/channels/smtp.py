@@ -29,7 +29,8 @@ from scheduling.channels.failures import Refused
 from scheduling.channels.replies import excerpt
 from scheduling.channels.transport import look_up
 
-THREADS = 32
+AT_ONCE = 32  #: mails on their way by one channel, each in a thread
+THREADS = 1_024  #: of all channels together, made as they are needed: a mail whose time runs never waits for one
 DEFAULT_PORTS = {"smtp": 25, "smtps": 465}
 START_MAIL_INPUT = 354
 NO_SUCH_MAILBOX = (b"5.1.1", b"5.1.6")  # RFC 3463: bad destination mailbox, mailbox has moved
@@ -233,7 +234,7 @@ async def converse(relay: Relay, sender: str, recipient: str, content: bytes, se
 
 
 def threads() -> ThreadPoolExecutor:
-    """Mail has its own threads: slow relays must not starve the loop's default executor."""
+    """Mail has its own threads: slow relays must not starve the loop's default executor, nor each other."""
     return _threads_of(os.getpid())  # a pool does not survive a fork
 
 

@@ -1,0 +1,114 @@
+"""Mails over relays that take their time: no time of a mail runs while it waits for a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from config.embedded.processes import wait_until
+from scheduling import delivery
+from scheduling.channels.smtp import AT_ONCE
+from scheduling.models import ChannelConfig, Customer, Touch
+from tests.scheduling.channels.relays import RelayServer, Talk
+from tests.scheduling.core.conftest import PATIENCE, fall_due, rows
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class SlowRelay:
+    """Takes a mail and keeps its answer to itself until it is let go."""
+
+    def __init__(self) -> None:
+        self.holds = self.most = 0
+        self.let_go = asyncio.Event()
+        self.server = RelayServer({"END": self._hold})
+
+    async def _hold(self, talk: Talk) -> str:
+        self.holds += 1
+        self.most = max(self.most, self.holds)
+        await self.let_go.wait()
+        self.holds -= 1
+        return "250 2.0.0 queued"
+
+
+@pytest.fixture
+def loop() -> Iterator[asyncio.AbstractEventLoop]:
+    """Relays answer in a thread of their own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    yield loop
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(PATIENCE)
+    loop.close()
+
+
+@pytest.fixture
+def slow(_sending: None, loop: asyncio.AbstractEventLoop) -> Iterator[SlowRelay]:
+    relay = SlowRelay()
+    asyncio.run_coroutine_threadsafe(relay.server.__aenter__(), loop).result(PATIENCE)
+    yield relay
+    loop.call_soon_threadsafe(relay.let_go.set)
+    assert delivery.sender().drain(PATIENCE)
+    asyncio.run_coroutine_threadsafe(relay.server.__aexit__(None, None, None), loop).result(PATIENCE)
+
+
+@pytest.fixture
+def quick(_sending: None, loop: asyncio.AbstractEventLoop) -> Iterator[RelayServer]:
+    relay = RelayServer()
+    asyncio.run_coroutine_threadsafe(relay.__aenter__(), loop).result(PATIENCE)
+    yield relay
+    asyncio.run_coroutine_threadsafe(relay.__aexit__(None, None, None), loop).result(PATIENCE)
+
+
+@pytest.fixture
+def mails(matrix: Any, happen: Callable[..., Any]) -> Callable[[RelayServer, int], list[UUID]]:
+    """Deliver so many over this relay; returns their ids."""
+
+    def mails(relay: RelayServer, count: int) -> list[UUID]:
+        key = f"mail-{relay.port}"
+        channel = ChannelConfig.objects.create(
+            key=key, kind="email", config={"url": relay.url}, timeout=timedelta(seconds=20)
+        )
+        matrix.node(key, trigger=key, channel=channel)
+        users = [f"{key}-{number}" for number in range(count)]
+        ids = [happen(key, user).task_ids[0] for user in users]
+        for user in users:
+            Customer.objects.filter(user_id=user).update(addresses={"email": f"{user}@example.org"})
+        fall_due(*ids)
+        delivery.deliver(ids)
+        return ids
+
+    return mails
+
+
+def test_a_mail_is_not_marked_as_sent_before_there_is_a_thread_for_it(
+    mails: Any, slow: SlowRelay, loop: asyncio.AbstractEventLoop
+) -> None:
+    """All were marked and their time ran while 32 threads took them one after the other: each thread picked the one
+    with the least time left and gave it up on the way, often after the relay had it. Nobody knew what was sent."""
+    ids = mails(slow.server, AT_ONCE + 8)
+
+    assert wait_until(lambda: slow.holds == AT_ONCE, PATIENCE)
+    assert Touch.objects.filter(state="running", sending_at__isnull=False).count() == AT_ONCE
+    loop.call_soon_threadsafe(slow.let_go.set)
+
+    assert delivery.sender().drain(PATIENCE)
+    assert {(row.state, row.reason) for row in rows(ids)} == {("delivered", "")}
+    assert slow.most == AT_ONCE
+
+
+def test_a_slow_relay_takes_no_thread_from_another(mails: Any, slow: SlowRelay, quick: RelayServer) -> None:
+    held = mails(slow.server, AT_ONCE)
+    assert wait_until(lambda: slow.holds == AT_ONCE, PATIENCE)
+
+    (mail,) = mails(quick, 1)
+
+    assert wait_until(lambda: Touch.objects.get(pk=mail).state == "delivered", PATIENCE)
+    assert {row.state for row in rows(held)} == {"running"}, "it was delivered when the slow ones had been given up"
