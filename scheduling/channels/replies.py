@@ -1,8 +1,9 @@
 """What a receiver's HTTP answer means, and how much of it is kept.
 
 Sources: Standard Webhooks (2xx is success, 410 disables, 429/502/504 slow down, Retry-After is honoured), RFC 9110 for
-the rest. A receiver that answers has received; so an answer alone never becomes `Unknown`, with one exception: a 5xx
-that may hide an effect, where a repeat would have a second one.
+the rest. A receiver that answers has received and says what became of it, with two exceptions that are `Unknown`: 502
+and 504 come from a gateway, which does not know what the one behind it did; and any 5xx but 503 may hide an effect where
+a repeat would have a second one.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, U
 
 REPLY_LENGTH = 1_000  # characters
 LONGEST_RETRY_AFTER = timedelta(days=1)
+GATEWAY = frozenset({502, 504})
 NOT_PROCESSED = frozenset({408, 425, 429, 503})  #: the receiver says it did not even begin
 
 
@@ -52,6 +54,8 @@ def judge_status(response: Response, *, repeatable: bool) -> Outcome:
             return Permanent("gone", said, status, disable_target=True)
         case 429:
             return Transient("throttled", said, retry_after(response), status)
+        case _ if status in GATEWAY:
+            return Unknown(f"http_{status}", said)
         case _ if status in NOT_PROCESSED or (500 <= status < 600 and repeatable):
             return Transient(f"http_{status}", said, retry_after(response), status)
         case _ if 500 <= status < 600:
