@@ -1,4 +1,8 @@
-"""Keeps one dead endpoint from holding the worker: after a row of failures its touches wait instead of timing out."""
+"""Keeps one dead endpoint from holding the worker: after a row of failures its touches wait instead of timing out.
+
+What waits comes back with every rest, is judged again and leaves a verdict. So rests grow while probes fail: 30 s,
+1 min, 2 min … 10 min, which is also how late it may be noticed that the receiver is back.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +21,23 @@ def is_dead(outcome: Outcome) -> bool:
 
 @dataclass(slots=True)
 class _Row:
+    rest: float  #: seconds after the next failure
     failures: int = 0  #: in a row
     shut_until: float = 0.0  #: seconds on the caller's clock
+    probing: bool = False
 
 
 class Breaker:
     """One for each process, PURE: `now` is monotonic seconds. Not for several threads at once.
 
-    An attempt that was admitted and never recorded costs one rest, no more: a probe is admitted by moving the next
-    one a rest away.
+    An attempt that was admitted and never recorded costs the first, short rest, no more: a probe is admitted by moving
+    the next one that far away. It outlasts any call, so a probe that fails has said so by then.
     """
 
-    def __init__(self, failures: int = 5, rest: float = 30.0, remember: int = 10_000) -> None:
+    def __init__(self, failures: int = 5, rest: float = 30.0, longest: float = 600.0, remember: int = 10_000) -> None:
         self._limit = failures
         self._rest = rest
+        self._longest = longest  # alerts look as far ahead for what waits
         self._remember = remember  # targets; the one that failed longest ago is forgotten first
         self._rows: OrderedDict[str, _Row] = OrderedDict()
 
@@ -42,6 +49,7 @@ class Breaker:
         if now < row.shut_until:
             return row.shut_until - now
         row.shut_until = now + self._rest
+        row.probing = True
         return 0.0
 
     def record(self, target_key: str, outcome: Outcome, now: float) -> None:
@@ -49,10 +57,12 @@ class Breaker:
         if not is_dead(outcome):
             self._rows.pop(target_key, None)
             return
-        row = self._rows.setdefault(target_key, _Row())
+        row = self._rows.setdefault(target_key, _Row(self._rest))
         self._rows.move_to_end(target_key)
         row.failures += 1
-        row.shut_until = now + self._rest
+        if row.probing:  # what failed beside others that were under way says nothing new
+            row.rest, row.probing = min(row.rest * 2, self._longest), False
+        row.shut_until = now + row.rest
         if len(self._rows) > self._remember:
             self._rows.popitem(last=False)
 

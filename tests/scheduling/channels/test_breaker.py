@@ -63,22 +63,67 @@ def test_then_one_probe_is_let_through_and_its_fate_decides() -> None:
     assert breaker.admit("a", 30.0) == 0
     assert breaker.admit("a", 30.0) == 30
     breaker.record("a", DEAD, 35.0)
-    assert breaker.admit("a", 36.0) == 29
+    assert breaker.admit("a", 36.0) == 59
 
-    assert breaker.admit("a", 65.0) == 0
-    breaker.record("a", Delivered(), 65.1)
-    assert breaker.admit("a", 65.2) == 0
-    assert breaker.admit("a", 65.2) == 0
-    assert breaker.shut(65.2) == {}
+    assert breaker.admit("a", 95.0) == 0
+    breaker.record("a", Delivered(), 95.1)
+    assert breaker.admit("a", 95.2) == 0
+    assert breaker.admit("a", 95.2) == 0
+    assert breaker.shut(95.2) == {}
 
 
-def test_a_probe_that_never_reports_costs_one_rest() -> None:
+def failed_probe(breaker: Breaker, now: float) -> float:
+    """The rest after it."""
+    assert breaker.admit("a", now) == 0
+    breaker.record("a", DEAD, now)
+    return breaker.admit("a", now)
+
+
+def test_each_probe_that_fails_doubles_the_rest_up_to_ten_minutes() -> None:
+    """At 30 s for ever a touch that may wait for three days was judged 8,640 times."""
     breaker = Breaker()
     broken(breaker)
-    breaker.admit("a", 30.0)
+    now, rests = 30.0, []
+    for _ in range(1_100):  # a week; doubled for so long, a number would be too large for a float
+        rests.append(failed_probe(breaker, now))
+        now += rests[-1]
 
-    assert breaker.admit("a", 59.0) == 1
-    assert breaker.admit("a", 60.0) == 0
+    assert rests[:6] == [60, 120, 240, 480, 600, 600]
+    assert set(rests[6:]) == {600}
+    assert sum(rests) / len(rests) > 590
+
+
+def test_a_sign_of_life_makes_rests_short_again() -> None:
+    breaker = Breaker()
+    broken(breaker)
+    assert failed_probe(breaker, 30.0) == 60
+    assert breaker.admit("a", 90.0) == 0
+    breaker.record("a", ALIVE, 90.0)
+
+    broken(breaker, now=100.0)
+
+    assert breaker.admit("a", 100.0) == 30
+
+
+def test_what_fails_together_is_one_sign() -> None:
+    breaker = Breaker()
+    for _ in range(200):
+        breaker.record("a", DEAD, 0.0)
+
+    assert breaker.admit("a", 0.0) == 30
+
+
+@pytest.mark.parametrize("probes", [0, 5])
+def test_a_probe_that_never_reports_costs_the_first_rest(probes: int) -> None:
+    breaker = Breaker()
+    broken(breaker)
+    now = 30.0
+    for _ in range(probes):
+        now += failed_probe(breaker, now)
+    breaker.admit("a", now)
+
+    assert breaker.admit("a", now + 29) == 1
+    assert breaker.admit("a", now + 30) == 0
 
 
 def test_memory_is_bounded() -> None:
