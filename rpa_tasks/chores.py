@@ -70,7 +70,8 @@ class Chores:
         )
 
     def end_orphans(self) -> None:
-        """End processes of runs that are over: their worker and their guard were killed, so nobody else will."""
+        """End processes of runs that are over and whose guard does not end them: it hangs. Where it was killed, see
+        `rpa_tasks.unguarded`."""
         found = _marked_runs()
         orphans = found - _running(found)
         at = time.monotonic()

@@ -2,7 +2,8 @@
 
 One of them works, the others wait for its lock. It ends when its standard input closes or its parent is gone, and ends
 the browsers that nobody uses any more: with no worker on the node nobody would. Browsers are kept in the main thread,
-what needs PostgreSQL in another, so that a database that does not answer leaves the browsers in good hands.
+what needs PostgreSQL in another, so that a database that does not answer leaves the browsers in good hands; and runs
+that lost their guard in a third, as neither may hold that up.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import structlog
 
 from rpa_tasks.pool import checkup, places, upkeep, warmth
 from rpa_tasks.pool.lock import Lock
+from rpa_tasks.unguarded import end_unguarded
 
 log = structlog.get_logger(__name__)
 
@@ -68,6 +70,7 @@ class Worker:
 def maintain(worker: Worker, queues: list[str]) -> None:
     """A pass every few seconds until the worker is gone."""
     threading.Thread(target=_do_chores, args=(queues,), daemon=True).start()
+    threading.Thread(target=_watch_over_runs, daemon=True).start()
     steps = browser_steps()
     while not worker.is_gone(within=PASS):
         take_steps(steps)
@@ -96,15 +99,21 @@ def take_steps(steps: list[Callable[[], object]]) -> None:
 
 
 def say_farewell(lock: Lock) -> None:
-    """End what nobody uses. Runs may go on without their worker for moments; but as soon as another maintainer takes
-    over, the rest is its."""
+    """End what nobody uses, and what nobody guards. Runs may go on without their worker for moments; but as soon as
+    another maintainer takes over, the rest is its."""
     ends_at = time.monotonic() + FAREWELL
-    while upkeep.end_unused() and time.monotonic() < ends_at:
+    while upkeep.end_unused() + end_unguarded() and time.monotonic() < ends_at:
         lock.release()
         time.sleep(LOOK)
         if not lock.take():
             return
     log.info("maintainer_ended")
+
+
+def _watch_over_runs() -> None:
+    while True:
+        take_steps([end_unguarded])
+        time.sleep(PASS)
 
 
 def _do_chores(queues: list[str]) -> None:

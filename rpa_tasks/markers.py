@@ -26,19 +26,24 @@ def state_dir() -> str:
     return os.path.abspath(settings.AFTERTOUCH_STATE_DIR)
 
 
+def marks_of(process: processes.Process) -> dict[str, str] | None:
+    """The values of `MARKERS`, where it belongs to a run on this node."""
+    environment = processes.environment(process.pid)
+    if environment.get(STATE_DIR) != state_dir() or TASK_ID not in environment:
+        return None
+    return {name: environment.get(name, "") for name in MARKERS}
+
+
 def sweep(match: Callable[[Mapping[str, str]], bool]) -> list[int]:
     """End the processes of earlier runs on this node whose markers `match`: SIGTERM, two seconds, SIGKILL.
 
     `match` gets the values of `MARKERS`. Runs of another state directory are another node's, and left alone. Returns
     the pids that could not be proven dead; takes at most some seven seconds, and milliseconds where there is none.
     """
-    here = state_dir()
 
     def matches(process: processes.Process) -> bool:
-        environment = processes.environment(process.pid)
-        if environment.get(STATE_DIR) != here or TASK_ID not in environment:
-            return False
-        return match({name: environment.get(name, "") for name in MARKERS})
+        marks = marks_of(process)
+        return marks is not None and match(marks)
 
     left = processes.end(lambda: [each for each in processes.everyone() if matches(each)], SWEEP_GRACE)
     if left:

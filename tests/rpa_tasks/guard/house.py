@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from django.conf import settings
 
+from config.environment import ROOT
 from rpa_tasks.guard import processes
 from rpa_tasks.guarded import Event, Guarded, Order, Progress, Started
 from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
@@ -122,3 +126,43 @@ def eventually(happened: Callable[[], object], seconds: float = PATIENCE) -> Non
 def is_alive(pid: int) -> bool:
     process = processes.look(pid)
     return process is not None and not process.gone
+
+
+def guard_of(command: int) -> int:
+    process = processes.look(command)
+    assert process is not None
+    return process.parent
+
+
+RUNNER = """
+import json, os, sys, time
+os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings.test"
+from rpa_tasks.guarded import Ending, Guarded, Order
+
+order = Order(argv=["/bin/sh", "-c", sys.argv[1]], env=json.loads(sys.argv[3]), timeout=1000, grace=0.5, extension=3.0,
+              log_path=sys.argv[2])
+guarded = Guarded(order)
+while not isinstance(event := guarded.next_event(0.1), Ending):
+    guarded.extend(time.monotonic() + 3.0)
+    print(event, flush=True)
+print(event, flush=True)
+"""
+
+
+@contextmanager
+def start_runner(house: House, script: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A runner in a process of its own that renews a lease of three seconds ten times a second; and its command."""
+    argv = [sys.executable, "-c", RUNNER, script, str(house.log), json.dumps(house.env)]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as runner:
+        try:
+            yield runner, int(wait_for_line(runner, "Started").split("=")[1].rstrip(")\n"))
+        finally:
+            runner.kill()
+
+
+def wait_for_line(runner: subprocess.Popen[str], word: str) -> str:
+    assert runner.stdout is not None
+    for line in runner.stdout:
+        if word in line:
+            return line
+    raise AssertionError(f"the runner ended without {word}")

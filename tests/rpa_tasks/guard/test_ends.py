@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
-from config.environment import ROOT
-from rpa_tasks.guard import processes
 from rpa_tasks.guarded import Guarded, Result
 from rpa_tasks.verdicts import Ended
 from tests.rpa_tasks.guard.house import (
@@ -22,9 +16,12 @@ from tests.rpa_tasks.guard.house import (
     PATIENCE,
     House,
     eventually,
+    guard_of,
     hear,
     hear_out,
     is_alive,
+    start_runner,
+    wait_for_line,
     wait_for_message,
     wait_for_start,
 )
@@ -37,12 +34,6 @@ sh -c 'trap "touch child-asked" TERM; while :; do sleep 0.05; done' &
 trap 'sleep 0.3; [ -e child-asked ] || echo "child left in peace"; exit 143' TERM
 {READY} while :; do sleep 0.05; done
 """
-
-
-def guard_of(command: int) -> int:
-    process = processes.look(command)
-    assert process is not None
-    return process.parent
 
 
 def test_a_command_that_never_ends_is_asked_at_its_timeout(house: House) -> None:
@@ -208,39 +199,6 @@ def test_a_result_before_the_stop_is_kept(house: House) -> None:
 
 
 # --- who else may die ---------------------------------------------------------------------------------------------
-
-RUNNER = """
-import json, os, sys, time
-os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings.test"
-from rpa_tasks.guarded import Ending, Guarded, Order
-
-order = Order(argv=["/bin/sh", "-c", sys.argv[1]], env=json.loads(sys.argv[3]), timeout=1000, grace=0.5, extension=3.0,
-              log_path=sys.argv[2])
-guarded = Guarded(order)
-while not isinstance(event := guarded.next_event(0.1), Ending):
-    guarded.extend(time.monotonic() + 3.0)
-    print(event, flush=True)
-print(event, flush=True)
-"""
-
-
-@contextmanager
-def start_runner(house: House, script: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A runner in a process of its own that renews a lease of three seconds ten times a second; and its command."""
-    argv = [sys.executable, "-c", RUNNER, script, str(house.log), json.dumps(house.env)]
-    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as runner:
-        try:
-            yield runner, int(wait_for_line(runner, "Started").split("=")[1].rstrip(")\n"))
-        finally:
-            runner.kill()
-
-
-def wait_for_line(runner: subprocess.Popen[str], word: str) -> str:
-    assert runner.stdout is not None
-    for line in runner.stdout:
-        if word in line:
-            return line
-    raise AssertionError(f"the runner ended without {word}")
 
 
 @pytest.mark.faults

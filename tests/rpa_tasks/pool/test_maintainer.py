@@ -14,6 +14,7 @@ import pytest
 from config.environment import ROOT
 from rpa_tasks import maintainer
 from rpa_tasks.pool import Borrowed
+from tests.rpa_tasks.guard.house import House, guard_of, start_runner
 from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, is_gone, kill, states
 
 pytestmark = [pytest.mark.browser, pytest.mark.faults]
@@ -141,6 +142,30 @@ def test_a_run_that_outlives_its_worker_keeps_its_browser(
     assert run.tell("give") == {"given": True}
     eventually(lambda: is_gone(killed.maintainer), "the maintainer lives on")
     assert is_gone(busy["pid"])
+
+
+@pytest.mark.parametrize("killed_too", [False, True])
+def test_it_ends_what_the_kernel_left_of_a_run_whose_runner_and_guard_were_killed(
+    worker: Callable[..., WorkerProcess], pool: Path, killed_too: bool
+) -> None:
+    """Also where the worker itself was killed with them. The database, which is down, need not be asked."""
+    house = House(pool)
+    node = worker()
+    eventually(lambda: node.works, "it does not start")
+    try:
+        with start_runner(house, """sh -c 'touch "$HOME/there"; sleep 1000; true' & wait""") as (runner, command):
+            eventually((pool / "there").exists, "it does not begin")
+            os.kill(runner.pid, signal.SIGSTOP)  # it would see to it itself
+            guard = guard_of(command)
+            if killed_too:
+                node.kill()
+            os.kill(guard, signal.SIGKILL)
+            runner.kill()
+        eventually(lambda: house.pids() == [], "its children live on")
+        assert is_gone(guard)
+        eventually(lambda: is_gone(node.maintainer) == killed_too, "the maintainer has its own way")
+    finally:
+        house.clean_up()
 
 
 def test_a_worker_that_stops_waits_for_its_browsers_to_end(worker: Callable[..., WorkerProcess], lend: Lend) -> None:
