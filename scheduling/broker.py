@@ -14,7 +14,7 @@ from celery import current_app
 from kombu.exceptions import OperationalError
 
 from scheduling.broker_alarm import alarm
-from scheduling.ledger import Hint
+from scheduling.ledger import UNSEEN, Hint
 
 log = structlog.get_logger(__name__)
 
@@ -69,8 +69,8 @@ def published_now() -> dict[str, Any]:
 def oldest_message_at(queue: str) -> datetime | None:
     """When the oldest message that still waits in `queue` was published; None where none waits.
 
-    RabbitMQ does not show a waiting message, so there a queue that is not empty counts as very old: every hint is
-    trusted a little longer. Raises `OperationalError` where the broker cannot be asked.
+    RabbitMQ does not show a waiting message: `UNSEEN` where its queue is not empty. Raises `OperationalError` where the
+    broker cannot be asked.
     """
     with current_app.connection_for_read() as connection:
         connection.ensure_connection(max_retries=1, timeout=2)
@@ -85,7 +85,7 @@ def oldest_message_at(queue: str) -> datetime | None:
             waiting = channel.queue_declare(queue, passive=True).message_count
         except connection.channel_errors:
             return None
-        return datetime.now(UTC) - timedelta(days=1) if waiting else None
+        return UNSEEN if waiting else None
 
 
 def published_at(raw: bytes) -> datetime | None:

@@ -22,6 +22,10 @@ from scheduling.models import LedgerRow
 MOMENT = timedelta(milliseconds=20)  #: until a hint that was too early is tried again, at least
 JUST_NOW = timedelta(seconds=1)  #: longer than it takes from a claim's look to the question what was early
 HINT_LEASE = timedelta(seconds=10)  #: how long past due a published hint is trusted; doubles with each hint
+UNSEEN = datetime.min.replace(tzinfo=UTC)  #: as old as the oldest message may be in a queue that does not show it
+#: How long past due a hint in such a queue is trusted; doubles with each hint, up to half an hour. So a lost one does
+#: not wait until the queue is empty, and an hour's backlog of a million is published four times more, not at each pass.
+UNSEEN_LEASE = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,29 +106,37 @@ class Ledger:
 
         `trusted_since` says, by priority, when the oldest message still in that queue was published: a hint handed
         over after that is waiting its turn behind it, so its lease is prolonged instead of adding to the backlog.
+        `UNSEEN`: some wait and nobody can say since when; then a hint is trusted for `UNSEEN_LEASE`.
         """
         priorities = list(trusted_since)
         return sql.count(
             f"""
             WITH lapsed AS MATERIALIZED (
-                SELECT task_id FROM {self.table}
+                SELECT task_id, priority, due_at, queued_at, hints FROM {self.table}
                 WHERE state IN ('queued', 'running') AND state = 'queued' AND lease_until < statement_timestamp()
                 ORDER BY lease_until LIMIT %(limit)s
                 FOR UPDATE SKIP LOCKED
             ), backlog AS (
                 SELECT * FROM unnest(%(priorities)b::int[], %(since)b::timestamptz[]) AS b(priority, since)
+            ), judged AS (
+                SELECT task_id, CASE WHEN b.since = %(unseen)b::timestamptz THEN
+                    GREATEST(due_at, queued_at) + %(unseen_lease)s * power(2, GREATEST(LEAST(hints, 5), 1) - 1)
+                    > statement_timestamp()
+                ELSE queued_at >= b.since END AS waits
+                FROM lapsed LEFT JOIN backlog AS b USING (priority)
             )
             UPDATE {self.table} AS row
-            SET state = CASE WHEN row.queued_at >= b.since THEN 'queued' ELSE 'scheduled' END,
-                lease_until = CASE WHEN row.queued_at >= b.since THEN statement_timestamp() + %(lease)s END
-            FROM lapsed JOIN {self.table} AS same USING (task_id) LEFT JOIN backlog AS b ON b.priority = same.priority
-            WHERE row.task_id = lapsed.task_id
+            SET state = CASE WHEN judged.waits THEN 'queued' ELSE 'scheduled' END,
+                lease_until = CASE WHEN judged.waits THEN statement_timestamp() + %(lease)s END
+            FROM judged WHERE row.task_id = judged.task_id
             """,
             {
                 "limit": limit,
                 "priorities": priorities,
                 "since": [trusted_since[priority] for priority in priorities],
                 "lease": HINT_LEASE,
+                "unseen": UNSEEN,
+                "unseen_lease": UNSEEN_LEASE,
             },
         )
 

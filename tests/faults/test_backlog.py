@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.utils.timezone import now
+from kombu import Connection, Queue
 
 from config.celery import app
+from scheduling import dispatcher
 from scheduling.broker import oldest_message_at, published_now
+from scheduling.ledger import UNSEEN
+from scheduling.models import Touch
+from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 
 pytestmark = pytest.mark.faults
 
@@ -33,3 +41,33 @@ def test_an_unreadable_oldest_item_counts_as_no_backlog(valkey: Any) -> None:
     valkey.lpush("mq:touch.low", json.dumps([1]))
     assert oldest_message_at("touch.high") is None
     assert oldest_message_at("touch.low") is None
+
+
+@pytest.fixture
+def rabbit(state_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A RabbitMQ that this process talks to."""
+    with rabbitmq(state_folder("backlog")) as node:
+        monkeypatch.setenv("CELERY_BROKER_URL", node.url)  # which Celery reads before its configuration
+        monkeypatch.setitem(app.conf, "broker_transport_options", {"confirm_publish": True})
+        yield node.url
+
+
+@pytest.mark.rabbitmq
+@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"not installed: {missing_for_rabbitmq()}")
+@pytest.mark.django_db(transaction=True)
+def test_a_lost_hint_does_not_wait_for_a_queue_of_rabbitmq_to_be_empty(matrix: Any, happen: Any, rabbit: str) -> None:
+    """It shows no waiting message, only how many there are."""
+    assert oldest_message_at("touch.normal") is None
+    with Connection(rabbit, transport_options={"confirm_publish": True}) as own:
+        Queue("touch.normal", channel=own.default_channel).declare()
+        assert oldest_message_at("touch.normal") is None
+        own.Producer().publish([], exchange="", routing_key="touch.normal")
+    assert oldest_message_at("touch.normal") == UNSEEN
+
+    matrix.node()
+    happen()
+    for minutes, state in ((1, "queued"), (3, "scheduled")):
+        ago = now() - timedelta(minutes=minutes)
+        Touch.objects.update(state="queued", hints=1, due_at=ago, queued_at=ago, lease_until=ago)
+        assert dispatcher.rescue() == (1, 0)
+        assert Touch.objects.get().state == state

@@ -16,7 +16,7 @@ from django.utils.timezone import now
 
 from scheduling import history
 from scheduling.ids import new_id
-from scheduling.ledger import Claim, Settlement
+from scheduling.ledger import UNSEEN, Claim, Settlement
 from scheduling.models import Touch
 from scheduling.touches import touches
 
@@ -152,6 +152,37 @@ def test_a_hint_that_waits_behind_a_backlog_is_not_published_again(waiting: Any)
     assert row.state == "queued"
     assert row.lease_until is not None
     assert row.lease_until > now()
+
+
+def age(seconds: int) -> None:
+    """Let time pass for the only touch, with its lease over by then."""
+    move = timedelta(seconds=seconds)
+    row = Touch.objects.get()
+    lease = {"lease_until": now() - timedelta(seconds=1)} if row.lease_until else {}
+    queued_at = row.queued_at and row.queued_at - move
+    Touch.objects.update(due_at=row.due_at - move, queued_at=queued_at, **lease)
+
+
+def test_a_hint_in_a_queue_that_shows_nothing_is_trusted_for_minutes(waiting: Any) -> None:
+    """A lost one would else wait until the queue is empty, which in a mass mailing takes hours."""
+    waiting(1, seconds=25)
+    touches.hand_over(horizon=timedelta(seconds=30))
+    for seconds, state in ((130, "queued"), (20, "scheduled")):  # 105 and 125 seconds past due
+        age(seconds)
+        assert touches.rescue_hints(trusted_since={1: UNSEEN}) == 1
+        assert Touch.objects.get().state == state
+
+
+@pytest.mark.parametrize(("hours", "times"), [(1, 4), (3, 8)])
+def test_an_hours_backlog_is_published_a_few_times_more_not_at_each_pass(waiting: Any, hours: int, times: int) -> None:
+    waiting(1)
+    assert len(touches.hand_over(horizon=timedelta(seconds=30))) == 1
+    repeated = 0
+    for _ in range(hours * 120):
+        age(30)
+        touches.rescue_hints(trusted_since={1: UNSEEN})
+        repeated += len(touches.hand_over(horizon=timedelta(seconds=30)))
+    assert repeated == times
 
 
 def test_a_message_that_arrives_after_its_row_went_back_still_counts(waiting: Any) -> None:
