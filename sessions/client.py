@@ -95,7 +95,8 @@ class SessionClient:
         await self._send({"type": kind})
 
     async def event(self, event: dict[str, Any], *, id: str = "") -> None:
-        """A CloudEvent for the front door; the frame `ack` or `error` with this id answers."""
+        """A CloudEvent about the user of this session: `specversion`, `id`, a `type` that is registered, perhaps `time`
+        and `data`. Whose it is, its chat and its source are the token's. `ack` or `error` with this id answers."""
         await self._send({"type": "event", "event": event, "id": id})
 
     async def close_session(self) -> None:

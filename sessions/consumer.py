@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -16,11 +15,10 @@ import structlog
 from channels.consumer import AsyncConsumer
 
 from scheduling import measures
-from scheduling.api.cloudevents import parse_event
 from scheduling.api.group_commit import DatabaseUnavailable, Overloaded, submit
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
-from sessions import gathering, hub, inbox, tokens, wire
+from sessions import events, gathering, hub, inbox, tokens, wire
 from sessions.connection import EVENT_COST, Allowance, Outlet
 from sessions.desk import Filed, Slip, desk
 from sessions.frames import USER, Frame
@@ -171,19 +169,13 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         task.add_done_callback(self.events.discard)
 
     async def _record(self, frame: Incoming) -> None:
-        """A token speaks for one customer: nobody can tell of another one's order."""
-        raw = {"subject": self.admission.user_id, **frame.event}
         try:
-            if raw["subject"] != self.admission.user_id:
-                raise InvalidInput.of("event.subject", "must be the user of this session")
-            if raw.get("type") == "session.silent":
-                raise InvalidInput.of("event.type", "is found out here")
-            event = parse_event(raw, datetime.now(UTC), prefix=EVENT)
             async with asyncio.timeout(EVENT_WITHIN):
+                event = await events.event_of(frame.event, self.admission)
                 (receipt,) = await submit([event])
         except InvalidInput as error:
             self._fail("invalid", error, frame.id)
-        except (DatabaseUnavailable, Overloaded, TimeoutError):
+        except (DatabaseUnavailable, Overloaded, gathering.Overloaded, TimeoutError):
             self._refuse(frame, "unavailable", "the event may not be stored; send it again")
         except Exception:
             log.exception("event_not_recorded")

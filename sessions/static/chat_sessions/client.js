@@ -60,7 +60,10 @@ export class SessionClient extends EventTarget {
     /** Typing, read; for agents tool, transfer, queue, resume. Lost where there is no connection. */
     sign(kind) { this.#send({ type: kind }); }
 
-    /** A CloudEvent for the front door. The frame `ack` or `error` with this id answers. */
+    /**
+     * A CloudEvent about the user of this session: `specversion`, `id`, a `type` that is registered, perhaps `time` and
+     * `data`. Whose it is, its chat and its source are the token's. The frame `ack` or `error` with this id answers.
+     */
     event(event, id = uuid()) { this.#send({ type: "event", event, id }); return id; }
 
     /** The conversation is over: nothing more is sent for its silence. */

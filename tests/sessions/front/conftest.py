@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from scheduling import services
-from scheduling.models import Configuration, Scope
+from scheduling.management.commands.bootstrap import EVENT_TYPES
+from scheduling.models import Configuration, EventType, Scope
 from sessions.models import SilencePolicy
 from tests.scheduling.api.serving import Client
 from tests.sessions.front.serving import Page, web
@@ -14,9 +15,10 @@ from tests.sessions.front.serving import Page, web
 
 @pytest.fixture
 def house(transactional_db: None, valkey: Any) -> None:
-    """Emptying the tables also removed the rows that migrations made."""
+    """Emptying the tables also removed the rows that migrations made. Event types are those of every house."""
     Configuration.objects.get_or_create(pk=1)
     SilencePolicy.objects.get_or_create(tag="default")
+    EventType.objects.bulk_create(EventType(key=key, name=name, is_activity=own) for key, name, own in EVENT_TYPES)
 
 
 @pytest.fixture(scope="session")

@@ -181,13 +181,17 @@ def test_what_the_layer_lost_comes_with_the_next_ping(enter: Open) -> None:
 
 def test_an_event_goes_through_the_front_door(enter: Open) -> None:
     ann = enter()
-    event = told("e1", subject=...)
+    event = told("e1", subject=..., data={"page": 7})
     ann.say("event", event=event, id="x")
     ack = ann.hear_until("ack")
     assert ack == {
-        "type": "ack", "id": "x", "duplicate": False, "source": "/shop", "event_id": "e1", "touches": [],
+        "type": "ack", "id": "x", "duplicate": False, "source": "/sessions/s1/user", "event_id": "e1", "touches": [],
     }  # fmt: skip
-    assert Event.objects.get().user_id == "ann"
+    stored = Event.objects.get()
+    assert (stored.source, stored.user_id, stored.chat_id) == ("/sessions/s1/user", "ann", "c1")
+    assert stored.data == {"page": 7, "chat_id": "c1"}
+    ann.socket.close()
+    ann = enter()
     ann.say("event", event=event, id="y")
     assert ann.hear_until("ack", id="y")["duplicate"] is True
     assert Event.objects.count() == 1
@@ -197,6 +201,9 @@ def test_an_event_goes_through_the_front_door(enter: Open) -> None:
     ("event", "field"),
     [
         (told(subject="eve"), "event.subject"),
+        (told(subject=None), "event.subject"),
+        (told(type=["order.paid"]), "event.type"),
+        (told(data="c1"), "event.data"),
         (told(type="session.silent"), "event.type"),
         (told(id=...), "event.id"),
         (told(time="2999-01-01T00:00:00Z"), "event.time"),
