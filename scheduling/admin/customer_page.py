@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import F, Prefetch, QuerySet
 from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.http import urlencode
@@ -15,7 +15,7 @@ from scheduling import eligibility
 from scheduling.admin.timeline import clock, figure
 from scheduling.admin.wording import reason, spoken
 from scheduling.eligibility import Answer, Eligibility
-from scheduling.models import WAITING, Complaint, Customer, Event, Touch
+from scheduling.models import WAITING, Complaint, Customer, Event, Touch, Verdict
 
 SHOWN = 30  #: of each
 
@@ -75,8 +75,14 @@ def _answer(each: Answer) -> dict[str, Any]:
 # --- what was and what will be ----------------------------------------------------------------------------------------
 
 
+#: Of each touch the verdict that says why it waits or was not sent. It may have hundreds of others.
+EXPLAINING = Prefetch(
+    "verdicts", Verdict.objects.exclude(rule="").filter(rule=F("touch__reason")).order_by("-pk")[:1], "explaining"
+)
+
+
 def _touches(customer: Customer) -> dict[str, Any]:
-    touches = Touch.objects.filter(customer=customer).select_related("node", "event").prefetch_related("verdicts")
+    touches = Touch.objects.filter(customer=customer).select_related("node", "event").prefetch_related(EXPLAINING)
     link = f"{reverse('admin:scheduling_touch_changelist')}?{urlencode({'q': customer.user_id})}"
     upcoming = touches.filter(state__in=WAITING).order_by("due_at")
     past = touches.exclude(state__in=WAITING).order_by("-task_id")
@@ -91,17 +97,11 @@ def _listed(rows: QuerySet[Touch]) -> list[dict[str, Any]]:
             "row": row,
             "why": reason("paused") if row.parked else reason(row.reason),
             "tone": STATE_TONES[row.state],
-            "figures": _figures(last) if (last := _last_verdict(row)) else "",
+            "figures": _figures(last) if (last := next(iter(row.explaining), None)) else "",  # type: ignore[attr-defined]
             "again": clock(last.next_eligible_at) if last and last.next_eligible_at else "",
         }
         for row in rows[:SHOWN]
     ]
-
-
-def _last_verdict(row: Touch) -> Any:
-    """The one that explains why it waits or was not sent."""
-    verdicts = [each for each in row.verdicts.all() if each.rule == row.reason and row.reason]
-    return verdicts[-1] if verdicts else None
 
 
 def _figures(verdict: Any) -> str:

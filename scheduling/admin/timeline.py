@@ -17,6 +17,8 @@ from scheduling.admin.wording import reason, spoken
 from scheduling.durations import parse_duration
 from scheduling.models import Attempt, Category, Complaint, FailedTask, Touch, Verdict
 
+VERDICTS = 50  #: the last ones; what waits for a receiver that is dead is judged hundreds of times
+
 
 @dataclass(frozen=True, slots=True)
 class Moment:
@@ -34,7 +36,7 @@ class Moment:
 
 def timeline(touch: Touch) -> list[Moment]:
     between = _handed_over(touch)
-    between += [_verdict(each) for each in touch.verdicts.all()]
+    between += _verdicts(touch)
     between += [_attempt(each) for each in touch.attempts.all()]
     # A verdict and the attempt that follows it may share an instant: verdicts were added first and stay first.
     between.sort(key=lambda moment: moment.at.timestamp() if moment.at else 0)
@@ -87,6 +89,14 @@ def _handed_over(touch: Touch) -> list[Moment]:
         return []
     facts = [(_("hints"), str(touch.hints))] if touch.hints > 1 else []
     return [Moment(touch.queued_at, "move_to_inbox", "plain", _("Handed over"), facts)]
+
+
+def _verdicts(touch: Touch) -> list[Moment]:
+    latest = list(touch.verdicts.order_by("-pk")[: VERDICTS + 1])
+    told = [_verdict(each) for each in reversed(latest[:VERDICTS])]
+    if len(latest) > VERDICTS:
+        told.insert(0, Moment(told[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
+    return told
 
 
 def _verdict(verdict: Verdict) -> Moment:

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.db import connection
+from django.db.models.signals import post_init
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
@@ -74,6 +75,76 @@ def test_a_life_costs_the_same_however_long(matrix: Any, happen: Happen, django_
     touch = Touch.objects.select_related("event", "node").get()
     with django_assert_num_queries(5):
         timeline(touch)
+
+
+@pytest.fixture
+def judged(matrix: Any, happen: Happen) -> Callable[[int], Touch]:
+    """A touch that was held so often: each time a minute later, by one more of 100."""
+
+    def judged(times: int) -> Touch:
+        matrix.node(delay=HOUR)
+        (task_id,) = happen().task_ids
+        Touch.objects.update(state="scheduled", reason="user_cap")
+        Verdict.objects.bulk_create(
+            Verdict(
+                touch_id=task_id, at=LONG_AGO + number * timedelta(minutes=1), decision="hold", rule="user_cap",
+                observed=str(number), limit="100",
+            )
+            for number in range(1, times + 1)
+        )  # fmt: skip
+        return Touch.objects.select_related("event", "node").get()
+
+    return judged
+
+
+@pytest.fixture
+def loaded() -> Iterator[list[Any]]:
+    """The verdicts that were read meanwhile."""
+    found: list[Any] = []
+
+    def note(instance: Any, **_: Any) -> None:
+        found.append(instance)
+
+    post_init.connect(note, sender=Verdict)
+    yield found
+    post_init.disconnect(note, sender=Verdict)
+
+
+def test_of_a_touch_that_was_judged_for_days_the_last_verdicts_are_told(
+    judged: Callable[[int], Touch], loaded: list[Any]
+) -> None:
+    touch = judged(90)
+    loaded.clear()
+
+    told = [moment for moment in timeline(touch) if moment.title in ("Held", "Earlier verdicts are not shown")]
+
+    assert [moment.title for moment in told[:2]] == ["Earlier verdicts are not shown", "Held"]
+    assert [dict(moment.facts)["observed"] for moment in told[1:]] == [str(number) for number in range(41, 91)]
+    assert len(loaded) == 51
+
+
+def test_of_50_verdicts_none_is_left_out(judged: Callable[[int], Touch]) -> None:
+    titles = [moment.title for moment in timeline(judged(50))]
+
+    assert titles.count("Held") == 50
+    assert "Earlier verdicts are not shown" not in titles
+
+
+def test_a_customers_page_reads_the_verdict_that_explains_and_no_other(
+    judged: Callable[[int], Touch], loaded: list[Any], viewer: Client, admin_url: Url
+) -> None:
+    touch = judged(90)
+    Verdict.objects.create(touch=touch, at=LONG_AGO + HOUR * 2, decision="send")
+    loaded.clear()
+
+    page = viewer.get(admin_url("customer_change", touch.customer_id))
+
+    assert [each["figures"] for each in page.context["upcoming"]] == ["90 / 100"]
+    assert len(loaded) == 1
+    Touch.objects.update(state="suppressed", settled_at=LONG_AGO)
+    page = viewer.get(admin_url("customer_change", touch.customer_id))
+    assert [each["figures"] for each in page.context["past"]] == ["90 / 100"]
+    assert len(loaded) == 2
 
 
 def test_a_suppressed_touch_tells_the_rule_and_its_figures(
