@@ -122,6 +122,8 @@ COMMAND = [sys.executable, "-m", "rpa_tasks.playwright_browser"]
 
 
 def _run(*words: str, code: int = 0) -> dict[str, Any]:
-    ended = subprocess.run([*COMMAND, *words], cwd=ROOT, capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [*COMMAND, *words, "--timeout", "60"], cwd=ROOT, capture_output=True, timeout=90, check=False
+    )
     assert ended.returncode == code, ended.stderr
     return dict(json.loads(ended.stdout))
