@@ -9,6 +9,7 @@ from django.db import connection
 from django.db.models.signals import post_init
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import translation
 
 from scheduling.admin.timeline import clock, timeline
 from scheduling.delivery import deliver
@@ -78,8 +79,8 @@ def test_a_life_costs_the_same_however_long(matrix: Any, happen: Happen, django_
 
 
 @pytest.fixture
-def judged(matrix: Any, happen: Happen) -> Callable[[int], Touch]:
-    """A touch that was held so often: each time a minute later, by one more of 100."""
+def judged(matrix: Any, happen: Happen) -> Iterator[Callable[[int], Touch]]:
+    """A touch that was held so often: each time a minute later, by one more of 100. It is told in English."""
 
     def judged(times: int) -> Touch:
         matrix.node(delay=HOUR)
@@ -94,7 +95,8 @@ def judged(matrix: Any, happen: Happen) -> Callable[[int], Touch]:
         )  # fmt: skip
         return Touch.objects.select_related("event", "node").get()
 
-    return judged
+    with translation.override("en"):
+        yield judged
 
 
 @pytest.fixture
