@@ -81,6 +81,8 @@ DATABASES = {
         "PASSWORD": unquote(_database.password or ""),
         "CONN_MAX_AGE": 60,
         "CONN_HEALTH_CHECKS": True,
+        # A cursor outlives its statement; behind a pooler the next statement may meet another connection.
+        "DISABLE_SERVER_SIDE_CURSORS": not ENV.aftertouch_prepare_statements,
         "OPTIONS": {
             "connect_timeout": 5,
             "application_name": "aftertouch",

@@ -1,0 +1,221 @@
+"""PgBouncer with the shipped configuration between the programs and PostgreSQL. Each transaction meets another
+connection than the one before it: what is kept on one is lost, or found by somebody else, at once."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from config.embedded.ports import free_port
+from config.embedded.processes import wait_until
+from config.environment import environment
+from config.stack import RunningStack, running_stack
+from tests.deploy.pooler import PROGRAM, PgBouncer, pooled
+from tests.faults.receiver import SECRET, EffectReceiver
+from tests.faults.workers import celery
+
+WITHIN = 120
+SERVERS = 3
+FEW = f"default_pool_size = {SERVERS}\nmin_pool_size = {SERVERS}\nserver_round_robin = 1"
+RACING, OTHERS, CAP = 24, 40, 3
+NODE = {"stage": "s", "trigger": "order.paid", "delay": "0s", "template": "hi", "channel": "hook"}
+
+
+def configuration(receiver: EffectReceiver) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "channels": [{"key": "hook", "kind": "webhook", "url": receiver.url("once"), "secret": SECRET}],
+        "templates": [{"key": "hi", "content_type": "hi", "category": "service", "body": "hi {{ user.id }}"}],
+        "stages": [{"key": "s"}],
+        "nodes": [{**NODE, "key": "now"}],
+        "harassment_rules": [{"kind": "cap", "scope": "user", "limit": CAP, "window": "24h"}],
+        "platforms": [{"key": "pdd", "name": "pdd"}],
+        "flows": [{
+            "platform": "pdd", "task_type": "look", "command": ["true", "{param}"], "timeout": "60s",
+            "idempotent": True, "needs_browser": False,
+        }],
+        "shops": [{"platform": "pdd", "shop_id": "s1", "name": "s1"}],
+    }  # fmt: skip
+
+
+# Several commands in one process: each start of Django costs seconds.
+SET_UP = """
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+from django.contrib.auth.models import User
+from django.contrib.sessions.backends.db import SessionStore
+from django.core.management import call_command
+call_command("apply_config", {file!r})
+boss, session = User.objects.create_superuser("boss", password="x"), SessionStore()
+session[SESSION_KEY], session[HASH_SESSION_KEY] = str(boss.pk), boss.get_session_auth_hash()
+session[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
+session.save()
+print(session.session_key)
+call_command("create_api_key", "pooled", "--scope", "events", "--scope", "rpa")
+"""
+
+
+@pytest.fixture
+def database() -> Iterator[str]:
+    """A new one in the tests' own server."""
+    url = urlsplit(environment().postgres)
+    name = f"pooled_{free_port()}"
+    with psycopg.connect(url.geturl(), autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        try:
+            yield url._replace(path=f"/{name}").geturl()
+        finally:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="missing service: pgbouncer")
+def test_everything_works_behind_pgbouncer(database: str) -> None:
+    env = {
+        "AFTERTOUCH_PREPARE_STATEMENTS": "false", "AFTERTOUCH_ALLOWED_PRIVATE_HOSTS": "127.0.0.1",
+        "AFTERTOUCH_RPA_SLOTS": "1", "DJANGO_SETTINGS_MODULE": "config.settings.test",
+    }  # fmt: skip
+    with (
+        EffectReceiver(answer_after=(0.0, 0.05)) as receiver,
+        pooled(database, "transaction", FEW) as pool,
+        running_stack({**env, "DATABASE_URL": pool.url}, ["web", "core", "execution"]) as stack,
+    ):
+        # The lock of the beat that leads is a session's: it needs one to itself.
+        own = {"AFTERTOUCH_STATE_DIR": str(stack.state_dir), "DATABASE_URL": database}
+        with celery({**stack.environment, **own}, "beat", "-s", str(stack.state_dir / "beat"), log="beat") as beat:
+            session, key = _set_up(stack, receiver)
+            _events_race(stack, key)
+            _post(stack, key, "rpa/jobs", {"shop_id": "s1", "platform": "pdd", "task_type": "look", "payload": {}})
+            _each_touch_is_delivered_once_and_the_cap_holds(stack, pool, receiver)
+            assert wait_until(lambda: bool(pool.ask(SUCCEEDED)), WITHIN, 0.2), stack.log("execution")[-3000:]
+            for path in ("/admin/", "/admin/scheduling/node/add/", "/admin/rpa_tasks/shop/add/", "/health/ready"):
+                _get(stack, path, session)
+            assert "aftertouch_touches_oldest_overdue_seconds" in _get(stack, "/metrics", session)
+            beat.await_log("beat_leads")
+            _connections_are_shared_and_nothing_is_left_on_them(pool)
+        with pooled(database, "session") as pool:
+            _what_is_kept_on_a_connection_is_found_there_again(stack, pool)
+            _a_lock_goes_with_its_client(pool)
+
+
+SUCCEEDED = "SELECT FROM rpa_tasks_job WHERE state = 'succeeded'"
+JUDGED = """
+SELECT count(*) FILTER (WHERE state = 'delivered') AS delivered, count(*) AS planned,
+       count(*) FILTER (WHERE NOT EXISTS (SELECT FROM scheduling_verdict v WHERE v.touch_id = t.task_id)) AS waiting
+FROM scheduling_touch t
+"""
+# What one transaction could leave to the next one of somebody else. PgBouncer itself sets those that are named.
+LEFT = """
+SELECT pg_backend_pid() AS pid, (SELECT count(*) FROM pg_prepared_statements) AS statements,
+       (SELECT count(*) FROM pg_cursors) AS cursors, pg_my_temp_schema()::int AS temporary,
+       (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()) AS locks,
+       (SELECT coalesce(string_agg(name, ' '), '') FROM pg_settings WHERE source = 'session' AND name NOT IN
+        ('application_name', 'client_encoding', 'DateStyle', 'TimeZone', 'standard_conforming_strings')) AS settings
+"""
+# The same statements again and again, and a list that comes in pieces.
+KEPT = """
+from scheduling import sql
+from scheduling.models import Touch
+for _ in range(5):
+    read = len(list(Touch.objects.iterator(chunk_size=10)))
+    ((prepared,),) = sql.rows("SELECT count(*) FROM pg_prepared_statements", {{}})
+assert read == {read} and prepared, (read, prepared)
+"""
+NOTHING = {"statements": 0, "cursors": 0, "temporary": 0, "locks": 0, "settings": ""}
+
+
+def _set_up(stack: RunningStack, receiver: EffectReceiver) -> tuple[str, str]:
+    """A login and an API key."""
+    file = stack.state_dir / "house.yaml"
+    file.write_text(json.dumps(configuration(receiver)))
+    *_, session, key = stack.manage("shell", "--no-imports", "-c", SET_UP.format(file=str(file))).split()
+    return session, key
+
+
+def _events_race(stack: RunningStack, key: str) -> None:
+    """Those of one customer from many connections at once, those of others together."""
+
+    def happen(user: str, number: int = 0) -> dict[str, Any]:
+        return {
+            "specversion": "1.0", "id": f"{user}/{number}", "source": "/s", "type": "order.paid", "subject": user
+        }  # fmt: skip
+
+    with ThreadPoolExecutor(8) as many:
+        racing = [many.submit(_post, stack, key, "events", happen("ann", number)) for number in range(RACING)]
+        racing.append(many.submit(_post, stack, key, "events", [happen(f"user-{n}") for n in range(OTHERS)]))
+        for each in racing:
+            each.result()
+
+
+def _each_touch_is_delivered_once_and_the_cap_holds(
+    stack: RunningStack, pool: PgBouncer, receiver: EffectReceiver
+) -> None:
+    """Who stands behind three that are not settled yet is held for the length of a lease: nothing waits for that."""
+    wanted = {"delivered": OTHERS + CAP, "planned": OTHERS + RACING, "waiting": 0}
+    assert wait_until(lambda: pool.ask(JUDGED) == [wanted], WITHIN, 0.2), stack.log("core")[-3000:]
+    calls = [each.event.partition("/")[0] for each in receiver.calls]
+    assert Counter(calls) == {"ann": CAP, **{f"user-{number}": 1 for number in range(OTHERS)}}
+
+
+def _connections_are_shared_and_nothing_is_left_on_them(pool: PgBouncer) -> None:
+    assert wait_until(lambda: pool.clients() > 2 * SERVERS, WITHIN, 0.2), pool.clients()
+    assert len(pool.servers()) == SERVERS
+    found: dict[int, dict[str, Any]] = {}
+    with pool.connection() as one:
+
+        def met_all() -> bool:
+            row = one.execute(LEFT).fetchone()
+            assert row
+            found[row.pop("pid")] = row
+            return found.keys() >= set(pool.servers())
+
+        assert wait_until(met_all, WITHIN, 0.05), found
+    assert found == dict.fromkeys(found, NOTHING)
+
+
+def _what_is_kept_on_a_connection_is_found_there_again(stack: RunningStack, pool: PgBouncer) -> None:
+    env = {**stack.environment, "DATABASE_URL": pool.url, "AFTERTOUCH_PREPARE_STATEMENTS": "true"}
+    replace(stack, environment=env).manage("shell", "--no-imports", "-c", KEPT.format(read=OTHERS + RACING))
+
+
+def _a_lock_goes_with_its_client(pool: PgBouncer) -> None:
+    """Beat's, for one."""
+    take = "SELECT pg_try_advisory_lock(1) AS taken"
+    with pool.connection() as standby:
+        with pool.connection() as leader:
+            assert [each.execute(take).fetchone() for each in (leader, standby)] == [{"taken": True}, {"taken": False}]
+        assert wait_until(lambda: standby.execute(take).fetchone() == {"taken": True}, WITHIN, 0.1)
+
+
+def _post(stack: RunningStack, key: str, path: str, body: Any) -> None:
+    """Again where it is refused for another try, as a machine that stalls makes it."""
+    kind = "application/cloudevents-batch+json" if isinstance(body, list) else "application/json"
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": kind}
+    request = urllib.request.Request(f"{stack.base_url}/api/v1/{path}", json.dumps(body).encode(), headers)
+
+    def taken() -> bool:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return bool(answer.status < 300)
+        except urllib.error.HTTPError as refusal:
+            if refusal.code != 503:
+                raise
+            return False
+
+    assert wait_until(taken, WITHIN, 0.5)
+
+
+def _get(stack: RunningStack, path: str, session: str) -> str:
+    request = urllib.request.Request(stack.base_url + path, headers={"Cookie": f"sessionid={session}"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert answer.url.endswith(path), "nobody is logged in"
+        return str(answer.read().decode())
