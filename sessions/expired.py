@@ -80,6 +80,11 @@ class Listener:
             except StoreAway as error:
                 self.connected.clear()
                 self._wait(error)
+            except Exception:
+                # Nobody sees that a thread has ended, and its process would look alive and hear nothing.
+                self.connected.clear()
+                log.exception("listening_failed")
+                self.stop.wait(self._backoff.next())
 
     def _wait(self, error: StoreAway) -> None:
         pause = self._backoff.next()

@@ -10,12 +10,15 @@ from typing import Any
 
 import redis
 from redis.client import Pipeline, PubSub
-from redis.exceptions import ClusterDownError, NoScriptError, ResponseError
+from redis.exceptions import ClusterDownError, NoScriptError, OutOfMemoryError, ResponseError, TryAgainError
 
 from scheduling import redis_server
 from sessions.scripts import Script
 
 NO_POLICIES = "NOPOLICIES"
+#: What a server answers that is there and takes nothing for now: it loads, is full, is no primary any more …
+TAKES_NOTHING = (redis.ConnectionError, redis.ReadOnlyError, OutOfMemoryError, TryAgainError, ClusterDownError)
+TAKES_NOTHING_CODES = {"MISCONF", "NOREPLICAS", "BUSY"}  #: … cannot write its disk, misses its replicas, runs a script
 
 Call = tuple[Script, Sequence[str], Sequence[Any]]  #: a script with its keys and its arguments
 
@@ -119,17 +122,25 @@ class Ear:
 def away() -> Iterator[None]:
     try:
         yield
-    except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
-        raise StoreAway(str(error)) from error
+    except (redis.RedisError, OSError) as error:
+        if isinstance(error, (redis.TimeoutError, OSError)) or _takes_nothing(error):
+            raise StoreAway(str(error)) from error
+        raise
 
 
 def _raise_first(answers: Sequence[Any]) -> None:
-    """A server that loads, or was a primary until just now, is away; anything else is a fault of ours."""
+    """A server that takes nothing for now is as good as away; anything else is a fault of ours."""
     for answer in answers:
-        if isinstance(answer, (redis.ConnectionError, redis.ReadOnlyError, ClusterDownError)):
+        if _takes_nothing(answer):
             raise StoreAway(str(answer)) from answer
         if isinstance(answer, Exception):
             raise answer
+
+
+def _takes_nothing(answer: Any) -> bool:
+    return isinstance(answer, TAKES_NOTHING) or (
+        isinstance(answer, ResponseError) and str(answer).partition(" ")[0] in TAKES_NOTHING_CODES
+    )
 
 
 def _lacks_policies(answer: Any) -> bool:

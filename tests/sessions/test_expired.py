@@ -13,6 +13,7 @@ import pytest
 from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError
+from redis.exceptions import ResponseError
 
 from config.embedded.processes import wait_until
 from sessions.expired import Listener
@@ -22,6 +23,7 @@ from sessions.presence import Live
 from sessions.server import Server, StoreAway
 from sessions.store import Claim
 from tests.sessions.conftest import Chats
+from tests.sessions.refusing import refusing
 from tests.sessions.test_presence import about
 
 SECOND = timedelta(seconds=1)
@@ -152,6 +154,33 @@ def test_what_was_heard_while_the_store_was_away_is_noted_when_it_is_back(
         expire(chats, "session:ann")
         assert [claim.user_id for claim in heard(chats, 1)] == ["ann"]
     assert failures < 0
+
+
+def test_a_listener_outlives_a_full_server(chats: Chats, valkey: Any, listening: Listening) -> None:
+    """It answers with an error, which is no lost connection. A process whose listener ended would look alive."""
+    with listening() as listener:
+        valkey.set("session:ann", "1")
+        with refusing(valkey):
+            valkey.pexpire("session:ann", 1)
+            assert wait_until(lambda: not valkey.exists("session:ann"), PATIENCE)
+            assert wait_until(lambda: not listener.connected.is_set(), PATIENCE)
+        assert [claim.user_id for claim in heard(chats, 1)] == ["ann"]
+
+
+def test_a_listener_outlives_what_nobody_thought_of(
+    chats: Chats, valkey: Any, listening: Listening, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, failures = chats.store.note_expired, iter([ResponseError("NOPERM"), RuntimeError("odd")])
+
+    def odd(*args: Any, **changes: Any) -> int:
+        if error := next(failures, None):
+            raise error
+        return note(*args, **changes)
+
+    monkeypatch.setattr(chats.store, "note_expired", odd)
+    with listening():
+        expire(chats, "session:ann")
+        assert [claim.user_id for claim in heard(chats, 1)] == ["ann"]
 
 
 def test_a_listener_that_was_cut_off_listens_again(chats: Chats, listening: Listening) -> None:

@@ -14,6 +14,7 @@ from sessions.inbox import live as inbox
 from tests.scheduling.api.serving import NOWHERE, Client, eventually
 from tests.sessions.front.serving import Page, web
 from tests.sessions.front.test_websocket import deadline
+from tests.sessions.refusing import REFUSALS, refusing
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -142,6 +143,13 @@ def cut_off(house: None) -> Iterator[str]:
 
 def test_while_redis_is_away_everybody_is_told_to_come_again(cut_off: str) -> None:
     api = Client(f"http://{cut_off}", services.create_api_key("gateway", ["sessions"]))
+    everybody_comes_again(api)
+    assert eventually(lambda: api("POST", "/sessions/s1/token", {"user_id": "ann"})).status_code == 200
+    with Page(cut_off) as page:
+        assert page.close_code()[0] == 1013
+
+
+def everybody_comes_again(api: Client) -> None:
     for answer in (
         api("POST", "/sessions/s1/activity", ANN),
         api("POST", "/sessions/activity", [{"session_id": "s1", **ANN}]),
@@ -150,6 +158,16 @@ def test_while_redis_is_away_everybody_is_told_to_come_again(cut_off: str) -> No
         assert answer.status_code == 503
         assert int(answer.headers["Retry-After"]) >= 1
         assert answer.headers["Content-Type"] == "application/problem+json"
-    assert eventually(lambda: api("POST", "/sessions/s1/token", {"user_id": "ann"})).status_code == 200
-    with Page(cut_off) as page:
-        assert page.close_code()[0] == 1013
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_while_redis_takes_nothing_everybody_is_told_to_come_again(
+    api: Client, enter: Callable[..., Page], valkey: Any, code: str
+) -> None:
+    """A full one is there, and answers."""
+    ann = enter()
+    with refusing(valkey, code):
+        everybody_comes_again(api)
+        ann.say("message", text="hi", id="m1")
+        assert ann.hear_until("error", id="m1")["reason"] == "unavailable"
+    assert api("POST", "/sessions/s1/activity", ANN).status_code == 200
