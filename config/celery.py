@@ -78,26 +78,30 @@ def finish_sending(**_: Any) -> None:
 
 
 @celeryd_after_setup.connect
-def consume_the_homes_queue(sender: str, instance: Any, conf: Any, **_: Any) -> None:
+def consume_the_homes_queues(sender: str, instance: Any, conf: Any, **_: Any) -> None:
     """What concerns shops whose browser profiles lie on this node comes to this node."""
     from django.conf import settings
 
     from rpa_tasks.tokens import home_queue
 
     queues = instance.app.amqp.queues
-    if set(queues.consume_from) - set(CORE_QUEUES):
+    for name in [name for name in queues.consume_from if name not in CORE_QUEUES]:
         # As whoever publishes to it would declare it.
-        queues.select_add(queues.new_missing(home_queue(settings.AFTERTOUCH_NODE)))
+        queues.select_add(queues.new_missing(home_queue(settings.AFTERTOUCH_NODE, name)))
 
 
 @worker_ready.connect
 def keep_browsers(sender: Any, **_: Any) -> None:
     """An execution worker brings its node's maintainer along."""
-    queues = [name for name in sender.app.amqp.queues.consume_from if name not in CORE_QUEUES]
-    if queues:
-        from rpa_tasks import maintainer_process
+    consumed = [name for name in sender.app.amqp.queues.consume_from if name not in CORE_QUEUES]
+    if consumed:
+        from django.conf import settings
 
-        maintainer_process.start(queues)
+        from rpa_tasks import maintainer_process
+        from rpa_tasks.tokens import home_queue
+
+        homes = {home_queue(settings.AFTERTOUCH_NODE, name) for name in consumed}
+        maintainer_process.start([name for name in consumed if name not in homes])
 
 
 @worker_shutting_down.connect

@@ -17,6 +17,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from django.db.models.functions import Now
 from django.utils.timezone import now
 
+from rpa_tasks import node_queues
 from rpa_tasks.markers import LEASE_NO, TASK_ID, sweep
 from rpa_tasks.models import Evidence, ExecutionNode, Job, JobState
 from rpa_tasks.pool import places, view
@@ -64,7 +65,8 @@ class Chores:
                 "seen_at": Now(),
                 "started_at": self.started_at,
                 "slots": settings.AFTERTOUCH_RPA_SLOTS,
-                "queues": self.queues,
+                # Of all its workers: only one of their maintainers works.
+                "queues": list(dict.fromkeys([*self.queues, *node_queues.carried()])),
                 "browsers": view.describe(),
             },
         )

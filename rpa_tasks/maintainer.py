@@ -128,7 +128,7 @@ def _do_chores(queues: list[str]) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rpa_tasks.maintainer")
-    parser.add_argument("--queues", default="", help="what the node's workers consume, separated by commas")
+    parser.add_argument("--queues", default="", help="what the worker consumes, separated by commas")
     parser.add_argument("--parent", type=int, default=0, help="the pid of the worker")
     return parser
 

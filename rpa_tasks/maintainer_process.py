@@ -14,6 +14,8 @@ from collections.abc import Sequence
 import structlog
 from django.conf import settings
 
+from rpa_tasks import node_queues
+
 log = structlog.get_logger(__name__)
 
 RESTART_AFTER = 5.0  #: seconds after it died
@@ -81,6 +83,10 @@ class Supervision:
             log.warning("maintainer_died", exit_code=code)
 
     def _launch(self) -> subprocess.Popen[bytes]:
+        try:
+            node_queues.note(self._queues)
+        except OSError as error:  # the disk is full; what keeps it from doing harm is needed all the more
+            log.warning("queues_not_noted", error=str(error))
         words = ["--queues", ",".join(self._queues), "--parent", str(os.getpid())]
         return subprocess.Popen(  # noqa: S603  (our own module; the words are ours)
             [sys.executable, "-m", "rpa_tasks.maintainer", *words],

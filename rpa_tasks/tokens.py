@@ -47,14 +47,15 @@ def announce(hints: Sequence[Hint]) -> None:
         if shop := shops.get(hint.route):
             queue = queue_of(shop, hint.priority)
             if queue in homes.get(shop.lane.home, ()):
-                queue = home_queue(shop.lane.home)
+                queue = home_queue(shop.lane.home, queue)
             tokens.append((queue, shop.platform.key, hint.priority, hint.due_at if hint.due_at > now else None))
     publish_tokens(tokens)
 
 
-def home_queue(node: str) -> str:
-    """The queue that every execution worker of a node consumes besides those it is told to."""
-    return f"n.{node}"
+def home_queue(node: str, queue: str) -> str:
+    """What an execution worker of that node consumes beside that queue. One for each: a worker of the node that does
+    not serve it could do nothing with the token."""
+    return f"n.{node}.{queue}"
 
 
 def further_queues() -> list[str]:
@@ -69,7 +70,9 @@ def further_queues() -> list[str]:
         FROM rpa_tasks_platform CROSS JOIN unnest(%(tiers)b::text[]) AS tier(name)
         WHERE dedicated_queue AND retired_at IS NULL
         UNION ALL
-        SELECT 'n.' || name FROM rpa_tasks_executionnode WHERE seen_at > statement_timestamp() - %(lease)s
+        SELECT 'n.' || node.name || '.' || queue.name
+        FROM rpa_tasks_executionnode AS node CROSS JOIN jsonb_array_elements_text(node.queues) AS queue(name)
+        WHERE node.seen_at > statement_timestamp() - %(lease)s
         """,
         {"tiers": list(TIERS.values()), "lease": HOME_LEASE},
     )

@@ -4,6 +4,7 @@ browsers/slot-<n>.lock   flocked by whoever has the slot; never deleted, or two 
 browsers/slot-<n>.json   which browser the slot holds; no file, no browser
 profiles/<profile>/      a shop's browser profile, with the `.lock` of the one who uses or starts its browser
 logs/                    what browsers say on standard error
+workers/<pid>-<n>.json   the queues of the execution worker that started at tick n
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def browsers() -> Path:
 
 def logs() -> Path:
     return _made(root() / "logs")
+
+
+def workers() -> Path:
+    return _made(root() / "workers")
 
 
 def profile(profile_id: str) -> Path:

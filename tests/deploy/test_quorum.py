@@ -67,7 +67,7 @@ def test_quorum_queues_carry_touches_and_tokens() -> None:
             assert wait_until(lambda: _one(stack, DELIVERED) == WAITING + 1, WITHIN, 0.2), stack.log("core")[-3000:]
             assert _one(stack, OVERTOOK), "what was due at once came after what was not due yet"
             assert wait_until(lambda: _one(stack, SUCCEEDED) == 1, WITHIN, 0.2), stack.log("execution")[-3000:]
-            home = _one(stack, "SELECT 'n.' || name FROM rpa_tasks_executionnode")
+            home = _one(stack, "SELECT 'n.' || name || '.normal' FROM rpa_tasks_executionnode")
             assert "native delayed delivery" not in stack.log("core") + stack.log("beat") + stack.log("web")
         for queue in (*CORE_QUEUES, *RPA_QUEUES, home, "s.pdd.own"):
             assert _is_quorum(broker.url, str(queue)), queue

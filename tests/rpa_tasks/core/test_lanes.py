@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils.timezone import now
 
+from rpa_tasks import tokens
 from rpa_tasks.lanes import LANES, jobs
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Platform, Shop
 from scheduling import sql
-from scheduling.ledger import Settlement
+from scheduling.ledger import Hint, Settlement
 from scheduling.models import Pause
 
 
@@ -203,7 +205,7 @@ def test_a_shop_stays_with_the_node_that_has_its_profile_as_long_as_that_lives(m
     market.publish(priority=0)
 
     assert market.pick(node="n2") is None
-    assert jobs.startable(ageing=timedelta(minutes=10)) == {"n.n1": 1}
+    assert jobs.startable(ageing=timedelta(minutes=10)) == {"n.n1.high": 1}
     ExecutionNode.objects.update(seen_at=now() - timedelta(minutes=3))
     assert market.pick(node="n2")
 
@@ -214,6 +216,18 @@ def test_the_home_of_a_shop_keeps_nothing_that_it_does_not_carry(market: Any, ho
     assert market.pick("high", node="n1") is None
     assert jobs.startable(ageing=timedelta(minutes=10)) == {"low": 1}
     assert market.pick(node="n2")
+
+
+def test_tokens_go_to_those_of_its_homes_workers_who_can_use_them(
+    market: Any, home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published: list[str] = []
+    monkeypatch.setattr(tokens, "publish_tokens", lambda found: published.extend(queue for queue, *_ in found))
+    shop = Lane.objects.get().shop_id
+    tokens.announce([Hint(uuid4(), now(), priority, shop) for priority in (0, 2)])
+
+    assert published == ["n.n1.high", "low"]
+    assert tokens.further_queues() == ["n.n1.high"]
 
 
 def test_only_who_holds_the_lane_says_where_the_profile_is(market: Any) -> None:
