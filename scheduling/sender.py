@@ -26,7 +26,7 @@ from django.db import close_old_connections
 
 from scheduling.channels.base import Channel, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.breaker import Breaker
-from scheduling.channels.quota import QuotaGate
+from scheduling.channels.quota import QuotaGate, receiver_key
 from scheduling.ledger import Claim
 from scheduling.specs import ChannelSpec
 from scheduling.touches import touches
@@ -215,17 +215,17 @@ class Sender:
         return {**held, **dict.fromkeys(stood)}
 
     def _over_quota(self, chunk: list[Parcel]) -> dict[object, Held | None]:
-        by_target: dict[str, list[Parcel]] = {}
+        by_receiver: dict[str, list[Parcel]] = {}
         for parcel in chunk:
             if parcel.channel.quotas:
-                by_target.setdefault(parcel.target, []).append(parcel)
-        if not by_target:
+                by_receiver.setdefault(receiver_key(parcel.channel, parcel.message), []).append(parcel)
+        if not by_receiver:
             return {}
         held: dict[object, Held | None] = {}
-        for quotas in {parcels[0].channel.quotas for parcels in by_target.values()}:
-            wanted = {key: len(each) for key, each in by_target.items() if each[0].channel.quotas == quotas}
-            for target, grant in self._quotas.acquire(quotas, wanted).items():
-                for parcel in by_target[target][grant.granted :]:
+        for quotas in {parcels[0].channel.quotas for parcels in by_receiver.values()}:
+            wanted = {key: len(each) for key, each in by_receiver.items() if each[0].channel.quotas == quotas}
+            for receiver, grant in self._quotas.acquire(quotas, wanted).items():
+                for parcel in by_receiver[receiver][grant.granted :]:
                     held[parcel.claim.task_id] = Held("quota", grant.next_in)
         return held
 
@@ -246,7 +246,8 @@ class Sender:
         self._breaker.record(parcel.target, outcome, parcel.ended_at)
         if parcel.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
             # The vendor throttles this robot: the others of its touches need not find out one by one.
-            await asyncio.to_thread(self._quotas.mute, parcel.target, outcome.retry_after)
+            receiver = receiver_key(parcel.channel, parcel.message)
+            await asyncio.to_thread(self._quotas.mute, receiver, outcome.retry_after)
         self._leave(parcel, outcome)
 
     def _leave(self, parcel: Parcel, result: Outcome | Held | None) -> None:

@@ -20,7 +20,7 @@ from scheduling.alerts.conditions import Condition, Unit, conditions
 from scheduling.alerts.following import Word
 from scheduling.channels.base import Channel, Message, Outcome, Permanent, Transient
 from scheduling.channels.once import send_once
-from scheduling.channels.quota import BLIND, QuotaGate
+from scheduling.channels.quota import BLIND, QuotaGate, receiver_key
 from scheduling.durations import from_seconds
 from scheduling.ids import new_id
 from scheduling.models import Alert, AlertReceiver
@@ -69,7 +69,7 @@ def send(line: Line, subject: str, body: str, now: datetime, key: UUID) -> Outco
         event={"source": "aftertouch", "id": str(key), "type": "aftertouch.alert", "time": now.isoformat()},
     )  # fmt: skip
     try:
-        slot = f"{line.spec.id}:{line.channel.target_key(message)}"
+        slot = receiver_key(line.channel, message)
     except Exception as error:  # a bug of the channel, here as in delivery
         return Permanent("channel_error", f"{type(error).__name__}: {error}"[:500])
     grant = _gate().acquire(line.channel.quotas, {slot: 1})[slot]

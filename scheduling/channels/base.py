@@ -98,7 +98,8 @@ class Channel(Protocol):
         """Raises `ValueError("field: what is wrong")` where a target of this kind cannot work."""
 
     def target_key(self, message: Message) -> str:
-        """What limits in flight, quotas and the dead-endpoint breaker are counted by: the receiver, not the message."""
+        """What limits in flight, quotas and the dead-endpoint breaker are counted by: the receiver, not the message.
+        Quotas are counted over all channels of the kind."""
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
         """Try once. Ends by `deadline` or `timeout`, whichever is sooner, whatever the receiver does."""

@@ -16,7 +16,7 @@ from typing import Any, Self
 import redis
 from redis.exceptions import NoScriptError, RedisError
 
-from scheduling.channels.base import Quota
+from scheduling.channels.base import Channel, Message, Quota
 from scheduling.redis_server import connect
 
 SCRIPT = Path(__file__).with_name("quota.lua").read_text(encoding="utf-8")
@@ -33,6 +33,11 @@ class Grant:
 
     granted: int
     next_in: timedelta
+
+
+def receiver_key(channel: Channel, message: Message) -> str:
+    """What a vendor counts: the robot itself, whichever rows of channels lead to it."""
+    return f"{channel.kind}:{channel.target_key(message)}"
 
 
 class QuotaGate:

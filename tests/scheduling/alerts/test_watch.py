@@ -17,7 +17,7 @@ from scheduling.alerts import figures, telling, watch
 from scheduling.alerts.conditions import conditions, usual_limits
 from scheduling.alerts.following import Word, begin
 from scheduling.alerts.watch import Watch
-from scheduling.channels.quota import QuotaGate, _names
+from scheduling.channels.quota import QuotaGate, _names, receiver_key
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community, Pause
 from tests.scheduling.alerts.conftest import BEGAN, Robot
 
@@ -91,9 +91,8 @@ def test_a_refusal_with_status_200_is_said_again_later(robot: Robot, on_duty: On
 
 
 def slot(receiver: AlertReceiver, robot: Robot) -> str:
-    line = telling.line_to(receiver)
     message: Any = type("Message", (), {"target": {"url": robot.url}})
-    return f"{line.spec.id}:{line.channel.target_key(message)}"
+    return receiver_key(telling.line_to(receiver).channel, message)
 
 
 def unmute(receiver: AlertReceiver, robot: Robot) -> None:

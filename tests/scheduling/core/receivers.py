@@ -25,7 +25,8 @@ class Call:
 
 @dataclass
 class ScriptedReceiver:
-    """Answers with `script`, one entry a call, and 200 when it has ended: a status, (status, headers), or "hang_up"."""
+    """Answers with `script`, one entry a call, and 200 when it has ended: a status, (status, headers), a document with
+    status 200, or "hang_up"."""
 
     script: list[Any] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
@@ -62,6 +63,8 @@ class ScriptedReceiver:
             assert request.transport is not None
             request.transport.abort()
             return web.Response()
+        if isinstance(step, dict):
+            return web.json_response(step)
         status, headers = step if isinstance(step, tuple) else (step, {})
         return web.Response(status=status, headers=headers, text="as told")
 

@@ -11,9 +11,10 @@ import pytest
 from config.embedded.processes import wait_until
 from scheduling import delivery, sender
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
-from scheduling.models import Attempt, FailedTask, Touch
+from scheduling.models import Attempt, ChannelConfig, Community, FailedTask, Touch
 from tests.scheduling.core.conftest import deliver_at_last, fall_due
 from tests.scheduling.core.puppets import Puppet, Theatre
+from tests.scheduling.core.receivers import ScriptedReceiver
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -94,3 +95,45 @@ def test_a_dead_endpoint_with_more_than_a_process_may_hold_does_not_hold_up_anot
     assert wait_until(lambda: given_back.count() == 10, 10)
     assert Touch.objects.filter(node__key="dead", state="running").count() == 2
     theatre.let_go.set()
+
+
+# --- two rows of channels that lead to one robot ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def robot(matrix: Any, receiver: ScriptedReceiver) -> ScriptedReceiver:
+    """Of a community that names one for DingTalk as such, with a channel for texts and one for markdown."""
+    Community.objects.create(chat_id="c1", targets={"dingtalk": {"url": receiver.url}})
+    for form in ("text", "markdown"):
+        channel = ChannelConfig.objects.create(key=form, kind="dingtalk", config={"format": form})
+        matrix.node(form, trigger=form, channel=channel)
+    return receiver
+
+
+def test_a_robots_quota_is_its_own_whichever_channels_lead_to_it(robot: ScriptedReceiver, happen: Any) -> None:
+    """It took 20 a minute from each of them, and its vendor mutes a robot for ten minutes that is sent 21."""
+    robot.script = [{"errcode": 0}] * 30
+    texts, others = (
+        [happen(form, f"{form}-{number}", chat_id="c1").task_ids[0] for number in range(15)]
+        for form in ("text", "markdown")
+    )
+
+    first, later = deliver_at_last(*texts), deliver_at_last(*others)
+
+    assert len(robot.calls) == 20
+    assert {row.state for row in first} == {"delivered"}
+    ends = sorted((row.state, row.reason) for row in later)
+    assert ends == [("delivered", "")] * 5 + [("scheduled", "quota")] * 10
+
+
+def test_a_robot_that_was_muted_through_one_channel_is_left_alone_by_the_other(
+    robot: ScriptedReceiver, happen: Any
+) -> None:
+    robot.script = [{"errcode": 130101, "errmsg": "send too fast"}]
+    (text,) = happen("text", "ann", chat_id="c1").task_ids
+    (other,) = happen("markdown", "bob", chat_id="c1").task_ids
+
+    found = deliver_at_last(text) + deliver_at_last(other)
+
+    assert [(row.state, row.reason) for row in found] == [("scheduled", "vendor_130101"), ("scheduled", "quota")]
+    assert len(robot.calls) == 1
