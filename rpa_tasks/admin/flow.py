@@ -116,6 +116,11 @@ class FlowAdmin(WithHistory, Retirable):
     schema_text = plainly("payload_schema", _("schema of the payload"), lambda value: as_text(value) if value else "–")
     environment_text = plainly("environment", _("environment variables"), lambda value: ", ".join(value) or "–")
 
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        if change:
+            obj.take_over_all_but(form.changed_data)  # somebody may have retired it meanwhile
+        super().save_model(request, obj, form, change)
+
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         edits = obj is None or self.has_change_permission(request, obj)
         words = ("command", "as_typed") if edits and obj is not None else ("command",)

@@ -24,6 +24,11 @@ class Pausing(OpsAdmin):
     pauses: ClassVar[Callable[..., bool]]
     resumes: ClassVar[Callable[..., bool]]
 
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        if change:
+            obj.take_over_all_but(form.changed_data)  # somebody may have paused or retired it meanwhile
+        super().save_model(request, obj, form, change)
+
     def has_pause_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return bool(request.user.has_perm("scheduling.add_pause"))
 

@@ -79,6 +79,11 @@ class SilencePolicyAdmin(WithHistory, Retirable):
             (_("Life"), {"fields": life}),
         ]
 
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        if change:
+            obj.take_over_all_but(form.changed_data)  # somebody may have retired it meanwhile
+        super().save_model(request, obj, form, change)
+
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
         return [*fields, "tag"] if obj else fields

@@ -12,6 +12,9 @@ from django.test import Client
 from django.utils.timezone import now
 from django_celery_beat.models import PeriodicTask
 
+from rpa_tasks.admin.flow import FlowForm
+from rpa_tasks.admin.platform import PlatformForm
+from rpa_tasks.admin.shop_form import ShopForm
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
 from tests.rpa_tasks.admin.conftest import Market, said, text, url
 
@@ -84,6 +87,44 @@ def test_shops_and_platforms_are_paused_and_resumed_by_buttons_only(editor: Clie
         editor.post(url(f"{name}_resume_row", row.pk))
         row.refresh_from_db()
         assert not row.paused
+
+
+@pytest.mark.parametrize("field", ["paused", "retired_at", "profile_id"])
+def test_who_saves_a_shop_undoes_nothing_that_was_changed_since_its_row_was_read(
+    editor: Client, market: Market, monkeypatch: pytest.MonkeyPatch, field: str
+) -> None:
+    value = {"paused": True, "retired_at": now(), "profile_id": "moved"}[field]
+
+    def meanwhile(form: ShopForm, values: Any) -> None:
+        Shop.objects.filter(pk=market.s1.pk).update(**{field: value})
+
+    monkeypatch.setattr(ShopForm, "check", meanwhile)
+    form = {"name": "New", "backlog_limit": "100", "profile_id": ""}
+    assert editor.post(url("shop_change", market.s1.pk), form).status_code == 302
+    market.s1.refresh_from_db()
+    assert (market.s1.name, getattr(market.s1, field), market.s1.version) == ("New", value, 2)
+    assert getattr(market.s1.history.latest(), field) == value
+
+
+def test_nor_does_who_saves_a_platform_or_a_flow(
+    editor: Client, market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = now()
+
+    def meanwhile(values: Any) -> None:
+        Platform.objects.update(paused=True)
+        Flow.objects.update(retired_at=gone)
+
+    monkeypatch.setattr(PlatformForm, "check", staticmethod(meanwhile))
+    monkeypatch.setattr(FlowForm, "check", staticmethod(meanwhile))
+    platform = {"name": "New", "backlog_limit": "5", "breaker_threshold": "3"}
+    assert editor.post(url("platform_change", market.pdd.pk), platform).status_code == 302
+    flow = {**FLOW, "command": "other\n{param}"}
+    assert editor.post(url("flow_change", market.sync.pk), flow).status_code == 302
+    market.pdd.refresh_from_db()
+    market.sync.refresh_from_db()
+    assert (market.pdd.name, market.pdd.paused) == ("New", True)
+    assert (market.sync.command, market.sync.retired_at) == (["other", "{param}"], gone)
 
 
 def test_run_now_tells_for_each_shop_what_became_of_it(editor: Client, market: Market) -> None:

@@ -12,6 +12,8 @@ from django.test import Client
 from django.utils.timezone import now
 
 from sessions import policies, store
+from sessions.admin.campaign import CampaignForm
+from sessions.admin.policy import SilencePolicyForm
 from sessions.models import Campaign, SilencePolicy
 from tests.sessions.admin.conftest import text, url
 from tests.sessions.conftest import Chats
@@ -57,6 +59,28 @@ def test_a_saved_policy_is_in_the_store_at_once_and_holds_from_the_next_frame_on
         editor.post(url("silencepolicy_change", row.pk), {**VIP, "threshold": "2s", "jitter": "0s"})
     assert store.live().claim_silent(10, SECOND).silences == []
     assert store.live().note_activity([_frame("s3", "vip")])[0].deadline_ms < later - 100_000
+
+
+def test_who_saves_a_policy_or_a_campaign_brings_back_none_that_was_retired_meanwhile(
+    editor: Client, chats: Chats, default: SilencePolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = now()
+
+    def meanwhile(values: Any) -> None:
+        SilencePolicy.objects.filter(tag="vip").update(retired_at=gone)
+        Campaign.objects.update(retired_at=gone)
+
+    editor.post(url("silencepolicy_add"), VIP)
+    editor.post(url("campaign_add"), SALE)
+    policy, campaign = SilencePolicy.objects.get(tag="vip"), Campaign.objects.get()
+    monkeypatch.setattr(SilencePolicyForm, "check", staticmethod(meanwhile))
+    monkeypatch.setattr(CampaignForm, "check", staticmethod(meanwhile))
+    assert editor.post(url("silencepolicy_change", policy.pk), {**VIP, "threshold": "2m"}).status_code == 302
+    assert editor.post(url("campaign_change", campaign.pk), {**SALE, "threshold": "40s"}).status_code == 302
+    policy.refresh_from_db()
+    campaign.refresh_from_db()
+    assert (policy.threshold, policy.retired_at) == (120 * SECOND, gone)
+    assert (campaign.threshold, campaign.retired_at) == (40 * SECOND, gone)
 
 
 def _frame(session: str, tag: str) -> Any:
