@@ -71,18 +71,24 @@ class Hearing:
         if lost_result:
             self._complain("result_too_long")
         for line in spoken:
-            self._listen(line)
+            try:
+                self._listen(line)
+            except Exception:  # whatever a command prints, its guard lives
+                self._not_readable(line)
 
     def _listen(self, line: bytes) -> None:
         value = understood(line, self._mask)
         if value is None or ("result" in value and not isinstance(value["result"], dict)):
-            if b'"result"' in line[:64]:
-                self._complain("result_not_readable")
+            self._not_readable(line)
         elif "result" in value and not self._told_result:
             self._told_result, self.error = True, ""
             self._outbox.tell({"result": value["result"]})
         elif progress := progress_in(value):
             self._outbox.progress(progress)
+
+    def _not_readable(self, line: bytes) -> None:
+        if b'"result"' in line[:64]:
+            self._complain("result_not_readable")
 
     def _complain(self, error: str) -> None:
         if not self._told_result:

@@ -113,8 +113,12 @@ def progress_in(value: dict[str, Any]) -> dict[str, Any] | None:
     fraction, message = value.get("progress"), value.get("message", "")
     if isinstance(fraction, bool) or not isinstance(fraction, int | float):
         return None
+    try:
+        share = min(max(float(fraction), 0.0), 1.0)
+    except OverflowError:  # hundreds of digits
+        return None
     text = message if isinstance(message, str) else ""
-    return {"progress": min(max(float(fraction), 0.0), 1.0), "message": text[:MESSAGE_CHARACTERS]}
+    return {"progress": share, "message": text[:MESSAGE_CHARACTERS]}
 
 
 class Tail:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rpa_tasks.guard.hearing import Hearing
 from rpa_tasks.guard.kept_log import KeptLog
 from rpa_tasks.guard.output import LONGEST_LINE, Lines, Mask, Tail
+from rpa_tasks.guard.wire import Outbox
 
 WORDS = st.sampled_from(
     [b"\n", b"{", b'{"progress": 1}', b'{"result": {}}', b"secret-1", b"secr", b"et-1", b"text ", b""]
@@ -115,3 +119,23 @@ def test_a_clean_value_can_be_stored(value: object) -> None:
     text = json.dumps(Mask(["secret-1"]).clean(value), ensure_ascii=False)
     text.encode()
     assert "\\u0000" not in text
+
+
+def test_no_line_keeps_the_next_from_being_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even one that nobody here has thought of: the command would end with its guard, and nobody would know why."""
+    readable, writable = os.pipe()
+    outbox = Outbox(os.open(tmp_path / "told", os.O_WRONLY | os.O_CREAT))
+    hearing = Hearing({"log_path": str(tmp_path / "log"), "log_limit": 1_000, "mask": []}, outbox)
+    hearing.attend(readable, os.open("/dev/null", os.O_RDONLY))
+
+    def breaks(value: Any) -> None:
+        raise TypeError(value)
+
+    monkeypatch.setattr("rpa_tasks.guard.hearing.progress_in", breaks)
+    os.write(writable, b'{"progress": 1}\n{"result": {"n": 1}}\n')
+    os.close(writable)
+    hearing.finish()
+    os.close(outbox.descriptor)
+
+    assert json.loads((tmp_path / "told").read_text()) == {"result": {"n": 1}}
+    assert hearing.error == ""
