@@ -37,7 +37,7 @@ def commands(text: str) -> list[str]:
 
 
 def images(text: str) -> list[str]:
-    return re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", prose(text))
+    return re.findall(r"!\[[^\]]*\]\(([^)\s]+)\)", prose(text)) + re.findall(r'<img[^>]* src="([^"]+)"', prose(text))
 
 
 def inline_code(text: str) -> set[str]:

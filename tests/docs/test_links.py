@@ -29,6 +29,11 @@ def test_pictures_have_a_file_of_their_own(path: Path) -> None:
         assert (path.parent / target).stat().st_size > 1_000, target
 
 
+def test_every_picture_is_shown() -> None:
+    shown = {(page.parent / target).resolve() for page in pages() for target in images(page.read_text("utf-8"))}
+    assert sorted(path.name for path in set((ROOT / "docs/screenshots").iterdir()) - shown) == []
+
+
 def test_the_index_leads_to_every_page() -> None:
     """Decisions are found by their folder."""
     index = ROOT / "docs/README.md"

@@ -12,7 +12,6 @@ import pytest
 from django.conf import settings
 from django.contrib.auth.models import User
 
-PICTURES: Path = settings.BASE_DIR / "docs" / "screenshots"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -76,9 +75,3 @@ def watch_policy(context: Any, violations: list[str]) -> None:
 
     context.on("console", lambda said: heard(said.page, said.text))
     context.on("weberror", lambda error: heard(error.page, str(error.error)))
-
-
-def picture(page: Any, name: str, **options: Any) -> None:
-    if os.environ.get("AFTERTOUCH_SCREENSHOTS") == "1":
-        PICTURES.mkdir(parents=True, exist_ok=True)
-        page.screenshot(path=PICTURES / f"{name}.png", **options)

@@ -1,6 +1,5 @@
 """A receiver refuses everybody. An operator sees it on the overview, tries five again when it is mended, then the rest,
-and edits a rule after a replay; a viewer may look and do none of it. With `AFTERTOUCH_SCREENSHOTS=1` it leaves pictures
-in docs/screenshots."""
+and edits a rule after a replay; a viewer may look and do none of it."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from django.db.models.functions import Now
 
-from tests.journeys.conftest import picture
+from tests.pictures import picture
 from tests.scheduling.core.conftest import _sending  # noqa: F401  a fixture
 from tests.scheduling.core.receivers import ScriptedReceiver
 

@@ -1,5 +1,4 @@
-"""Retries all that match, watches how far it is, stops it; keeps a filter. With `AFTERTOUCH_SCREENSHOTS=1` it leaves
-pictures in docs/screenshots."""
+"""Retries all that match, watches how far it is, stops it; keeps a filter."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.journeys.conftest import picture
+from tests.pictures import picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -1,5 +1,5 @@
 """A look at the overview in a real browser: it keeps itself up to date, says when it cannot, and rests in a hidden tab;
-its numbers lead to rows, and the keyboard goes through them. With `AFTERTOUCH_SCREENSHOTS=1` it leaves pictures."""
+its numbers lead to rows, and the keyboard goes through them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.utils.timezone import now
 
-from tests.journeys.conftest import picture
+from tests.pictures import picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -1,4 +1,4 @@
-"""The page of effects, in a browser. With `AFTERTOUCH_SCREENSHOTS=1` it leaves pictures in docs/screenshots."""
+"""The page of effects, in a browser."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.journeys.conftest import picture
+from tests.pictures import picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -1,5 +1,4 @@
-"""A look at the live chats and at how long they may be silent, in a real browser. With `AFTERTOUCH_SCREENSHOTS=1` it
-leaves pictures in docs/screenshots."""
+"""A look at the live chats and at how long they may be silent, in a real browser."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from sessions.frames import Frame
 from sessions.models import Campaign, NudgeTally, SilencePolicy
 from sessions.policy_set import Policy, PolicySet
 from sessions.store import Claim
-from tests.journeys.conftest import picture
+from tests.pictures import picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

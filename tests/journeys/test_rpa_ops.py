@@ -1,5 +1,5 @@
 """A morning with the shops, in a real browser and with real runs: run now, watch, log in again, find the cause, retry
-with care, cancel. With `AFTERTOUCH_SCREENSHOTS=1` it leaves pictures in docs/screenshots."""
+with care, cancel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.utils.timezone import now
 from rpa_tasks import runner, tokens
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
 from scheduling.models import FailedTask
-from tests.journeys.conftest import picture
+from tests.pictures import picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

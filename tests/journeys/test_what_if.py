@@ -1,5 +1,4 @@
-"""Edits a draft, replays the last days, reads what would have been sent, publishes it. With `AFTERTOUCH_SCREENSHOTS=1`
-it leaves pictures in docs/screenshots."""
+"""Edits a draft, replays the last days, reads what would have been sent, publishes it."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.journeys.conftest import picture
+from tests.pictures import picture
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 

@@ -1,26 +1,23 @@
-"""The demo chat in a real browser, with the whole way behind it: web, watcher, worker. With `AFTERTOUCH_SCREENSHOTS=1`
-it leaves pictures in docs/screenshots."""
+"""The demo chat in a real browser, with the whole way behind it: web, watcher, worker."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
-from django.conf import settings
 from django.core.management import call_command
 
 from scheduling.models import Event, Touch
+from tests.pictures import picture
 from tests.scheduling.api.serving import Gate, eventually
 from tests.sessions.front.serving import process, web
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
-PICTURES: Path = settings.BASE_DIR / "docs" / "screenshots"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WORKER = (
     "-m celery -A config worker -Q ticks,touch.high,touch.normal,touch.low -P threads -c 2 --without-gossip -l warning"
@@ -108,7 +105,7 @@ def test_write_go_silent_and_a_guide_message_arrives_once(visit: Callable[..., A
         each.wait_for_selector("#timeline .entry.delivered", timeout=SOON)
         each.wait_for_selector("#timeline .entry.silent")
     assert "Are you still there?" in tab.inner_text(GUIDE)
-    picture(tab, "demo-chat")
+    picture(tab, "demo-chat", full_page=True, animations="disabled")
     (event,) = Event.objects.filter(type="session.silent")
     touch = eventually(lambda: Touch.objects.filter(event=event, state="delivered").first())
     assert touch.chat_id == session_of(tab)
@@ -188,13 +185,4 @@ def test_it_looks_right_in_both_languages_lights_and_on_a_phone(visit: Callable[
         assert set(asked) == {urlsplit(tab.url).netloc}
         assert tab.troubles == []
         tab.wait_for_selector("#timeline .entry.armed", timeout=SOON)
-        picture(tab, f"demo-chat-{language}-{scheme}-{width}")
-
-
-SHOWN = ("demo-chat", "demo-chat-zh-CN-dark-1200", "demo-chat-zh-CN-light-380")
-
-
-def picture(tab: Any, name: str) -> None:
-    if name in SHOWN and os.environ.get("AFTERTOUCH_SCREENSHOTS"):
-        PICTURES.mkdir(parents=True, exist_ok=True)
-        tab.screenshot(path=PICTURES / f"{name}.png", full_page=True, animations="disabled")
+        picture(tab, f"demo-chat-{language}-{scheme}-{width}", full_page=True, animations="disabled")
