@@ -19,13 +19,14 @@ from django.utils.timezone import now
 
 from rpa_tasks import node_queues
 from rpa_tasks.markers import LEASE_NO, TASK_ID, sweep
-from rpa_tasks.models import Evidence, ExecutionNode, Job, JobState
+from rpa_tasks.models import ExecutionNode, Job, JobState
 from rpa_tasks.pool import places, view
+from scheduling import sql
 
 log = structlog.get_logger(__name__)
 
 ORPHANED_FOR = 30.0  #: seconds; the guard's own ladder, which is gentler, is over by then
-BATCH = 200  #: pieces of evidence a statement: each may have a megabyte
+BATCH = 200  #: pieces of evidence a pass: each may have a megabyte, and the node says nothing meanwhile
 TIDY_EVERY = 600.0  #: seconds
 LOGS_AT_ONCE = 500  #: log files a pass looks at, however many there are
 RUN_LOG_KEPT = timedelta(days=1)  #: since it was last written to; whoever settles a run deletes its log
@@ -84,18 +85,23 @@ class Chores:
             sweep(lambda marks: _run_of(marks) in doomed)
 
     def tidy(self) -> None:
-        if self._tidied_at is None or time.monotonic() - self._tidied_at >= TIDY_EVERY:
-            delete_old_evidence()
+        if self._tidied_at is not None and time.monotonic() - self._tidied_at < TIDY_EVERY:
+            return
+        if delete_old_evidence() < BATCH:  # else there is more, for the next pass
             self._tidied_at = time.monotonic()
 
 
 def delete_old_evidence() -> int:
-    """A batch a statement, so that a node's backlog of a month locks nothing for long. Returns how many."""
-    deleted = 0
-    old = Evidence.objects.filter(created_at__lt=now() - settings.AFTERTOUCH_RPA_EVIDENCE_KEPT)
-    while batch := list(old.order_by("created_at").values_list("pk", flat=True)[:BATCH]):
-        deleted += Evidence.objects.filter(pk__in=batch).delete()[0]
-    return deleted
+    """A batch, and none that another node is just deleting. Returns how many."""
+    return sql.count(
+        """
+        DELETE FROM rpa_tasks_evidence WHERE id = ANY(ARRAY(
+            SELECT id FROM rpa_tasks_evidence WHERE created_at < statement_timestamp() - %(kept)s
+            ORDER BY created_at LIMIT %(batch)s FOR UPDATE SKIP LOCKED
+        ))
+        """,
+        {"kept": settings.AFTERTOUCH_RPA_EVIDENCE_KEPT, "batch": BATCH},
+    )
 
 
 class OldLogs:

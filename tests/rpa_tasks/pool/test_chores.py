@@ -7,13 +7,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, transaction
 from django.utils.timezone import now
 
 from rpa_tasks import chores
@@ -117,16 +118,46 @@ def test_a_run_that_comes_back_in_time_is_no_orphan(process_of: Any, job: Job, m
     assert process.poll() is None
 
 
-def test_old_evidence_is_deleted_in_batches(job: Job, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def evidence(job: Job, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five pieces that are too old, and two that are not."""
     monkeypatch.setattr(chores, "BATCH", 2)
     settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
     for days in (15, 15, 20, 16, 17, 13, 0):
         run = Run.objects.create(job=job, number=1, lease_no=1, started_at=now(), outcome=Run.Outcome.BUSINESS)
         Evidence.objects.create(run=run, kind="log", content=b"x", created_at=now() - timedelta(days=days))
 
-    assert chores.delete_old_evidence() == 5
-    assert Evidence.objects.count() == 2
+
+def test_old_evidence_is_deleted_a_batch_a_pass(
+    evidence: None, state: Path, django_assert_max_num_queries: Any
+) -> None:
+    """The same thread says that the node lives."""
+    doing = chores.Chores([])
+    left = []
+    for _ in range(4):
+        with django_assert_max_num_queries(1):
+            doing.tidy()
+        left.append(Evidence.objects.count())
+    assert left == [5, 3, 2, 2]
     assert Run.objects.count() == 7  # what happened stays known
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nodes_do_not_wait_for_each_others_old_evidence(evidence: None) -> None:
+    oldest = Evidence.objects.order_by("created_at").values_list("pk", flat=True)[:1]
+
+    def delete() -> int:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute("SET lock_timeout = '5s'")
+            return chores.delete_old_evidence()
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as pool, transaction.atomic():
+        assert list(Evidence.objects.select_for_update().filter(pk__in=list(oldest)))
+        assert [pool.submit(delete).result(60) for _ in range(3)] == [2, 2, 0]
+    assert chores.delete_old_evidence() == 1
 
 
 def aged(name: str, days: float, content: bytes = b"said") -> Path:
