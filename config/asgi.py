@@ -11,6 +11,7 @@ from django.conf import settings
 from django.core.asgi import get_asgi_application
 from django.core.signals import request_finished
 from django.db import connections
+from django.dispatch import receiver
 
 import config.celery  # noqa: F401  (before anything publishes)
 from scheduling import measures
@@ -26,7 +27,7 @@ from sessions.routing import websocket_urlpatterns  # noqa: E402
 api = ApiHandler()
 
 
-@request_finished.connect
+@receiver(request_finished)  # not `.connect`: that gives nothing back, and what nobody names is forgotten
 def let_go_of_the_connection(**_: object) -> None:
     """A browser's request has a thread of its own under ASGI; a connection that outlived it would be nobody's. The API
     sends no such signal and keeps its few connections."""

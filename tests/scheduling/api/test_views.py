@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import requests
 import time_machine
+from django.db import connection
 from django.test import Client as Browser
 from django.utils.timezone import now
 from pytest_django import Settings
 
 from scheduling.channels.unsubscribe import make_token
 from scheduling.models import Customer
-from tests.scheduling.api.serving import Client, told
+from tests.scheduling.api.serving import Client, eventually, told
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -35,6 +36,19 @@ def test_a_ready_node_says_what_it_found(server: str) -> None:
     found = answer.json()
     assert (answer.status_code, found["status"]) == (200, "ok")
     assert {found[part]["status"] for part in ("database", "redis", "broker")} == {"ok"}
+
+
+def test_a_browsers_requests_leave_no_connection_behind(gated: str) -> None:
+    before = _connections()
+    for _ in range(10):
+        requests.get(f"{gated}/health/ready", timeout=20)
+    eventually(lambda: _connections() <= before)
+
+
+def _connections() -> set[int]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pid FROM pg_stat_activity WHERE datname = current_database()")
+        return {pid for (pid,) in cursor.fetchall()}
 
 
 def test_a_clock_that_is_wrong_makes_a_node_not_ready(client: Browser) -> None:
