@@ -74,7 +74,7 @@ def finish_sending(**_: Any) -> None:
     from scheduling.sender import BATCH_DEADLINE
 
     if sender.cache_info().currsize:
-        sender().drain(BATCH_DEADLINE.total_seconds())
+        sender().finish(BATCH_DEADLINE.total_seconds())
 
 
 @celeryd_after_setup.connect

@@ -7,11 +7,13 @@ it is the job's story: its retries take minutes, and if it fails it waits in the
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from functools import cache
 from typing import Any, ClassVar
 
-from asgiref.sync import sync_to_async
 from django.db import InterfaceError, OperationalError, connection
 
 from rpa_tasks.publishing import Receipt, Refused, Request, publish
@@ -19,6 +21,7 @@ from scheduling.channels import fields
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
 from scheduling.errors import InvalidInput
 
+THREADS = 4  #: each with a connection to the database while it stores a job
 PLACEHOLDERS = ("user_id", "chat_id", "node", "content_type", "subject", "body", "delivery_key")
 
 
@@ -32,6 +35,7 @@ class Rpa:
     quotas: ClassVar[tuple[Quota, ...]] = ()
     secret_fields: ClassVar[frozenset[str]] = frozenset()
     default_idempotent: ClassVar[bool] = True
+    at_once: ClassVar[int] = THREADS
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
         fields.only(config, ("platform", "task_type", "shop_id", "payload"))
@@ -71,7 +75,7 @@ class Rpa:
         )
         try:
             async with asyncio.timeout(left.total_seconds()):
-                receipt = await sync_to_async(_publish, thread_sensitive=False)(request)
+                receipt = await asyncio.get_running_loop().run_in_executor(threads(), _publish, request)
         except InvalidInput as error:
             return Permanent("rpa_refused", str(error)[:500])
         except Refused as error:
@@ -81,11 +85,21 @@ class Rpa:
         return Delivered(f"job {receipt.task_id}")
 
 
+def threads() -> ThreadPoolExecutor:
+    """Jobs have their own threads: what waits for the database here must hold up no other channel."""
+    return _threads_of(os.getpid())  # a pool does not survive a fork
+
+
+@cache
+def _threads_of(process: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="rpa-jobs")
+
+
 def _publish(request: Request) -> Receipt:
     try:
         return publish(request)
     finally:
-        connection.close()  # the thread is one of many that may never run again
+        connection.close()  # the thread may not run again for days
 
 
 def _filled(value: Any, message: Message) -> Any:

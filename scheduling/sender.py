@@ -17,12 +17,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
-from django.db import close_old_connections
+from django.db import close_old_connections, connections
 
 from scheduling.channels.base import Channel, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.breaker import Breaker
@@ -39,6 +40,7 @@ IN_FLIGHT_PER_TARGET = 200  #: where the channel does not say `at_once`
 IN_FLIGHT = 4_000  #: parcels a process holds before its tasks wait
 CHUNK = 500
 SETTLE_INTERVAL = 0.1
+MUTERS = 2  #: threads that tell all workers of a robot whose vendor throttles it
 STUCK = 1.0  #: seconds in which nothing left a lane; it then gives up its place where others have none
 
 
@@ -81,6 +83,7 @@ class Held:
 
 
 Result = tuple[Parcel, Outcome | Held]
+Answer = TypeVar("Answer")
 
 
 @dataclass(slots=True)
@@ -94,11 +97,14 @@ class Lane:
 
 
 class Sender:
-    """The sending thread of this process, with a settling thread beside it. Both start with the first parcel."""
+    """The sending thread of this process, with a settling and a marking thread beside it. All start with the first
+    parcel. The last two keep a connection to the database each; threads of others must not, and hold up no marking."""
 
     def __init__(self, settle: Callable[[list[Result]], None], quotas: QuotaGate) -> None:
         self._settle = settle
         self._quotas = quotas
+        self._marker = ThreadPoolExecutor(1, "marker")
+        self._muters = ThreadPoolExecutor(MUTERS, "muter")
         self._breaker = Breaker()
         self._lanes: dict[str, Lane] = {}
         self._ready: deque[Parcel] = deque()
@@ -131,6 +137,15 @@ class Sender:
         """Wait until everything taken over is settled. False: time ran out, and leases will bring the rest back."""
         with self._changed:
             return self._changed.wait_for(lambda: self._held == 0, timeout=timeout)
+
+    def finish(self, timeout: float) -> bool:
+        """Drain, and let go of what this process holds for sending: it takes nothing over any more."""
+        drained = self.drain(timeout)
+        if drained:
+            self._marker.submit(connections.close_all)
+            self._marker.shutdown()
+            self._muters.shutdown()
+        return drained
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         with self._starting:
@@ -192,7 +207,7 @@ class Sender:
             while self._ready:
                 chunk = [self._ready.popleft() for _ in range(min(CHUNK, len(self._ready)))]
                 try:
-                    marked = await asyncio.to_thread(self._permitted, chunk)
+                    marked = await self._in(self._marker, self._permitted, chunk)
                 except Exception:
                     log.exception("mark_failed", count=len(chunk))
                     marked = {parcel.claim.task_id: Held("mark_failed", timedelta(seconds=2)) for parcel in chunk}
@@ -247,7 +262,7 @@ class Sender:
         if parcel.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
             # The vendor throttles this robot: the others of its touches need not find out one by one.
             receiver = receiver_key(parcel.channel, parcel.message)
-            await asyncio.to_thread(self._quotas.mute, receiver, outcome.retry_after)
+            await self._in(self._muters, self._quotas.mute, receiver, outcome.retry_after)
         self._leave(parcel, outcome)
 
     def _leave(self, parcel: Parcel, result: Outcome | Held | None) -> None:
@@ -261,6 +276,10 @@ class Sender:
             self._forget(1)
         else:
             self._report(parcel, result)
+
+    def _in(self, threads: ThreadPoolExecutor, act: Callable[..., Answer], *arguments: Any) -> asyncio.Future[Answer]:
+        assert self._loop is not None
+        return self._loop.run_in_executor(threads, act, *arguments)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         assert self._loop is not None

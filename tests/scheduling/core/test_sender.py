@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.conf import settings
+from django.db import connection
 
 from config.embedded.processes import wait_until
 from scheduling import delivery, sender
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.quota import QuotaGate
 from scheduling.models import Attempt, ChannelConfig, Community, FailedTask, Touch
-from tests.scheduling.core.conftest import deliver_at_last, fall_due
+from tests.scheduling.core.conftest import PATIENCE, deliver_at_last, fall_due, rows
 from tests.scheduling.core.puppets import Puppet, Theatre
 from tests.scheduling.core.receivers import ScriptedReceiver
 
@@ -95,6 +99,77 @@ def test_a_dead_endpoint_with_more_than_a_process_may_hold_does_not_hold_up_anot
     assert wait_until(lambda: given_back.count() == 10, 10)
     assert Touch.objects.filter(node__key="dead", state="running").count() == 2
     theatre.let_go.set()
+
+
+# --- threads ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def marked_in(monkeypatch: pytest.MonkeyPatch) -> list[tuple[threading.Thread, int]]:
+    """The thread and the database's session of each write that marks."""
+    found: list[tuple[threading.Thread, int]] = []
+
+    def mark_sending(*arguments: Any, **more: Any) -> Any:
+        stood = real(*arguments, **more)
+        found.append((threading.current_thread(), _session()))
+        return stood
+
+    real = sender.touches.mark_sending
+    monkeypatch.setattr(sender.touches, "mark_sending", mark_sending)
+    return found
+
+
+def _session() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
+
+
+def _lives(session: int) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s", [session])
+        return cursor.fetchone() is not None
+
+
+def test_whatever_takes_the_loops_own_threads_holds_up_no_marking(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, marked_in: list[tuple[threading.Thread, int]]
+) -> None:
+    """All channels were marked in them, by whichever was free, and each that ever did kept its connection."""
+    matrix.node("busy", channel=puppet("busy"))
+    matrix.node("other", trigger="other", channel=puppet("other"))
+    theatre.blocks = True
+    busy = [happen(user=f"user-{number}").task_ids[0] for number in range(40)]
+    fall_due(*busy)
+    delivery.deliver(busy)
+    assert wait_until(lambda: len(theatre.heard) == 40, PATIENCE)
+    theatre.blocks = False
+
+    (other,) = happen(type="other", user="bob").task_ids
+    fall_due(other)
+    delivery.deliver([other])
+
+    assert wait_until(lambda: Touch.objects.get(pk=other).state == "delivered", PATIENCE)
+    assert {row.state for row in rows(busy)} == {"running"}, "it was marked when they had let go"
+    assert len(set(marked_in)) == 1
+    theatre.let_go.set()
+
+
+def test_a_process_that_leaves_lets_go_of_the_threads_and_the_connection_that_marked(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch,
+    marked_in: list[tuple[threading.Thread, int]],
+) -> None:  # fmt: skip
+    leaving = sender.Sender(delivery.conclude, QuotaGate.connect(settings.REDIS_URL))
+    monkeypatch.setattr(delivery, "sender", lambda: leaving)
+    matrix.node(channel=puppet())
+    fall_due(*(ids := happen().task_ids))
+    delivery.deliver(ids)
+
+    assert leaving.finish(PATIENCE)
+
+    assert Touch.objects.get().state == "delivered"
+    ((thread, session),) = marked_in
+    assert not thread.is_alive()
+    assert wait_until(lambda: not _lives(session), PATIENCE)
 
 
 # --- two rows of channels that lead to one robot ---------------------------------------------------------------------
