@@ -1,0 +1,85 @@
+"""Touches that become jobs, where storing a job takes its time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+
+from rpa_tasks.channel import THREADS, Rpa
+from rpa_tasks.models import Job
+from scheduling.channels.base import Delivered, Message
+from scheduling.ids import new_id
+from tests.rpa_tasks.core.conftest import PATIENCE
+
+pytestmark = pytest.mark.django_db(transaction=True)
+MANY = 40  # more than a loop's own threads
+
+
+@pytest.fixture
+def shut() -> Iterator[threading.Event]:
+    """Nobody can store a job until this is set."""
+    opens, holds = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute(f"LOCK TABLE {Job._meta.db_table} IN EXCLUSIVE MODE")
+            holds.set()
+            opens.wait(2 * PATIENCE)
+        connection.close()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert holds.wait(PATIENCE)
+    yield opens
+    opens.set()
+    holder.join(PATIENCE)
+
+
+def message(number: int) -> Message:
+    key = new_id()
+    return Message(
+        task_id=key, delivery_key=key, user_id=f"user-{number}", chat_id="", node="n", content_type="guide",
+        category="service", subject="", body="hi", locale="en", event={},
+    )  # fmt: skip
+
+
+def who_waits() -> int:
+    """How many sessions of this database wait for a lock."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+            )
+            return int(cursor.fetchone()[0])
+    finally:
+        connection.close()
+
+
+def test_jobs_that_wait_to_be_stored_leave_the_threads_of_others_alone(market: Any, shut: threading.Event) -> None:
+    """They filled the loop's own threads, in which everything that is sent was marked, and every thread that stored
+    one had a connection of its own."""
+    market.flow()
+    market.shop()
+    channel = Rpa({"platform": "pdd", "task_type": "sync_order", "shop_id": "s1"}, timedelta(seconds=2 * PATIENCE))
+
+    async def story() -> list[Any]:
+        deadline = datetime.now(UTC) + timedelta(seconds=2 * PATIENCE)
+        sending = [asyncio.create_task(channel.send(message(number), deadline)) for number in range(MANY)]
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while await asyncio.to_thread(who_waits) < THREADS:
+                    await asyncio.sleep(0.05)
+        finally:
+            shut.set()
+        return await asyncio.gather(*sending)
+
+    outcomes = asyncio.run(story())
+
+    assert {type(each) for each in outcomes} == {Delivered}
+    assert Rpa.at_once == THREADS, "what is over waits in its lane, not behind a thread"
