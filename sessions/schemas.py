@@ -33,7 +33,8 @@ class BatchActivityIn(ActivityIn):
 
 
 class NotedOut(Schema):
-    """`counted`, `dropped` (its seq is not above the last), or `idle` (a ping that changes nothing)."""
+    """`counted`, `dropped` (its seq is not above the last), or `idle` (it changes nothing: a ping, or the agent's
+    word in a closed session)."""
 
     outcome: Literal["counted", "dropped", "idle"]
     deadline: datetime | None  #: when the session will have been silent too long; null while it is not armed

@@ -22,7 +22,8 @@ DROPPED, COUNTED, IDLE = 0, 1, 2
 
 
 class Noted(NamedTuple):
-    """What a frame did: COUNTED, DROPPED (its seq is not above the last) or IDLE (a ping that changes nothing)."""
+    """What a frame did: COUNTED, DROPPED (its seq is not above the last) or IDLE (it changes nothing: a ping,
+    or the agent's word in a closed session)."""
 
     outcome: int
     deadline_ms: int  #: when the session will have been silent too long; 0 while it is not armed

@@ -34,14 +34,16 @@ local function put(field, value)
   change[size + 1], change[size + 2], size = field, value, size + 2
 end
 
-local function close(key, id, seen, seq, armed_at, was)
+local function close(key, id, seen, seq, held, was)
   call('DEL', key)
   call('ZREM', DUE, id)
   call('ZREM', INFLIGHT, id)
   call('ZREM', PAUSED, id)
   recount(COUNTS, was, false)
   -- What comes late must not open it again, and its next silence must not bear an old name.
-  call('HSET', key, 'x', '1', 'a', next_arming(armed_at))
+  call('HSET', key, 'x', '1', 'a', next_arming(held[1]))
+  if held[9] then call('HSET', key, 'q', held[9]) end
+  if held[10] then call('HSET', key, 'r', held[10]) end
   if seq ~= '' then call('HSET', key, seen, seq) end
   call('PEXPIRE', key, remembered)
   return 1, 0
@@ -83,8 +85,9 @@ local function note(key, what, user, chat, seq, tag)
   local seen, last = 'r', held[10]
   if by_user then seen, last = 'q', held[9] end
   if seq ~= '' and last and seq + 0 <= last + 0 then return 0, due end
-  if kind == 'close' then return close(key, id, seen, seq, held[1], counted_before(held[13], due, held[4])) end
-  if ping and (not by_user or held[7]) then return 2, due end
+  if kind == 'close' then return close(key, id, seen, seq, held, counted_before(held[13], due, held[4])) end
+  -- A closed one is opened by a word of its user, and by nothing else.
+  if not by_user and (ping or held[7]) or ping and held[7] then return 2, due end
 
   change, size = {}, 0
   if seq ~= '' then put(seen, seq) end
@@ -108,7 +111,7 @@ local function note(key, what, user, chat, seq, tag)
       if held[14] then sign(key, id, kind, held[14]) end
     else
       put('v', now)
-      call('HDEL', key, 's', 'x')
+      call('HDEL', key, 's')
     end
   end
 

@@ -81,10 +81,10 @@ class Chat:
             return DROPPED
         seqs = self.seqs if seq is None else {**self.seqs, sender: seq}
         if kind == "close":
-            kept = {} if seq is None else {sender: seq}
-            self.__dict__.update(vars(Chat(arming=self.arming + 1, seqs=kept, closed=True, begun=True)))
+            self.__dict__.update(vars(Chat(arming=self.arming + 1, seqs=seqs, closed=True, begun=True)))
             return COUNTED
-        if kind == "ping" and (sender == "agent" or self.closed):
+        # Of no consequence: a ping of the agent, any ping to a closed chat, any word of the agent into one.
+        if [kind == "ping", sender == "agent", self.closed].count(True) > 1:
             return IDLE
         self.seqs, self.closed, self.begun = seqs, False, True
         if kind != "ping":
@@ -137,6 +137,11 @@ class Machine(RuleBasedStateMachine):
 
     @rule(session=st.sampled_from(SESSIONS), kind=AGENT_FRAMES, seq=SEQS)
     def the_agent(self, session: str, kind: str, seq: int | None) -> None:
+        self._frame(session, "agent", kind, seq)
+
+    @rule(session=st.sampled_from(SESSIONS), by=st.sampled_from(("user", "agent")), kind=AGENT_FRAMES, seq=SEQS)
+    def what_the_agent_said_comes_after_the_close(self, session: str, by: str, kind: str, seq: int | None) -> None:
+        self._frame(session, by, "close", None)
         self._frame(session, "agent", kind, seq)
 
     @rule(session=st.sampled_from(SESSIONS), watcher=st.sampled_from(WATCHERS), kind=USER_FRAMES)

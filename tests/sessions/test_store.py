@@ -11,7 +11,7 @@ from django.conf import settings
 
 from scheduling.errors import InvalidInput
 from sessions import keys
-from sessions.frames import Frame
+from sessions.frames import AGENT_KINDS, Frame
 from sessions.policy_set import Override, Policy
 from sessions.store import COUNTED, DROPPED, IDLE
 from tests.sessions.conftest import Chats
@@ -148,6 +148,30 @@ def test_a_closed_session_is_never_silent_and_pings_do_not_open_it(chats: Chats)
     assert chats.user(kind="message", seq=1).outcome == DROPPED
     chats.pass_time(120)
     assert not chats.silent()
+
+
+@pytest.mark.parametrize("kind", sorted(AGENT_KINDS - {"close"}))
+@pytest.mark.parametrize("by", ["user", "agent"])
+def test_what_the_agent_says_does_not_open_a_closed_session(chats: Chats, by: str, kind: str) -> None:
+    """The user leaves, and the agent's “bye” is still on its way."""
+    chats.user()
+    (chats.user if by == "user" else chats.agent)(kind="close")
+    assert chats.agent(kind=kind) == (IDLE, 0)
+    assert chats.user(kind="ping") == (IDLE, 0)
+    chats.pass_time(200)
+    assert not chats.silent()
+    assert chats.user().outcome == COUNTED
+    assert chats.agent().outcome == COUNTED
+
+
+@pytest.mark.parametrize("by", ["user", "agent"])
+def test_a_close_forgets_no_sides_number(chats: Chats, by: str) -> None:
+    chats.user(seq=5)
+    chats.agent(seq=7)
+    (chats.user if by == "user" else chats.agent)(kind="close", seq=8)
+    assert (chats.user(seq=5).outcome, chats.agent(seq=7).outcome) == (DROPPED, DROPPED)
+    assert (chats.user(seq=9).outcome, chats.agent(seq=7).outcome) == (COUNTED, DROPPED)
+    assert chats.agent(seq=9).outcome == COUNTED
 
 
 def test_a_word_of_the_user_opens_a_closed_session_again_under_a_new_name(chats: Chats) -> None:
