@@ -8,6 +8,7 @@ import psycopg
 import structlog
 from celery.beat import SchedulingError
 from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
 from django.db import connection as database
 from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
@@ -70,8 +71,7 @@ class LeaderScheduler(DatabaseScheduler):
         """None where the database does not say."""
         try:
             if self._lock_connection is None or self._lock_connection.closed:
-                self._lock_connection = psycopg.connect(**_parameters(), autocommit=True, connect_timeout=3)
-                self._lock_connection.execute(LET_GO)
+                self._lock_connection = _connect()
                 row = self._lock_connection.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_LOCK]).fetchone()
             elif self._leads:
                 self._lock_connection.execute("SELECT 1")
@@ -91,6 +91,18 @@ class LeaderScheduler(DatabaseScheduler):
         self._watchman.end()
         if self._lock_connection is not None:
             self._lock_connection.close()
+
+
+def _connect() -> psycopg.Connection[Any]:
+    """Raises `ImproperlyConfigured` where a pooler would keep the lock of a beat that is gone: none would lead again."""
+    made = psycopg.connect(**_parameters(), autocommit=True, connect_timeout=3)
+    ((pid,),) = made.execute("SELECT pg_backend_pid()").fetchall()
+    may_be_shared = database.settings_dict["OPTIONS"].get("prepare_threshold") is None
+    if may_be_shared and pid != made.info.backend_pid:
+        made.close()
+        raise ImproperlyConfigured("DATABASE_URL leads to a pooler; beat needs PostgreSQL's own address")
+    made.execute(LET_GO)
+    return made
 
 
 def _parameters() -> dict[str, Any]:

@@ -101,6 +101,10 @@ def test_everything_works_behind_pgbouncer(database: str) -> None:
                 _get(stack, path, session)
             assert "aftertouch_touches_oldest_overdue_seconds" in _get(stack, "/metrics", session)
             beat.await_log("beat_leads")
+            shared = {**stack.environment, "AFTERTOUCH_STATE_DIR": str(stack.state_dir)}
+            with celery(shared, "beat", "-s", str(stack.state_dir / "other"), log="misled-beat") as misled:
+                misled.await_log("DATABASE_URL leads to a pooler")
+                assert misled.await_exit()
             _connections_are_shared_and_nothing_is_left_on_them(pool)
         with pooled(database, "session") as pool:
             _what_is_kept_on_a_connection_is_found_there_again(stack, pool)
