@@ -94,7 +94,7 @@ class LeaderScheduler(DatabaseScheduler):
 
 
 def _connect() -> psycopg.Connection[Any]:
-    """Raises `ImproperlyConfigured` where a pooler would keep the lock of a beat that is gone: none would lead again."""
+    """Raises `ImproperlyConfigured` where a pooler would keep the lock of a beat that is gone, and none would lead."""
     made = psycopg.connect(**_parameters(), autocommit=True, connect_timeout=3)
     ((pid,),) = made.execute("SELECT pg_backend_pid()").fetchall()
     may_be_shared = database.settings_dict["OPTIONS"].get("prepare_threshold") is None
