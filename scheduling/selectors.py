@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from django.db.models import Q, QuerySet
+from django.db.models import Prefetch, Q, QuerySet
 
-from scheduling.models import FailedTask, Touch
+from scheduling.models import FailedTask, Touch, Verdict
 from scheduling.sql import rows
+
+LATEST_VERDICTS = 50  #: of a touch; what waits for a receiver that is dead is judged thousands of times
 
 # --- touches ------------------------------------------------------------------------------------------------------
 
@@ -49,8 +51,10 @@ def touch(task_id: UUID) -> Touch | None:
 
 
 def with_trace(touches: QuerySet[Touch]) -> QuerySet[Touch]:
-    """With everything that explains them, in three queries however many there are."""
-    return touches.select_related("event", "node", "customer").prefetch_related("verdicts", "attempts")
+    """With everything that explains them, in three queries however many there are. Their verdicts are the last ones, as
+    `latest_verdicts`, the latest first."""
+    latest = Prefetch("verdicts", Verdict.objects.order_by("-id")[:LATEST_VERDICTS], to_attr="latest_verdicts")
+    return touches.select_related("event", "node", "customer").prefetch_related(latest, "attempts")
 
 
 def _event(event: str, source: str) -> Q:

@@ -12,7 +12,7 @@ from ninja.security.http import HttpAuthBase
 from scheduling.api.keys import Principal, key_ring
 from scheduling.api.problems import Problem
 from scheduling.api.rates import Budget, rates
-from scheduling.api.threads import in_database_thread
+from scheduling.api.threads import in_door_thread
 from scheduling.failed_tasks import Actor
 
 CHALLENGE = 'Bearer realm="aftertouch"'
@@ -54,7 +54,7 @@ class ApiKeyAuth(HttpAuthBase):
     async def _admit_on_loop(self, request: HttpRequest) -> Principal:
         key = _key(request)
         known, principal = key_ring.recall(key)
-        principal = self._check(principal if known else await in_database_thread(key_ring.look_up, key))
+        principal = self._check(principal if known else await in_door_thread(key_ring.look_up, key))
         budget, limit = _requests_of(principal)
         await _take(budget, 1, limit, "requests")
         return principal
@@ -109,7 +109,7 @@ def _rate(principal: Principal) -> int:
 async def _take(budget: Budget, count: int, limit: int, what: str) -> None:
     wait = budget.take(count)
     if wait is None:
-        wait = await in_database_thread(budget.lease_and_take, count, limit)
+        wait = await in_door_thread(budget.lease_and_take, count, limit)
     _refuse_if(wait, limit, what)
 
 

@@ -10,7 +10,7 @@ from ninja import Query, Router
 
 from scheduling import failed_tasks, selectors
 from scheduling.api.auth import ApiKeyAuth, actor_of
-from scheduling.api.paging import Page, page_of
+from scheduling.api.paging import Page, page_of, reading
 from scheduling.api.schemas import ActionIn, FailedTaskOut, FailedTasksOut, ProblemOut, ResolveIn, RetryIn, Text
 from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask
@@ -33,17 +33,18 @@ class FailedTaskFilters(Page):
 
 @router.get("/failed-tasks", response={200: FailedTasksOut, PROBLEMS: ProblemOut})
 def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -> dict[str, Any]:
-    """Failed tasks, newest first."""
-    rows = selectors.failed_tasks_page(
-        state=filters.state or "",
-        reason=filters.reason,
-        fingerprint=filters.fingerprint,
-        origin=filters.origin or "",
-        channel=filters.channel,
-        before=filters.before(),
-        limit=filters.limit + 1,
-    )
-    return page_of([_told(row) for row in rows], [row.id for row in rows], filters.limit)
+    """Failed tasks, newest first. 503 where it takes too long to find them."""
+    with reading():
+        rows = selectors.failed_tasks_page(
+            state=filters.state or "",
+            reason=filters.reason,
+            fingerprint=filters.fingerprint,
+            origin=filters.origin or "",
+            channel=filters.channel,
+            before=filters.before(),
+            limit=filters.limit + 1,
+        )
+        return page_of([_told(row) for row in rows], [row.id for row in rows], filters.limit)
 
 
 @router.post("/failed-tasks/{failed_id}/retry", response={200: FailedTaskOut, PROBLEMS: ProblemOut})

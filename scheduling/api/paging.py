@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 from uuid import UUID
 
+from django.db import OperationalError
 from ninja import Field, Schema
+from psycopg.errors import QueryCanceled
 
+from scheduling import sql
+from scheduling.api.problems import Problem
 from scheduling.api.schemas import Text
 from scheduling.errors import InvalidInput
+
+PATIENCE = "5s"  #: for a statement of a list
+COME_BACK = 30  #: seconds; what a client is told to wait whose list took longer
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """A list is read within. What few rows match, or none, is looked for among all there are: that may take minutes,
+    and whoever asks again and again would soon hold all threads."""
+    try:
+        with sql.within(PATIENCE):
+            yield
+    except OperationalError as error:
+        if not isinstance(error.__cause__, QueryCanceled):
+            raise
+        detail = "This list takes too long to read. Ask for less: a user, an event, one more filter."
+        raise Problem(503, detail, retry_after=COME_BACK) from error
 
 
 class Page(Schema):

@@ -19,15 +19,25 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 THREADS = 8
+DOOR_THREADS = 2  #: for keys and rates: a look-up every few seconds, a lease every few hundred requests
 
 _threads = ThreadPoolExecutor(THREADS, thread_name_prefix="api")
+_door = ThreadPoolExecutor(DOOR_THREADS, thread_name_prefix="api-door")
 
 
 async def in_database_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """Run `function` where it may use the ORM. It is not stopped by a cancelled wait."""
+    return await _in(_threads, partial(function, *args, **kwargs))
+
+
+async def in_door_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """The same for who comes in: events need nothing else from threads, and must not wait for those that read."""
+    return await _in(_door, partial(function, *args, **kwargs))
+
+
+async def _in(pool: ThreadPoolExecutor, call: Callable[[], R]) -> R:
     context = contextvars.copy_context()
-    call = partial(_with_connection, partial(function, *args, **kwargs))
-    return await asyncio.get_running_loop().run_in_executor(_threads, context.run, call)
+    return await asyncio.get_running_loop().run_in_executor(pool, context.run, partial(_with_connection, call))
 
 
 def _with_connection(call: Callable[[], R]) -> R:

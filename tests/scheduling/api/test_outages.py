@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,9 +12,13 @@ from typing import Any
 import pytest
 import requests
 from django.db import connection, transaction
+from django.test import RequestFactory
 
+from scheduling.api.auth import ApiKeyAuth
+from scheduling.api.keys import Principal, key_ring
+from scheduling.api.threads import THREADS, in_database_thread
 from scheduling.models import Customer, Event
-from tests.scheduling.api.serving import Client, Gate, eventually, told
+from tests.scheduling.api.serving import PATIENCE, Client, Gate, at_once, eventually, told
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.faults]
 
@@ -87,6 +93,39 @@ def test_without_a_database_the_answer_is_503_and_soon(gated: str, gate: Gate, k
     gate.open()
     assert shop.event(told("after")).status_code == 202
     assert sorted(Event.objects.values_list("event_id", flat=True)) == ["after", "before"]
+
+
+def test_a_list_that_takes_too_long_is_given_up_and_says_so(api: Client) -> None:
+    """Who asks for what is not there, among tens of millions, would hold a thread for minutes at each poll."""
+    paths = ["/touches", "/failed-tasks", "/rpa/jobs", "/rpa/shops"]
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("LOCK TABLE scheduling_touch, scheduling_failedtask, rpa_tasks_job, rpa_tasks_shop")
+        answers = at_once(len(paths), lambda number: api.get(paths[number]))
+    assert [answer.status_code for answer in answers] == [503] * len(paths)
+    for answer in answers:
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert int(answer.headers["Retry-After"]) > 0
+        assert "takes too long" in answer.json()["detail"]
+    assert [api.get(path).status_code for path in paths] == [200] * len(paths)
+
+
+def test_who_comes_in_does_not_wait_for_those_who_read(house: None, key: str, valkey: Any) -> None:
+    """Events need a thread for the key and for the rate, nothing else."""
+    let_go = threading.Event()
+
+    async def come_in() -> Principal:
+        readers = [asyncio.ensure_future(in_database_thread(let_go.wait, PATIENCE)) for _ in range(2 * THREADS)]
+        request = RequestFactory().post("/api/v1/events", headers={"authorization": f"Bearer {key}"})
+        try:
+            admitted = await asyncio.wait_for(ApiKeyAuth("events")(request), PATIENCE / 2)
+            assert not any(each.done() for each in readers)
+        finally:
+            let_go.set()
+            await asyncio.gather(*readers)
+        return admitted
+
+    key_ring.forget()
+    assert asyncio.run(come_in()).name == "shop"
 
 
 def test_a_stranger_is_not_taken_for_one_while_nobody_can_tell(gated: str, gate: Gate, key: str) -> None:

@@ -56,6 +56,15 @@ def test_a_touch_says_everything_about_itself(api: Client, touch: Touch) -> None
     assert told["attempts"][0] | {"reason": "timeout", "outcome": "transient", "number": 1} == told["attempts"][0]
 
 
+def test_of_thousands_of_verdicts_the_latest_are_told(api: Client, touch: Touch) -> None:
+    at = datetime(2026, 3, 1, tzinfo=UTC)
+    Verdict.objects.bulk_create(
+        Verdict(touch=touch, at=at, decision="hold", rule="target_down", observed=str(number)) for number in range(60)
+    )
+    for found in (api.get(f"/touches/{touch.task_id}").json(), *api.get("/touches").json()["items"]):
+        assert [each["observed"] for each in found["verdicts"]] == [str(number) for number in range(10, 60)]
+
+
 @pytest.mark.parametrize("path", ["/touches/{}", "/touches/{}/cancel"])
 def test_a_touch_that_is_not_there(api: Client, path: str) -> None:
     answer = api("POST" if "cancel" in path else "GET", path.format(new_id()))
