@@ -58,7 +58,7 @@ class Order:
     grace: float = 15.0
     #: Seconds that it may go on without `Guarded.extend`, unless `extend_until` says it more exactly.
     extension: float = 30.0
-    #: As in `Guarded.extend`: by `time.monotonic()`, from the instant before the claim.
+    #: As in `Guarded.extend`: by `clock()`, from the instant before the claim.
     extend_until: float | None = None
 
     def line(self) -> bytes:
@@ -140,7 +140,7 @@ class Guarded:
         return self._events.popleft()
 
     def extend(self, until: float) -> None:
-        """The lease was renewed: the command may go on until then, by `time.monotonic()`. Count from the instant
+        """The lease was renewed: the command may go on until then, by `rpa_tasks.guard.clock`. Count from the instant
         before the renewal was asked for, as the database counts from the instant it was done."""
         self._write(json.dumps({"extend_until": until}).encode() + b"\n")
 

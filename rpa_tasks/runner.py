@@ -20,6 +20,7 @@ from django.db import InterfaceError, OperationalError, close_old_connections, c
 
 from rpa_tasks import command, tokens
 from rpa_tasks.evidence import collect
+from rpa_tasks.guard.clock import clock
 from rpa_tasks.guarded import Guarded, Order, Progress, sweep
 from rpa_tasks.lanes import Pick, jobs
 from rpa_tasks.models import Job
@@ -66,7 +67,7 @@ class _Run:
 
     pick: Pick
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    renewed_at: float = field(default_factory=time.monotonic)
+    renewed_at: float = field(default_factory=clock)
     stands: bool = True
     job: Job = field(init=False)
     browser: Borrowed | None = None
@@ -168,7 +169,7 @@ class _Run:
                     return event
                 if isinstance(event, Progress):
                     self.progress = event
-                if time.monotonic() - self.renewed_at >= RENEW and self._renew():
+                if clock() - self.renewed_at >= RENEW and self._renew():
                     guarded.extend(self.renewed_at + EXTENSION)
                 if time.monotonic() - looked_at >= LOOK:
                     looked_at = time.monotonic()
@@ -195,7 +196,7 @@ class _Run:
 
     def _renew(self) -> bool:
         """False: the lease could not be renewed, because the claim does not stand or nobody can be asked."""
-        asked_at = time.monotonic()
+        asked_at = clock()
         try:
             self.stands = jobs.renew(self.pick.claim, lease=LEASE)
         except DATABASE_AWAY as error:

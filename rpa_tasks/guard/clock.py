@@ -1,4 +1,4 @@
-"""The guard's clock."""
+"""The clock of runner and guard: what one sends, the other understands as it is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,3 @@ import time
 def clock() -> float:
     """Seconds that go on while the machine sleeps, as the lease in the database does."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def in_clock(instant: float) -> float:
-    """The runner counts by `time.monotonic()`."""
-    return instant + clock() - time.monotonic()

@@ -12,7 +12,7 @@ import select
 import signal
 
 from rpa_tasks.guard import child, processes
-from rpa_tasks.guard.clock import clock, in_clock
+from rpa_tasks.guard.clock import clock
 from rpa_tasks.guard.hearing import Hearing
 from rpa_tasks.guard.wire import Inbox, Outbox
 
@@ -39,7 +39,7 @@ class Watch:
         self.hearing = Hearing(order, outbox)
         self.marks = {name: order["env"][name] for name in MARKS if name in order["env"]}
         now = clock()
-        self.lease_until = in_clock(order["extend_until"]) if order.get("extend_until") else now + order["extension"]
+        self.lease_until = order.get("extend_until") or now + order["extension"]
         self.timeout_at = now + order["timeout"]
         self.pid = 0
         self.status: int | None = None  # of the command, once it has ended
@@ -131,7 +131,7 @@ class Watch:
     def obey(self) -> None:
         for line in self.inbox.receive():
             if "extend_until" in line:
-                self.lease_until = in_clock(line["extend_until"])
+                self.lease_until = line["extend_until"]
             if "stop" in line:
                 self.stop(line["stop"], self.order["grace"])
         if self.inbox.closed:

@@ -214,6 +214,18 @@ def test_a_lease_is_renewed_while_the_command_lives(does: Any, race: Any, monkey
     assert job.state == "succeeded"
 
 
+def test_a_machine_that_slept_since_the_lease_was_taken_begins_no_command(
+    does: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runner saw the clock before the sleep, its guard sees it afterwards."""
+    awake = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: awake(which) - 100)
+    job = does("print('here we are')", idempotent=False)
+
+    assert (job.state, job.reason) == ("scheduled", "lease_lost")
+    assert "here we are" not in job.runs.get().detail
+
+
 def test_who_lost_its_lease_ends_its_command_and_drops_what_it_knows(
     does: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

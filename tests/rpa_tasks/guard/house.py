@@ -135,15 +135,16 @@ def guard_of(command: int) -> int:
 
 
 RUNNER = """
-import json, os, sys, time
+import json, os, sys
 os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings.test"
+from rpa_tasks.guard.clock import clock
 from rpa_tasks.guarded import Ending, Guarded, Order
 
 order = Order(argv=["/bin/sh", "-c", sys.argv[1]], env=json.loads(sys.argv[3]), timeout=1000, grace=0.5, extension=3.0,
               log_path=sys.argv[2])
 guarded = Guarded(order)
 while not isinstance(event := guarded.next_event(0.1), Ending):
-    guarded.extend(time.monotonic() + 3.0)
+    guarded.extend(clock() + 3.0)
     print(event, flush=True)
 print(event, flush=True)
 """

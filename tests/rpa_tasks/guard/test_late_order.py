@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 
+import pytest
+
+from rpa_tasks.guard.child import NotStarted
+from rpa_tasks.guard.clock import clock
+from rpa_tasks.guard.watch import Watch
+from rpa_tasks.guard.wire import Inbox, Outbox
 from rpa_tasks.guarded import Guarded
 from rpa_tasks.verdicts import Ended, Ending, Outcome, judge
 from tests.rpa_tasks.guard.house import House
@@ -12,7 +20,7 @@ from tests.rpa_tasks.guard.house import House
 def test_a_command_does_not_begin_after_its_lease(house: House) -> None:
     """Were it only told to end, it could go on for all of its grace beside the run that took its place."""
     began = house.folder / "began"
-    order = house.shell(f"trap '' TERM; echo > {began}; sleep 60", extend_until=time.monotonic() - 1)
+    order = house.shell(f"trap '' TERM; echo > {began}; sleep 60", extend_until=clock() - 1)
     with Guarded(order) as guarded:
         while not isinstance(ending := guarded.next_event(timeout=5), Ending):
             pass
@@ -21,3 +29,17 @@ def test_a_command_does_not_begin_after_its_lease(house: House) -> None:
     assert not began.exists()
     verdict = judge(ending, exit_codes={}, idempotent=False, needs_result=False)
     assert (verdict.outcome, verdict.reason) == (Outcome.TRANSIENT, "lease_lost")  # no doubt: nothing of it ran
+
+
+def test_nor_where_the_machine_slept_since_the_lease_was_taken(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sleep counts, as it does for the lease."""
+    order = json.loads(house.order("/bin/true", extend_until=clock() + 30).line())
+    awake = time.clock_gettime
+    monkeypatch.setattr(time, "clock_gettime", lambda which: awake(which) + 100)
+    told, tells = os.pipe()
+    try:
+        with pytest.raises(NotStarted, match="lease_lost"):
+            Watch(order, Inbox(told), Outbox(tells)).start()
+    finally:
+        os.close(told)
+        os.close(tells)
