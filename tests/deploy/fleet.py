@@ -7,12 +7,11 @@ import re
 import threading
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from config.embedded import servers
 from config.environment import ROOT
@@ -50,10 +49,9 @@ class Jobs:
         self._ending.set()
         self._thread.join(60)
 
-    def ended(self) -> Counter[str]:
-        """How often each was done to its end."""
-        lines = [json.loads(line) for line in self.effects.read_text().splitlines()]
-        return Counter(line["task"] for line in lines if line["what"] == "ended")
+    def noted(self) -> list[dict[str, Any]]:
+        """What the runs themselves wrote down."""
+        return [json.loads(line) for line in self.effects.read_text().splitlines()]
 
     def _send(self) -> None:
         number = 0
@@ -103,7 +101,7 @@ class Fleet:
         ended = time.time()
         run.go_on(5)
         slow = [each.took for each in run.load.accepted if each.at > began and each.at - each.took < ended]
-        return ended - began, max(slow)
+        return ended - began, max(slow, default=0.0)
 
     def await_work_of_both(self) -> None:
         """Workers of both kinds take messages and jobs."""
@@ -120,19 +118,27 @@ class Fleet:
 
     def problems(self, jobs: Jobs, earlier: Earlier) -> list[str]:
         """Of jobs, of what was buried, of what the logs complain about. Those of touches are the loads' own."""
-        house = self.house(self.old)
-        house.wait(lambda: not house.sql(WAITING_JOBS)[0][0], "all jobs end")
-        states, ended = dict(house.sql("SELECT task_id::text, state FROM rpa_tasks_job")), jobs.ended()
-        found = [f"job {task}: {states.get(task)}" for task in jobs.accepted if states.get(task) != "succeeded"]
-        found += [f"job {task} ended {ended[task]} times" for task in states if ended[task] != 1]
-        buried = house.sql("SELECT reason, detail FROM scheduling_failedtask WHERE origin <> 'touch'")
+        buried = self.house(self.old).sql("SELECT reason, detail FROM scheduling_failedtask WHERE origin <> 'touch'")
         if not earlier.drops_unknown_ticks:
             buried = [row for row in buried if row[0] != "unknown_task"]
-        found += [f"buried: {row}" for row in buried]
+        return [*self._of_jobs(jobs), *(f"buried: {row}" for row in buried), *self._complaints()]
+
+    def _of_jobs(self, jobs: Jobs) -> list[str]:
+        house = self.house(self.old)
+        house.wait(lambda: not house.sql(WAITING_JOBS)[0][0], "all jobs end")
+        states, noted = dict(house.sql("SELECT task_id::text, state FROM rpa_tasks_job")), jobs.noted()
+        done = {each["task"] for each in noted if each["what"] == "ended"}
+        return [
+            *(f"accepted and lost: job {task}" for task in jobs.accepted - states.keys()),
+            *(f"job {task} is {state}" for task, state in states.items() if state != "succeeded"),
+            *(f"never done: job {task}" for task in states.keys() - done),
+            *(f"two of a shop at once: {each}" for each in noted if each.get("met")),
+        ]
+
+    def _complaints(self) -> Iterator[str]:
         for path in (self.folder / "logs").glob("*.log"):
             lines = [line for line in path.read_text(errors="replace").splitlines() if COMPLAINTS.search(line)]
-            found += [f"{path.name}: {line[:400]}" for line in lines[:3]]
-        return found
+            yield from (f"{path.name}: {line[:400]}" for line in lines[:3])
 
 
 @contextmanager

@@ -156,13 +156,13 @@ def test_a_rolling_upgrade_under_load_and_back(
     with fleet(state_folder("fleet"), earlier.tree, ROOT) as both:
         both.settle_in()
         jobs = Jobs(both.old.base_url, both.api_key, both.folder / "effects")
-        with faults(both.house(both.old), "old door", RATE) as run, jobs:
+        with faults(both.house(both.old), f"rolling upgrade from {earlier.commit} and back", RATE) as run, jobs:
             took, slowest = upgrade(both, run, earlier)
-            take_back(both, earlier)
+            take_back(both, run, earlier)
             run.go_on(10)
         problems = both.problems(jobs, earlier)
         told(
-            f"rolling upgrade from {earlier.commit} and back · {run.line()} · {len(jobs.accepted)} jobs · "
+            f"{run.line()} · {len(jobs.accepted)} jobs · "
             f"migrated in {took:.1f} s, slowest 202 meanwhile in {slowest:.2f} s"
         )
     assert problems == []
@@ -172,21 +172,22 @@ def upgrade(both: Fleet, run: Run, earlier: Earlier) -> tuple[float, float]:
     """The tables first; then a new machine beside the old one, under either's beat; then the old one."""
     run.go_on(10)
     figures = both.migrate(run)
-    both.new.start("web", "core", "execution")
-    with faults(both.house(both.new), "new door", RATE):
-        both.await_work_of_both()
-        both.new.start("beat")
+    both.new.start(*UNITS)
+    with faults(both.house(both.new), "the new door", RATE):
+        both.await_work_of_both()  # the old beat leads
         both.old.stop("beat")
         both.new.programs["beat"].await_log("beat_leads")
         both.await_work_of_both()
+        run.strike()
         both.old.stop("web", "core", "execution")
         earlier.switch(earlier.today)
         both.old.start("web")
     return figures
 
 
-def take_back(both: Fleet, earlier: Earlier) -> None:
+def take_back(both: Fleet, run: Run, earlier: Earlier) -> None:
     """The old version again, on tables that it does not know."""
+    run.strike()
     both.old.stop("web")
     earlier.switch(earlier.commit)
     both.old.start(*UNITS)
