@@ -47,6 +47,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         self.cursor: tuple[int, int] | None = None  #: of what the other side has; None until it is in
         self.heard = inbox.START  #: said while it came in
         self.catching_up: asyncio.Task[None] | None = None
+        self.told_more = False  #: of something newer, while it was read
         self.events: set[asyncio.Task[None]] = set()
         self.joined = False
         try:
@@ -205,8 +206,10 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
 
     def _look_after(self, last: str) -> None:
         """Read what is between our cursor and this one, if anything is."""
-        behind = self.cursor is not None and inbox.position(last) > self.cursor
-        if behind and not self.catching_up and not self.outlet.ended:
+        if self.cursor is None or inbox.position(last) <= self.cursor or self.outlet.ended:
+            return
+        self.told_more = True
+        if not self.catching_up:
             self.catching_up = asyncio.get_running_loop().create_task(self._catch_up())
 
     async def _catch_up(self) -> None:
@@ -214,11 +217,12 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         assert self.cursor is not None
         try:
             while not self.outlet.ended:
+                self.told_more = False  # what is told from here on may be missing from what is read
                 after = "{}-{}".format(*self.cursor)
                 missed = await asyncio.to_thread(inbox.live().since, self.admission.session_id, after, CATCH_UP)
                 for entry in missed:
                     self._push_entry(entry)
-                if not missed:
+                if not missed and not self.told_more:
                     return
                 await self.outlet.emptied()
         except StoreAway as error:
