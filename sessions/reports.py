@@ -51,11 +51,14 @@ class WatcherState:
 
 
 def send(store: Store, report: Report, tags: Container[str], *, waits: bool) -> None:
-    """Silences of a tag without a policy are counted as the default's: there are no more names than policies."""
+    """Silences of a tag without a policy are counted as the default's: there are no more names than policies. What
+    watchers said that are gone is taken away: one that dies and comes back has another name each time."""
     name = f"{settings.AFTERTOUCH_NODE}:{os.getpid()}"
-    seconds, micros = store.server.ask(lambda pipe: [pipe.time()])[0]
+    (seconds, micros), found = store.server.ask(lambda pipe: [pipe.time(), pipe.hgetall(keys.WATCHERS)])
+    now_ms = seconds * 1000 + micros // 1000
+    gone = [each for each, words in found.items() if now_ms - json.loads(words)["at"] >= FRESH]
     said = {
-        "at": seconds * 1000 + micros // 1000, "handed_in": report.handed_in, "latest_ms": report.latest_ms,
+        "at": now_ms, "handed_in": report.handed_in, "latest_ms": report.latest_ms,
         "last_minute": report.recent.total(), "waits": waits,
     }  # fmt: skip
     counted: Counter[str] = Counter()
@@ -63,6 +66,7 @@ def send(store: Store, report: Report, tags: Container[str], *, waits: bool) -> 
         counted[tag if tag in tags else DEFAULT_TAG] += count
     store.server.ask(
         lambda pipe: [
+            *([pipe.hdel(keys.WATCHERS, *gone)] if gone else []),
             pipe.hset(keys.WATCHERS, name, json.dumps(said)),
             pipe.pexpire(keys.WATCHERS, FRESH),
             *(pipe.hincrby(keys.SILENCES, tag, count) for tag, count in counted.items()),
