@@ -20,6 +20,7 @@ from django.utils.timezone import now
 from rpa_tasks import node_queues
 from rpa_tasks.markers import LEASE_NO, TASK_ID, sweep
 from rpa_tasks.models import ExecutionNode, Job, JobState
+from rpa_tasks.old_profiles import OldProfiles
 from rpa_tasks.pool import places, view
 from scheduling import sql
 
@@ -42,11 +43,12 @@ class Chores:
         self._orphaned_since: dict[Run, float] = {}
         self._tidied_at: float | None = None
         self._old_logs = OldLogs()
+        self._old_profiles = OldProfiles()
 
     @property
     def steps(self) -> list[Callable[[], object]]:
         """One pass, in this order."""
-        return [self.report, self.end_orphans, self.tidy, self._old_logs.delete_some]
+        return [self.report, self.end_orphans, self.tidy, self._old_logs.delete_some, self._old_profiles.delete_one]
 
     def can_be_done(self) -> bool:
         """Whether the database answers."""

@@ -2,7 +2,8 @@
 
 browsers/slot-<n>.lock   flocked by whoever has the slot; never deleted, or two could hold "it" at once
 browsers/slot-<n>.json   which browser the slot holds; no file, no browser
-profiles/<profile>/      a shop's browser profile, with the `.lock` of the one who uses or starts its browser
+profiles/<profile>/      a shop's browser profile, with the `.lock` of the one who uses or starts its browser, which is
+                         never deleted either
 logs/                    what browsers say on standard error
 workers/<pid>-<n>.json   the queues of the execution worker that started at tick n
 """
@@ -17,6 +18,7 @@ from urllib.parse import quote
 from django.conf import settings
 
 LONGEST_NAME = 200
+LOCK = ".lock"  #: of a profile, in its directory
 
 
 def root() -> Path:
@@ -35,9 +37,13 @@ def workers() -> Path:
     return _made(root() / "workers")
 
 
+def profiles() -> Path:
+    return _made(root() / "profiles")
+
+
 def profile(profile_id: str) -> Path:
     """The profile's directory. ValueError: no profile id."""
-    return _made(root() / "profiles" / directory_name(profile_id))
+    return _made(profiles() / directory_name(profile_id))
 
 
 def directory_name(profile_id: str) -> str:
@@ -51,7 +57,7 @@ def directory_name(profile_id: str) -> str:
 
 
 def profile_lock(profile_id: str) -> Path:
-    return profile(profile_id) / ".lock"
+    return profile(profile_id) / LOCK
 
 
 def slot_lock(slot: int) -> Path:

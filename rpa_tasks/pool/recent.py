@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from rpa_tasks.pool import places
@@ -19,14 +20,22 @@ class Use(NamedTuple):
 
 
 def remember(profile: str, shop: str) -> None:
+    _write(lambda uses: [Use(profile, shop, time.time()), *(use for use in uses if use.profile != profile)])
+
+
+def forget(folder: str) -> None:
+    """The profile of this name, as `places.directory_name` tells it."""
+    _write(lambda uses: [use for use in uses if places.directory_name(use.profile) != folder])
+
+
+def _write(change: Callable[[list[Use]], list[Use]]) -> None:
     """Nobody waits for this: where somebody else is just writing, it is left out, and the next use puts it in."""
     lock = Lock(places.browsers() / "recent.lock")
     if not lock.take():
         return
     try:
-        uses = [use for use in last_uses() if use.profile != profile]
         path = places.browsers() / "recent.json"
-        path.with_suffix(".tmp").write_text(json.dumps([Use(profile, shop, time.time()), *uses][:KEPT]))
+        path.with_suffix(".tmp").write_text(json.dumps(change(last_uses())[:KEPT]))
         path.with_suffix(".tmp").replace(path)
     finally:
         lock.release()

@@ -1,0 +1,144 @@
+"""What becomes of a browser profile when its shop leaves. The folders, their locks and the database are real."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils.timezone import now
+
+from rpa_tasks import old_profiles
+from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
+from rpa_tasks.old_profiles import KEPT_FOR, LEFT, OldProfiles
+from rpa_tasks.pool import places, recent, registry
+from rpa_tasks.pool.lock import Lock
+from rpa_tasks.pool.registry import IDLE, Record
+
+pytestmark = pytest.mark.django_db
+
+LONG = KEPT_FOR + timedelta(hours=1)
+WHOLE = {".lock", "Default", "SingletonLock"}
+
+
+@pytest.fixture(autouse=True)
+def node(db: None, state: Path, settings: Any) -> None:
+    settings.AFTERTOUCH_NODE = "n1"
+    for name, seen_at in (("n1", now()), ("n2", now() - timedelta(days=1)), ("former", now() - LONG)):
+        ExecutionNode.objects.create(name=name, seen_at=seen_at, started_at=seen_at, slots=1)
+
+
+def shop(shop_id: str, home: str = "n1", **changes: Any) -> Shop:
+    platform, _ = Platform.objects.get_or_create(key="pdd")
+    row = Shop.objects.create(platform=platform, shop_id=shop_id, **changes)
+    Lane.objects.filter(shop=row).update(home=home)
+    return row
+
+
+def profile(profile_id: str, *, left: timedelta | None = None) -> Path:
+    """As a browser leaves one. `left`: so long ago this node has noticed that it is not needed."""
+    folder = places.profile(profile_id)
+    places.profile_lock(profile_id).touch()
+    (folder / "Default").mkdir()
+    (folder / "Default" / "Cookies").write_text("secret")
+    (folder / "SingletonLock").symlink_to("somewhere-1")
+    if left is not None:
+        (folder / LEFT).write_text((now() - left).isoformat())
+    return folder
+
+
+def what_is_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_the_login_of_a_shop_that_left_is_deleted_after_a_month() -> None:
+    shop("gone", retired_at=now())
+    shop("moved", home="n2")
+    folders = [profile(name) for name in ("pdd-gone", "pdd-moved", "nobodys")]
+    deleting = OldProfiles()
+    assert not deleting.delete_one()
+    assert [what_is_in(folder) for folder in folders] == [WHOLE | {LEFT}] * 3
+
+    for folder in folders:
+        noticed = datetime.fromisoformat((folder / LEFT).read_text())
+        assert abs(now() - noticed) < timedelta(hours=1)
+        (folder / LEFT).write_text((noticed - LONG).isoformat())
+    deleting = OldProfiles()
+    assert [deleting.delete_one() for _ in range(4)] == [True, True, True, False]  # one a pass
+    assert [what_is_in(folder) for folder in folders] == [{".lock"}] * 3
+    assert not OldProfiles().delete_one()
+
+
+def test_what_is_needed_stays_and_its_month_begins_anew() -> None:
+    shop("stays")
+    shop("homeless", home="")  # this node may be the next to serve it
+    shop("renamed", home="former")  # the disk may be this one
+    shop("own", profile_id="our/own")
+    folders = [profile(name, left=LONG) for name in ("pdd-stays", "pdd-homeless", "pdd-renamed", "our/own")]
+    deleting = OldProfiles()
+    assert not deleting.delete_one()
+    assert [what_is_in(folder) for folder in folders] == [WHOLE] * 4
+
+
+def test_a_shop_of_a_platform_that_is_retired_has_left() -> None:
+    shop("s1")
+    folder = profile("pdd-s1", left=LONG)
+    Platform.objects.update(retired_at=now())
+    assert OldProfiles().delete_one()
+    assert what_is_in(folder) == {".lock"}
+
+
+def test_one_that_somebody_has_is_left_for_later_and_holds_nothing_up() -> None:
+    held, idle, opened, free = (profile(name, left=LONG) for name in ("a", "b", "c", "d"))
+    lock = Lock(places.profile_lock("a"))
+    assert lock.take()
+    registry.write(Record(slot=1, state=IDLE, profile="b", pid=1))
+    words = [sys.executable, "-c", "input()", f"--user-data-dir={opened}"]
+    person = subprocess.Popen(words, stdin=subprocess.PIPE)
+    try:
+        deleting = OldProfiles()
+        assert [deleting.delete_one() for _ in range(2)] == [True, False]
+        assert [what_is_in(folder) for folder in (held, idle, opened)] == [WHOLE | {LEFT}] * 3
+        assert what_is_in(free) == {".lock"}
+    finally:
+        person.kill()
+        person.communicate()
+    lock.release()
+    registry.forget(1)
+    deleting = OldProfiles()
+    assert [deleting.delete_one() for _ in range(4)] == [True, True, True, False]
+
+
+def test_a_shop_that_comes_home_at_the_last_moment_keeps_its_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have run between the look and the lock."""
+    row = shop("s1", home="n2")
+    folder = profile("pdd-s1", left=LONG)
+    taken = Lock.take
+
+    def take(lock: Lock) -> bool:
+        Lane.objects.filter(shop=row).update(home="n1")
+        return taken(lock)
+
+    monkeypatch.setattr(old_profiles.Lock, "take", take)
+    assert not OldProfiles().delete_one()
+    assert what_is_in(folder) >= WHOLE
+
+
+def test_its_browser_is_not_kept_warm_any_more() -> None:
+    shop("stays")
+    shop("moved", home="n2")
+    for name in ("pdd-stays", "pdd-moved"):
+        profile(name)
+        recent.remember(name, name)
+    OldProfiles().delete_one()
+    assert [use.profile for use in recent.last_uses()] == ["pdd-stays"]
+
+
+def test_it_is_not_looked_for_at_every_pass(django_assert_num_queries: Any) -> None:
+    deleting = OldProfiles()
+    deleting.delete_one()
+    with django_assert_num_queries(0):
+        deleting.delete_one()
