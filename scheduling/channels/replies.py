@@ -2,8 +2,8 @@
 
 Sources: Standard Webhooks (2xx is success, 410 disables, 429/502/504 slow down, Retry-After is honoured), RFC 9110 for
 the rest. A receiver that answers has received and says what became of it, with two exceptions that are `Unknown`: 502
-and 504 come from a gateway, which does not know what the one behind it did; and any 5xx but 503 may hide an effect where
-a repeat would have a second one.
+and 504 come from a gateway, which does not know what the one behind it did; and any 5xx but 503 may hide an effect
+where a repeat would have a second one.
 """
 
 from __future__ import annotations
