@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import time_machine
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
@@ -31,6 +32,14 @@ def forgetful() -> Iterator[None]:
     pulse.past.forget()
     yield
     pulse.past.forget()
+
+
+@pytest.fixture
+def half_past() -> Iterator[None]:
+    """No hour ends, and so no day, while somebody looks. Never ahead, where a login would be over."""
+    at = now().replace(minute=30, second=0, microsecond=0)
+    with time_machine.travel(at if at < now() else at - HOUR, tick=True):
+        yield
 
 
 @pytest.fixture
@@ -98,6 +107,7 @@ def test_numbers_lead_to_their_rows(touch: Callable[..., Touch], viewer: Client)
     assert hint.startswith("the oldest for 2 hours")
 
 
+@pytest.mark.usefixtures("half_past")
 def test_a_week_is_told_by_day(touch: Callable[..., Touch], viewer: Client) -> None:
     wanted = {touch("suppressed", ago=DAY * days, reason="cap").pk for days in (1, 3, 5)}
     touch("suppressed", ago=9 * DAY, reason="cap")
@@ -111,6 +121,7 @@ def test_a_week_is_told_by_day(touch: Callable[..., Touch], viewer: Client) -> N
     assert len(rows(viewer, link)) == 1
 
 
+@pytest.mark.usefixtures("half_past")
 def test_columns_lead_to_their_hour(touch: Callable[..., Touch], viewer: Client) -> None:
     here = now().replace(minute=0, second=0, microsecond=0)
     edges = [here - HOUR, here - timedelta(microseconds=1), here]
