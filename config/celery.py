@@ -82,26 +82,22 @@ def consume_the_homes_queues(sender: str, instance: Any, conf: Any, **_: Any) ->
     """What concerns shops whose browser profiles lie on this node comes to this node."""
     from django.conf import settings
 
-    from rpa_tasks.tokens import home_queue
+    from rpa_tasks.tokens import former_home_queue, home_queue
 
-    queues = instance.app.amqp.queues
-    for name in [name for name in queues.consume_from if name not in CORE_QUEUES]:
-        # As whoever publishes to it would declare it.
-        queues.select_add(queues.new_missing(home_queue(settings.AFTERTOUCH_NODE, name)))
+    queues, node = instance.app.amqp.queues, settings.AFTERTOUCH_NODE
+    if served := [name for name in queues.consume_from if name not in CORE_QUEUES]:
+        for name in [*(home_queue(node, each) for each in served), former_home_queue(node)]:
+            queues.select_add(queues.new_missing(name))  # as whoever publishes to it would declare it
 
 
 @worker_ready.connect
 def keep_browsers(sender: Any, **_: Any) -> None:
     """An execution worker brings its node's maintainer along."""
-    consumed = [name for name in sender.app.amqp.queues.consume_from if name not in CORE_QUEUES]
-    if consumed:
-        from django.conf import settings
-
+    queues = [name for name in sender.app.amqp.queues.consume_from if name not in CORE_QUEUES]
+    if queues:
         from rpa_tasks import maintainer_process
-        from rpa_tasks.tokens import home_queue
 
-        homes = {home_queue(settings.AFTERTOUCH_NODE, name) for name in consumed}
-        maintainer_process.start([name for name in consumed if name not in homes])
+        maintainer_process.start(queues)
 
 
 @worker_shutting_down.connect

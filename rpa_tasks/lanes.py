@@ -155,8 +155,10 @@ class JobLedger(Ledger):
         """On how many lanes something could start now, by queue: for each somebody should be awake."""
         found = sql.rows(
             f"""
-            SELECT CASE WHEN lanes.home_queues ? queue.name THEN 'n.' || lanes.home || '.' ELSE '' END || queue.name,
-                   count(*)
+            SELECT CASE WHEN lanes.home_queues ? ('n.' || lanes.home || '.' || queue.name)
+                            THEN 'n.' || lanes.home || '.' || queue.name
+                        WHEN lanes.home_queues ? queue.name THEN 'n.' || lanes.home -- it was not upgraded yet
+                        ELSE queue.name END, count(*)
             FROM ({LANES}) AS lanes
             CROSS JOIN LATERAL (VALUES (1, lanes.high), (2, lanes.normal), (3, lanes.low)) AS tier(place, due_at)
             CROSS JOIN LATERAL (SELECT lanes.prefix || lanes.tiers[tier.place] AS name) AS queue

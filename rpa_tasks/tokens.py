@@ -46,8 +46,9 @@ def announce(hints: Sequence[Hint]) -> None:
     for hint in hints:
         if shop := shops.get(hint.route):
             queue = queue_of(shop, hint.priority)
-            if queue in homes.get(shop.lane.home, ()):
-                queue = home_queue(shop.lane.home, queue)
+            if queue in (carried := homes.get(shop.lane.home, ())):
+                own = home_queue(shop.lane.home, queue)
+                queue = own if own in carried else former_home_queue(shop.lane.home)
             tokens.append((queue, shop.platform.key, hint.priority, hint.due_at if hint.due_at > now else None))
     publish_tokens(tokens)
 
@@ -56,6 +57,11 @@ def home_queue(node: str, queue: str) -> str:
     """What an execution worker of that node consumes beside that queue. One for each: a worker of the node that does
     not serve it could do nothing with the token."""
     return f"n.{node}.{queue}"
+
+
+def former_home_queue(node: str) -> str:
+    """The only one of a node that was not upgraded yet, and what publishers that were not send to."""
+    return f"n.{node}"
 
 
 def further_queues() -> list[str]:
@@ -70,9 +76,9 @@ def further_queues() -> list[str]:
         FROM rpa_tasks_platform CROSS JOIN unnest(%(tiers)b::text[]) AS tier(name)
         WHERE dedicated_queue AND retired_at IS NULL
         UNION ALL
-        SELECT 'n.' || node.name || '.' || queue.name
+        SELECT DISTINCT queue.name
         FROM rpa_tasks_executionnode AS node CROSS JOIN jsonb_array_elements_text(node.queues) AS queue(name)
-        WHERE node.seen_at > statement_timestamp() - %(lease)s
+        WHERE node.seen_at > statement_timestamp() - %(lease)s AND starts_with(queue.name, 'n.')
         """,
         {"tiers": list(TIERS.values()), "lease": HOME_LEASE},
     )

@@ -64,7 +64,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
 
     @display(description=_("queues"))  # type: ignore[untyped-decorator]
     def queue_names(self, row: ExecutionNode) -> str:
-        return format_html('<span class="at-mono">{}</span>', ", ".join(row.queues) or "–")
+        return format_html('<span class="at-mono">{}</span>', ", ".join(row.serves) or "–")
 
     def jobs_of(self, row: ExecutionNode) -> QuerySet[Job]:
         return Job.objects.filter(state="running", node=row.name).select_related("shop__platform", "flow")

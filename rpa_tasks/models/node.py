@@ -11,7 +11,7 @@ class ExecutionNode(models.Model):
     seen_at = models.DateTimeField(_("seen at"))
     started_at = models.DateTimeField(_("started at"))
     slots = models.PositiveSmallIntegerField(_("slots"))
-    #: The queues its workers consume.
+    #: The queues its workers consume, those for shops that are at home here (`n.…`) among them.
     queues = models.JSONField(_("queues"), default=list)
     #: One entry a browser slot: {"slot", "state", "shop", "profile", "port", "uses", "started_at", "last_used_at",
     #: "rss_mb", "reason"}.
@@ -24,3 +24,8 @@ class ExecutionNode(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def serves(self) -> list[str]:
+        """The queues that its workers were told to consume."""
+        return [name for name in self.queues if not name.startswith("n.")]

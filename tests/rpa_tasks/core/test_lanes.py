@@ -192,7 +192,7 @@ def home(market: Any) -> ExecutionNode:
     """A node that has the shop's profile, and carries what is urgent."""
     market.shop()
     node: ExecutionNode = ExecutionNode.objects.create(
-        name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high"]
+        name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high", "n.n1.high", "n.n1"]
     )
     market.publish(priority=0)
     pick = market.pick(node="n1")
@@ -227,7 +227,20 @@ def test_tokens_go_to_those_of_its_homes_workers_who_can_use_them(
     tokens.announce([Hint(uuid4(), now(), priority, shop) for priority in (0, 2)])
 
     assert published == ["n.n1.high", "low"]
-    assert tokens.further_queues() == ["n.n1.high"]
+    assert set(tokens.further_queues()) == {"n.n1.high", "n.n1"}
+
+
+def test_a_node_that_was_not_upgraded_yet_has_one_queue_for_all(
+    market: Any, home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published: list[str] = []
+    monkeypatch.setattr(tokens, "publish_tokens", lambda found: published.extend(queue for queue, *_ in found))
+    ExecutionNode.objects.update(queues=["high", "n.n1"])
+    market.publish(priority=0)
+    tokens.announce([Hint(uuid4(), now(), 0, Lane.objects.get().shop_id)])
+
+    assert published == ["n.n1"]
+    assert jobs.startable(ageing=timedelta(minutes=10)) == {"n.n1": 1}
 
 
 def test_only_who_holds_the_lane_says_where_the_profile_is(market: Any) -> None:

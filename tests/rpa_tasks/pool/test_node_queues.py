@@ -85,4 +85,4 @@ def test_a_worker_takes_no_tokens_for_queues_of_the_nodes_other_workers(settings
     amqp = AMQP(app)
     amqp.queues.select(["high", "ticks"])
     consume_the_homes_queues(sender="w", instance=SimpleNamespace(app=SimpleNamespace(amqp=amqp)), conf=None)
-    assert set(amqp.queues.consume_from) == {"high", "ticks", "n.n1.high"}
+    assert set(amqp.queues.consume_from) == {"high", "ticks", "n.n1.high", "n.n1"}
