@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError, UndefinedError, nodes
-from jinja2.exceptions import SecurityError
-from jinja2.filters import do_format
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import ChainableUndefined, Template, TemplateError, TemplateSyntaxError, UndefinedError, nodes
 
 from scheduling.errors import InvalidInput
+from scheduling.sandbox import Sandbox, is_plain
 from scheduling.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
+from scheduling.thrift import Thrifty, TooMuch
 
 #: What a text may name. `event.data` is whatever the event carried, so its inside is only known at send time.
 KNOWN: Mapping[str, frozenset[str]] = {
@@ -23,52 +20,7 @@ KNOWN: Mapping[str, frozenset[str]] = {
     "chat": frozenset({"id"}),
 }
 
-LONGEST = 10_000  #: letters that a `*` may make of a text
-WIDE = re.compile(r"\d{4}|\*|\{[^}]*\{")  #: in a format: a column wider than any message
-TOO_WIDE = "a format must not be wider than 999 characters"
-#: Methods and filters that make a text of any length from a small number; `|format` says how a price looks.
-UNBOUNDED = frozenset({"center", "expandtabs", "ljust", "rjust", "zfill"})
-UNBOUNDED_FILTERS = ("batch", "center", "indent", "slice")
-
-
-class _Sandbox(ImmutableSandboxedEnvironment):
-    """No powers, no endless repetition, no columns of a million spaces: such a text would hang the page that saves it,
-    as the compiler computes ahead, and a worker that renders it while it holds its customers' locks."""
-
-    intercepted_binops = frozenset({"**", "*", "%"})
-
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**":
-            raise SecurityError("“**” is not allowed")
-        if operator == "%" and isinstance(left, str):
-            return _formatted(left, right)
-        for one, times in ((left, right), (right, left)) if operator == "*" else ():
-            if isinstance(one, str | list | tuple) and isinstance(times, int) and len(one) * times > LONGEST:
-                raise SecurityError(f"“*” must not make more than {LONGEST} of anything")
-        return super().call_binop(context, operator, left, right)
-
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        wrapped = super().wrap_str_format(value)
-        if wrapped is not None and WIDE.search(value.__self__):
-            raise SecurityError(TOO_WIDE)
-        return wrapped
-
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        return attr not in UNBOUNDED and super().is_safe_attribute(obj, attr, value)
-
-
-def _formatted(text: str, *values: Any, **named: Any) -> str:
-    """The `format` filter, and `%` between a text and its values."""
-    if WIDE.search(text):
-        raise SecurityError(TOO_WIDE)
-    return str(do_format(text, *values, **named))
-
-
-_environment = _Sandbox(undefined=StrictUndefined, autoescape=False, keep_trailing_newline=False)
-_environment.globals.clear()
-_environment.filters["format"] = _formatted
-for _name in UNBOUNDED_FILTERS:
-    del _environment.filters[_name]
+_plain, _thrifty = Sandbox(), Thrifty()
 
 
 class CannotRender(Exception):
@@ -100,7 +52,7 @@ def render(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> 
         return subject, _compiled(text.body).render(context), text.locale
     except UndefinedError as error:
         raise CannotRender(str(error)) from None
-    except (TemplateError, ArithmeticError, TypeError, ValueError, LookupError) as error:
+    except (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, RecursionError) as error:
         raise CannotRender(f"{type(error).__name__}: {error}") from None
 
 
@@ -120,7 +72,7 @@ def text_for(template: TemplateSpec, locale: str) -> TextSpec:
 
 @lru_cache(maxsize=4096)
 def _compiled(source: str) -> Template:
-    template = _environment.from_string(source)
+    template = (_plain if is_plain(_plain.parse(source)) else _thrifty).from_string(source)
     template.globals = {}  # instead of a chain of two empty ones, which every text would walk
     return template
 
@@ -128,10 +80,12 @@ def _compiled(source: str) -> Template:
 def check_text(source: str, *, field: str) -> None:
     """Raises `InvalidInput` naming `field` where a text cannot be parsed or names what no touch will ever have."""
     try:
-        tree = _environment.parse(source)
-        _environment.from_string(source)
+        tree = _plain.parse(source)
+        _try(_compiled(source))
     except TemplateSyntaxError as error:
         raise InvalidInput.of(field, f"line {error.lineno}: {error.message}") from None
+    except RecursionError:
+        raise InvalidInput.of(field, "it is nested too deeply") from None
     except TemplateError as error:
         raise InvalidInput.of(field, str(error)) from None
     assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx in ("store", "param")}
@@ -147,6 +101,17 @@ def check_text(source: str, *, field: str) -> None:
         if name.ctx == "load" and id(name) not in inner:
             _check_path(name.name, None, assigned, field)
     _check_filters(tree, field)
+
+
+def _try(template: Template) -> None:
+    """Raises `TooMuch` where it takes too much work whatever the event says."""
+    if isinstance(template.environment, Thrifty):
+        try:
+            template.render({name: ChainableUndefined(name=name) for name in KNOWN})
+        except TooMuch:
+            raise
+        except Exception:  # noqa: S110 (what is missing here will be there)
+            pass
 
 
 def _attribute(node: nodes.Getattr | nodes.Getitem) -> str | None:
@@ -168,6 +133,6 @@ def _check_path(root: str, attribute: str | None, assigned: set[str], field: str
 
 def _check_filters(tree: nodes.Template, field: str) -> None:
     for each in tree.find_all((nodes.Filter, nodes.Test)):
-        known: Mapping[str, Any] = _environment.filters if isinstance(each, nodes.Filter) else _environment.tests
+        known: Mapping[str, Any] = _plain.filters if isinstance(each, nodes.Filter) else _plain.tests
         if each.name not in known:
             raise InvalidInput.of(field, f"unknown filter or test “{each.name}”")

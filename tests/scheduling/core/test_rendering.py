@@ -8,6 +8,7 @@ import pytest
 
 from scheduling.errors import InvalidInput
 from scheduling.rendering import CannotRender, check_text, render
+from scheduling.sandbox import Sandbox, is_plain
 from scheduling.specs import TextSpec
 from tests.scheduling.core.cast import ann, event, template
 
@@ -92,6 +93,99 @@ def test_a_text_cannot_compute_for_ever(body: str) -> None:
     check_text(body, field="body")
     with pytest.raises(CannotRender):
         said(body, n=1_000_000_000)
+
+
+GROWING = {
+    "replace": "{{ 'aaaaaaaaaa'" + "|replace('a', 'aaaaaaaaaa')" * 11 + " }}",
+    "the method replace": "{{ 'aaaaaaaaaa'" + ".replace('a', 'aaaaaaaaaa')" * 11 + " }}",
+    "join": "{% set a = 'x' * 5000 %}{% set a = a|join(a) %}{% set a = a|join(a) %}{{ a }}",
+    "the method join": "{% set a = 'x' * 5000 %}{% set a = a.join(a) %}{% set a = a.join(a) %}{{ a }}",
+    "loops": "{% for a in X %}{% for b in X %}{% for c in X %}{% endfor %}{% endfor %}{% endfor %}",
+    "loops that choose": "{% for a in X %}{% for b in X if false %}{% endfor %}{% endfor %}",
+    "a loop in itself": "{% for a in 'ab' recursive %}{% if loop.depth < 60 %}{{ loop('ab') }}{% endif %}{% endfor %}",
+    "a macro": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "output": "{% for a in X %}{{ X }}{% endfor %}",
+    "~": "{% set a = 'x' %}" + "{% set a = a ~ a %}" * 60,
+    "+": "{% set a = 'x' %}" + "{% set a = a + a %}" * 60,
+    "a block": "{% set a = 'x' %}" + "{% set a %}{{ a }}{{ a }}{% endset %}" * 60,
+    "lists in lists": "{% set a = ['x'] %}" + "{% set a = [a, a] %}" * 60 + "{{ a }}",
+    "lists": "{% set a = ['x' * 9000] * 9000 %}{{ a|join }}",
+    "map": "{% set a = (X|map('replace', 'x', X)|list)|string %}",
+    "format": "{{ ('{0}' * 3000).format(('{0}' * 3000).format('x' * 9000)) }}",
+    "the filter format": "{% set a = 'x' %}" + "{% set a = '%s%s'|format(a, a) %}" * 60,
+    "%": "{% set a = 'x' %}" + "{% set a = ('%s' ~ a) % a %}" * 60,
+    "numbers": "{% set a = 99999999999999999999 %}" + "{% set a = a * a %}" * 40,
+    "wordwrap": "{{ X|wordwrap(1, true, X) }}",
+}
+
+
+@pytest.mark.parametrize("how", GROWING)
+def test_a_text_that_grows_without_end_is_refused_when_it_is_saved_and_when_it_is_said(how: str) -> None:
+    """A worker would render it until its memory ends, with its customers locked."""
+    body = GROWING[how].replace("X", "('x' * 10000)")
+    with pytest.raises(InvalidInput, match="too much work") as refused:
+        check_text(body, field="texts.en.body")
+    assert refused.value.errors[0].field == "texts.en.body"
+    with pytest.raises(CannotRender):
+        said(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{{ 5|round(-1000000000) }}",
+        "{{ [1]|tojson(1000000000) }}",
+        "{{ [[1], [2]]|sum(start=[]) }}",
+        "{{ (5).to_bytes(1000000000, 'big') }}",
+        "{{ 'a'.translate({97: 'b'}) }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{{ event.data.long|replace('x', event.data.long) }}",
+        "{% for a in event.data.long %}{% for b in event.data.long %}.{% endfor %}{% endfor %}",
+        "{% macro m(f, n) %}{{ [f] * n }}{% endmacro %}{{ m(event.data.long, event.data.n) }}",
+    ],
+)
+def test_what_only_the_data_makes_grow_is_refused_when_it_is_said(body: str) -> None:
+    with pytest.raises(CannotRender):
+        said(body, long="x" * 10_000, n=1_000_000)
+
+
+def test_an_order_of_hundreds_of_lines_can_be_said() -> None:
+    body = (
+        "{% for each in event.data.lines if each.n %}{{ loop.index }}/{{ loop.length }}"
+        " {{ each.sku|replace('-', ' ') }}"
+        " {% for tag in each.tags %}{{ tag }}{{ '' if loop.last else '+' }}{% endfor %}"
+        " {{ '%.2f'|format(each.n * 2) }};"
+        "{% else %}none{% endfor %}"
+        "{{ event.data.lines|map(attribute='sku')|join(', ') }} {{ ['a', 'b'].index('b') }} {{ ', '.join(['x', 'y']) }}"
+    )
+    lines = [{"sku": f"tea-{number}", "n": number + 1, "tags": ["new", "hot"]} for number in range(400)]
+    check_text(body, field="body")
+    told = said(body, lines=lines)
+    assert told.startswith("1/400 tea 0 new+hot 2.00;2/400 tea 1 new+hot 4.00;")
+    assert told.endswith("tea-398, tea-399 1 x, y")
+    assert said(body, lines=[]).startswith("none")
+
+
+@pytest.mark.parametrize(
+    ("body", "plain"),
+    [
+        ("hi {{ user.name }}", True),
+        ("{% if user.level == 'vip' %}{{ event.data.n * 3 }}{% endif %}{{ '%.2f'|format(event.data.n) }}", True),
+        ("{{ event.time.strftime('%H:%M') }} {{ event.data.x|default('')|upper }} {{ user.name ~ '!' }}", True),
+        ("{{ '%r'|format('%r'|format(user.name)) }}", False),
+        ("{% for each in event.data.lines %}{% endfor %}", False),
+        ("{{ user.name|replace('a', 'b') }}", False),
+        ("{{ [[user.name]|string]|string }}", False),
+    ],
+)
+def test_only_what_can_grow_is_paid_for(body: str, plain: bool) -> None:
+    """The usual text costs nothing more."""
+    assert is_plain(Sandbox().parse(body)) == plain
+
+
+def test_what_is_nested_too_deeply_is_refused_when_it_is_saved() -> None:
+    with pytest.raises(InvalidInput):
+        check_text("{{ " + "(" * 100_000 + ")" * 100_000 + " }}", field="body")
 
 
 def test_small_sums_and_prices_can_be_said() -> None:
