@@ -52,7 +52,15 @@ def render(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> 
         return subject, _compiled(text.body).render(context), text.locale
     except UndefinedError as error:
         raise CannotRender(str(error)) from None
-    except (TemplateError, ArithmeticError, TypeError, ValueError, LookupError, RecursionError) as error:
+    except (
+        TemplateError,
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        RecursionError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise CannotRender(f"{type(error).__name__}: {error}") from None
 
 

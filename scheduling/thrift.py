@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -16,16 +16,16 @@ from jinja2 import Template, nodes, pass_context
 from jinja2.exceptions import SecurityError
 from jinja2.filters import do_urlize, do_wordwrap, make_attrgetter
 from jinja2.runtime import Context, Macro
-from jinja2.visitor import NodeTransformer
 
+from scheduling.counted import JOINED, MADE, ROUND, SEARCHED, Counted
 from scheduling.sandbox import Sandbox, formatted
 
 WORK = 1_000_000  #: letters that a text may make on its way; a round of a loop costs what it contains
-LEAST_ROUND = 10
 TOO_MUCH = f"its loops and what they make take too much work; all of it may come to {WORK} letters"
-_ROUND, _JOINED, _MADE = "(round)", "(joined)", "(made)"  #: filters that no text can name
-#: What answers with something that there was before, and so was paid for.
-SELECTING = frozenset({"attr", "d", "default", "first", "last", "max", "min", "random"})
+AT_ONCE = frozenset(
+    {"attr", "d", "default", "first", "last", "random"}
+)  #: what picks one that there is, unseen the rest
+LETTERS_AT_ONCE = 16  #: that are looked through while one is made
 
 
 class TooMuch(SecurityError):
@@ -55,15 +55,15 @@ class Thrifty(Sandbox):
         self.template_class = _ThriftyTemplate
         self.filters |= {"format": _format, "join": _join, "replace": _replace}
         self.filters |= {"urlize": _multiplying(do_urlize), "wordwrap": _multiplying(do_wordwrap)}
-        self.filters = {name: each if name in SELECTING else _paid(each) for name, each in self.filters.items()}
-        self.filters |= {_ROUND: _count_round, _JOINED: _concatenate, _MADE: _weighed}
+        self.filters = {name: each if name in AT_ONCE else _paid(each) for name, each in self.filters.items()}
+        self.filters |= {ROUND: _count_round, JOINED: _concatenate, MADE: _weighed, SEARCHED: _searched}
 
     def from_string(self, source: Any, *args: Any, **named: Any) -> Template:
         _allowance.left = WORK
         return super().from_string(source, *args, **named)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree: nodes.Template = _Counting().visit(super()._parse(source, name, filename))
+        tree: nodes.Template = Counted().visit(super()._parse(source, name, filename))
         tree.set_environment(self)
         return tree
 
@@ -94,6 +94,8 @@ class Thrifty(Sandbox):
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str | bytes):
             args = _paid_arguments(method.__name__, owner, args)
+        elif isinstance(owner, list | tuple):
+            _searched(owner)
         elif isinstance(method, Macro):
             _weighed((args, named))
         made = super().call(context, method, *args, **named)
@@ -105,54 +107,6 @@ class _ThriftyTemplate(Template):
     def render(self, *args: Any, **named: Any) -> str:
         _allowance.left = WORK
         return super().render(*args, **named)
-
-
-class _Counting(NodeTransformer):
-    """Lets each round of a loop and each call of a macro pay for itself, and what “~” joins."""
-
-    def visit_For(self, node: nodes.For) -> nodes.Node:
-        self._count(node)
-        if node.test is not None:
-            node.test = nodes.And(_round_of(node), node.test, lineno=node.lineno)
-        return node
-
-    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
-        return self._count(node)
-
-    def visit_CallBlock(self, node: nodes.CallBlock) -> nodes.Node:
-        return self._count(node)
-
-    def visit_Block(self, node: nodes.Block) -> nodes.Node:
-        return self._count(node)
-
-    def _count(self, node: Any) -> nodes.Node:
-        counted = nodes.ExprStmt(_round_of(node), lineno=node.lineno)
-        self.generic_visit(node)
-        node.body.insert(0, counted)
-        return node  # type: ignore[no-any-return]
-
-    def visit_List(self, node: nodes.List) -> nodes.Node:
-        return self._weigh(node)
-
-    def visit_Dict(self, node: nodes.Dict) -> nodes.Node:
-        return self._weigh(node)
-
-    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Node:
-        return self._weigh(node) if node.ctx == "load" else node
-
-    def _weigh(self, node: Any) -> nodes.Node:
-        self.generic_visit(node)
-        return nodes.Filter(node, _MADE, [], [], None, None, lineno=node.lineno)
-
-    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
-        self.generic_visit(node)
-        pieces = nodes.List(node.nodes, lineno=node.lineno)
-        return nodes.Filter(pieces, _JOINED, [], [], None, None, lineno=node.lineno)
-
-
-def _round_of(node: nodes.Node) -> nodes.Filter:
-    cost = nodes.Const(max(LEAST_ROUND, sum(1 for _ in node.find_all(nodes.Node))), lineno=node.lineno)
-    return nodes.Filter(cost, _ROUND, [], [], None, None, lineno=node.lineno)
 
 
 @pass_context
@@ -188,9 +142,25 @@ def _paid(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def paid(*args: Any, **named: Any) -> Any:
-        return _weighed(function(*args, **named))
+        for each in args:
+            _searched(each)
+        made = function(*args, **named)
+        return _each_paid(made) if isinstance(made, Iterator) else _weighed(made)
 
     return paid
+
+
+def _each_paid(made: Iterator[Any]) -> Iterator[Any]:
+    for each in made:
+        spend(1)
+        yield each
+
+
+def _searched(value: Any) -> Any:
+    """Gone through once, at the most."""
+    if isinstance(value, list | tuple | dict | str | bytes):
+        spend(len(value) if isinstance(value, list | tuple | dict) else len(value) // LETTERS_AT_ONCE)
+    return value
 
 
 def _paid_arguments(name: str, owner: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

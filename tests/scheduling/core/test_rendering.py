@@ -142,11 +142,25 @@ def test_a_text_that_grows_without_end_is_refused_when_it_is_saved_and_when_it_i
         "{{ event.data.long|replace('x', event.data.long) }}",
         "{% for a in event.data.long %}{% for b in event.data.long %}.{% endfor %}{% endfor %}",
         "{% macro m(f, n) %}{{ [f] * n }}{% endmacro %}{{ m(event.data.long, event.data.n) }}",
+        *(
+            "{% for a in event.data.lines %}{% if " + looked + " %}{% endif %}{% endfor %}"
+            for looked in (
+                "event.data.lines|map(attribute='n')|max",
+                "event.data.lines|selectattr('n', 'eq', 1)|first is defined",
+                "event.data.lines|sum(attribute='n')",
+                "0 in event.data.lines",
+                "event.data.lines == event.data.lines|list",
+                "event.data.lines.count(0)",
+                "event.data.lines|tojson",
+                "(event.data.lines ~ '')|length",
+            )
+        ),
+        "{{ 'x'|xmlattr }}",
     ],
 )
 def test_what_only_the_data_makes_grow_is_refused_when_it_is_said(body: str) -> None:
     with pytest.raises(CannotRender):
-        said(body, long="x" * 10_000, n=1_000_000)
+        said(body, long="x" * 10_000, n=1_000_000, lines=[{"n": 0}] * 20_000)
 
 
 def test_an_order_of_hundreds_of_lines_can_be_said() -> None:
