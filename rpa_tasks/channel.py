@@ -14,9 +14,10 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, ClassVar
 
-from django.db import InterfaceError, OperationalError, connection
+from django.db import connection
 
 from rpa_tasks.publishing import Receipt, Refused, Request, publish
+from scheduling import sql
 from scheduling.channels import fields
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
 from scheduling.errors import InvalidInput
@@ -80,7 +81,7 @@ class Rpa:
             return Permanent("rpa_refused", str(error)[:500])
         except Refused as error:
             return Transient("rpa_backlog", str(error), retry_after=timedelta(seconds=error.retry_after))
-        except (OperationalError, InterfaceError, TimeoutError) as error:
+        except (*sql.AWAY, TimeoutError) as error:
             return Unknown("database_away", str(error)[:500])
         return Delivered(f"job {receipt.task_id}")
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import structlog
 from django.conf import settings
-from django.db import InterfaceError, OperationalError, close_old_connections, connection
+from django.db import close_old_connections, connection
 
 from rpa_tasks import command, tokens
 from rpa_tasks.evidence import collect
@@ -42,7 +42,6 @@ EXTENSION = 30.0  #: seconds that a renewal is worth to the guard; its whole lad
 STOPPING_PATIENCE = 20.0  #: seconds a run may go on when its node stops, before an idempotent one is sent back
 SETTLE_PATIENCE = 50.0  #: seconds of trying to settle while the database is away; then the rescue has done it
 UNEVENTFUL = (Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.HELD)  #: ends that nobody looks into
-DATABASE_AWAY = (OperationalError, InterfaceError)
 
 
 def work(queues: Sequence[str]) -> int:
@@ -199,7 +198,7 @@ class _Run:
         asked_at = clock()
         try:
             self.stands = jobs.renew(self.pick.claim, lease=LEASE)
-        except DATABASE_AWAY as error:
+        except sql.AWAY as error:
             log.warning("lease_not_renewed", task_id=str(self.job.pk), error=str(error))
             close_old_connections()
             return False
@@ -215,7 +214,7 @@ class _Run:
                 return "node_stopping"
         try:
             seen = _look(self.pick.claim, self.progress)
-        except DATABASE_AWAY:
+        except sql.AWAY:
             close_old_connections()
             return ""
         self.progress = None
@@ -232,7 +231,7 @@ class _Run:
                 if conclude(self.job, self.pick.claim, ended):
                     self._log_path().unlink(missing_ok=True)  # what matters of it is with the run
                 return
-            except DATABASE_AWAY as error:
+            except sql.AWAY as error:
                 log.warning("run_not_settled", task_id=str(self.job.pk), error=str(error))
                 connection.close()
                 if time.monotonic() > gives_up_at:

@@ -54,7 +54,7 @@ def retry(failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: dateti
         republish = _republishers().get(row.origin)
         if republish is None:
             raise Conflict("A broker message cannot be published again; ignore or archive it.")
-        republish(row, task_id, due_at or _database_now(), as_new)
+        republish(row, task_id, due_at or sql.now(), as_new)
     return task_id
 
 
@@ -89,7 +89,7 @@ class Tally:
 
 def retry_all(failed_ids: Sequence[UUID], actor: Actor, *, as_new: bool = False, per_second: float = 20) -> Tally:
     """Publish many again at a pace, so that the receiver is not flooded; conflicts take no place in it."""
-    started_at = _database_now()
+    started_at = sql.now()
 
     def again(failed_id: UUID, done: int) -> None:
         retry(failed_id, actor, as_new=as_new, due_at=started_at + timedelta(seconds=done / per_second))
@@ -168,13 +168,6 @@ def republish_touch(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bo
         template_id=old.template_id if reserved_at else None,
         counts_toward_cap=old.counts_toward_cap,
     )
-
-
-def _database_now() -> datetime:
-    """By the clock that decides what is due, so that nothing waits because a node's is ahead."""
-    ((instant,),) = sql.rows("SELECT statement_timestamp()", {})
-    assert isinstance(instant, datetime)
-    return instant
 
 
 @cache

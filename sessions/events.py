@@ -14,9 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from django.db import InterfaceError, OperationalError
-
-from scheduling import configuration
+from scheduling import configuration, sql
 from scheduling.api.cloudevents import parse_event
 from scheduling.api.group_commit import DatabaseUnavailable
 from scheduling.findings import Findings
@@ -76,7 +74,7 @@ def _types(askers: Sequence[None]) -> list[Types]:
     """In a thread, once for all who ask at this moment."""
     try:
         return [configuration.current().activity_types] * len(askers)
-    except (OperationalError, InterfaceError) as error:
+    except sql.AWAY as error:
         raise DatabaseUnavailable from error
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from datetime import timedelta
 
-import psycopg
 import structlog
 from django.conf import settings
-from django.db import InterfaceError, OperationalError, close_old_connections
+from django.db import close_old_connections
 
+from scheduling import sql
 from sessions import activity, policies, reports
 from sessions.hand_in import hand_in, undelivered
 from sessions.keys import SHARDS
@@ -28,7 +28,6 @@ LEASE = timedelta(seconds=30)  #: a pass takes a fraction of a second; this outl
 LONGEST_SLEEP = 1.0  #: seconds; thresholds are at least twice that, so nothing new falls due while it sleeps
 BREATH = 0.02  #: seconds between passes, so that what falls due in that time goes in one transaction
 HOUSEKEEPING = 2.0  #: seconds between looks at policies and at activity
-DATABASE_AWAY = (OperationalError, InterfaceError, psycopg.OperationalError, psycopg.InterfaceError)
 
 
 class Watcher:
@@ -62,7 +61,7 @@ class Watcher:
         except StoreAway as error:
             log.warning("store_away", error=str(error))
             return self._backoff.next()
-        except DATABASE_AWAY as error:
+        except sql.AWAY as error:
             log.warning("database_away", error=str(error))
         except Exception:
             # A flaw in one thing must not end the watch over all the others.

@@ -12,8 +12,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
-from django.db import InterfaceError, OperationalError, connection, reset_queries
+from django.db import connection, reset_queries
 
+from scheduling import sql
 from scheduling.api import metrics
 from scheduling.dispatcher import doorbell
 from scheduling.errors import AftertouchError, InvalidInput
@@ -128,7 +129,7 @@ class GroupCommit:
         """One transaction for all. Where its content makes it fail, halve until what is to blame fails alone."""
         try:
             return self._commit(group)
-        except (OperationalError, InterfaceError) as error:
+        except sql.AWAY as error:
             log.warning("database_unavailable", submissions=len(group), error=str(error))
             unavailable = DatabaseUnavailable()
             self._refuse_waiting(unavailable)
@@ -146,7 +147,7 @@ class GroupCommit:
         events = [event for submission in group for event in submission.events]
         try:
             receipts = self._record(events)
-        except (OperationalError, InterfaceError):
+        except sql.AWAY:
             connection.close()
             receipts = self._record(events)
         metrics.count_commit(len(events))
