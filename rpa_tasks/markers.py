@@ -28,7 +28,7 @@ def state_dir() -> str:
 
 def marks_of(process: processes.Process) -> dict[str, str] | None:
     """The values of `MARKERS`, where it belongs to a run on this node."""
-    environment = processes.environment(process.pid)
+    environment = processes.environment(process.pid, having=TASK_ID)
     if environment.get(STATE_DIR) != state_dir() or TASK_ID not in environment:
         return None
     return {name: environment.get(name, "") for name in MARKERS}

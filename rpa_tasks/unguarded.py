@@ -25,11 +25,13 @@ CLIMBS = 10
 
 def end_unguarded() -> int:
     """SIGTERM, two seconds, SIGKILL. Returns how many processes of runs are still there: those whose guard lives."""
-    if doomed := _unguarded():
+    there = _of_runs()
+    if doomed := [process for process in there if not has_guard(process)]:
         log.warning("unguarded_ended", pids=[process.pid for process in doomed])
         if left := end(_unguarded, SWEEP_GRACE):
             log.error("unguarded_left", pids=[process.pid for process in left])
-    return len(_of_runs())
+        there = _of_runs()
+    return len(there)
 
 
 def has_guard(process: Process) -> bool:

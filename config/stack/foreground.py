@@ -26,6 +26,7 @@ from config.stack.supervision import Supervisor, start_supervisor, write_configu
 from config.stack.watch import Watch
 
 LIVE_WITHIN = 90.0
+LOOK_EVERY = 1.0  #: seconds; each look asks the supervisor
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 compared with, not bound
 
@@ -162,7 +163,7 @@ class Foreground:
         watch = Watch(self.state_dir, self.start_servers, say)
         while self.supervisor is not None and self.supervisor.poll() is None:
             watch.look()
-            time.sleep(0.5)
+            time.sleep(LOOK_EVERY)
         raise StackError(f"the supervisor ended. {self.last_words()}")
 
     def stop(self) -> None:

@@ -30,8 +30,9 @@ class Watch:
     def look(self) -> None:
         self.revive_servers()
         try:
-            self.end_what_the_killed_left()
-            self.start_what_was_given_up()
+            programs = self.supervisor.programs()
+            self.end_what_the_killed_left({name: int(row["pid"]) for name, row in programs.items() if row["pid"]})
+            self.start_what_was_given_up([name for name, row in programs.items() if row["statename"] in GIVEN_UP])
         except (OSError, HTTPException, RpcError):
             return  # the supervisor is busy or ending; its owner looks at that
 
@@ -54,17 +55,15 @@ class Watch:
             for program in self.supervisor.states():
                 self.supervisor.restart(program)
 
-    def end_what_the_killed_left(self) -> None:
+    def end_what_the_killed_left(self, now: dict[str, int]) -> None:
         """A killed program's own children would keep its port, and its messages, from the one started in its place."""
-        now = self.supervisor.pids()
         for program, pid in self.pids.items():
             if now.get(program) != pid:
                 self.say(f"{program} (pid {pid}) ended")
                 end_group(pid)
         self.pids = now
 
-    def start_what_was_given_up(self) -> None:
-        for program, state in self.supervisor.states().items():
-            if state in GIVEN_UP:
-                self.say(f"{program} keeps ending, see {self.state_dir / 'logs' / program}.log; it is tried again")
-                self.supervisor.start(program)
+    def start_what_was_given_up(self, programs: list[str]) -> None:
+        for program in programs:
+            self.say(f"{program} keeps ending, see {self.state_dir / 'logs' / program}.log; it is tried again")
+            self.supervisor.start(program)

@@ -63,10 +63,13 @@ def everyone() -> Iterator[Process]:
                 yield process
 
 
-def environment(pid: int) -> dict[str, str]:
-    """What it was started with. Empty where we may not look."""
-    words = _read(f"/proc/{pid}/environ").split(b"\0")
-    return dict(os.fsdecode(word).split("=", 1) for word in words if b"=" in word)
+def environment(pid: int, having: str = "") -> dict[str, str]:
+    """What it was started with. Empty where we may not look, or where `having` is no part of it, which is told at a
+    tenth of the cost."""
+    found = _read(f"/proc/{pid}/environ")
+    if having.encode() not in found:
+        return {}
+    return dict(os.fsdecode(word).split("=", 1) for word in found.split(b"\0") if b"=" in word)
 
 
 def family(ancestor: int, marks: dict[str, str]) -> list[Process]:
