@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import psycopg
@@ -34,10 +35,12 @@ class LeaderScheduler(DatabaseScheduler):
     """
 
     STANDBY_SECONDS = 5.0
+    ASK_EVERY = 2.0  #: seconds between questions whether somebody edited a schedule; a tick would ask several times
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._lock_connection: psycopg.Connection[Any] | None = None
         self._leads = False
+        self._asked_at = float("-inf")
         self._watchman = Watchman()
         super().__init__(*args, **kwargs)
 
@@ -55,6 +58,12 @@ class LeaderScheduler(DatabaseScheduler):
         pause = float(super().tick(*args, **kwargs))
         measures.beat_ticked(settings.AFTERTOUCH_NODE)
         return pause
+
+    def schedule_changed(self) -> bool:
+        if time.monotonic() - self._asked_at < self.ASK_EVERY:
+            return False
+        self._asked_at = time.monotonic()
+        return bool(super().schedule_changed())
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
         """Publishes are not retried here, so nobody else finds out that an AMQP connection is dead: dial anew."""
