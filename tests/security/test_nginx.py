@@ -36,6 +36,7 @@ error_log {folder}/error.log;
 {user}
 events {{ }}
 http {{
+    access_log {folder}/other.log;
     client_body_temp_path {folder}/body;
     proxy_temp_path {folder}/proxy;
     fastcgi_temp_path {folder}/fastcgi;
