@@ -19,7 +19,7 @@ from rpa_tasks.admin.job_page import as_text
 from rpa_tasks.models import Flow
 from rpa_tasks.validation import check_flow
 from rpa_tasks.verdicts import DEFAULT_EXIT_CODES
-from scheduling.admin.base import CheckedForm, WithHistory, plainly
+from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory, plainly
 from scheduling.admin.fields import DurationField, DurationsField, NamesField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.wording import spoken
@@ -95,7 +95,7 @@ def command_line(row: Flow) -> str:
 
 
 @admin.register(Flow)
-class FlowAdmin(WithHistory, Retirable):
+class FlowAdmin(KeepsOthersEdits, WithHistory, Retirable):
     form = FlowForm
     list_display = ("task_type", "platform", "program", "wait", "needs_browser", "idempotent", "shown_state")
     list_filter = (("platform", RelatedDropdownFilter), RetiredFilter)
@@ -115,11 +115,6 @@ class FlowAdmin(WithHistory, Retirable):
     retry_delays_text = plainly("retry_delays", _("retries after"), lambda value: DurationsField().write(value) or "–")
     schema_text = plainly("payload_schema", _("schema of the payload"), lambda value: as_text(value) if value else "–")
     environment_text = plainly("environment", _("environment variables"), lambda value: ", ".join(value) or "–")
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        if change:
-            obj.take_over_all_but(form.changed_data)  # somebody may have retired it meanwhile
-        super().save_model(request, obj, form, change)
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         edits = obj is None or self.has_change_permission(request, obj)

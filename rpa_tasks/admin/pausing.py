@@ -14,20 +14,15 @@ from django.utils.translation import gettext_lazy
 from unfold.decorators import action, display
 
 from rpa_tasks.admin.live import tag
-from scheduling.admin.base import OpsAdmin
+from scheduling.admin.base import KeepsOthersEdits
 
 
-class Pausing(OpsAdmin):
+class Pausing(KeepsOthersEdits):
     """Not fields of the form: who saves an old form must not start or stop anything."""
 
     #: By primary key, `by=` the person; False where nothing changed.
     pauses: ClassVar[Callable[..., bool]]
     resumes: ClassVar[Callable[..., bool]]
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        if change:
-            obj.take_over_all_but(form.changed_data)  # somebody may have paused or retired it meanwhile
-        super().save_model(request, obj, form, change)
 
     def has_pause_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return bool(request.user.has_perm("scheduling.add_pause"))

@@ -150,6 +150,16 @@ class CheckedForm(forms.ModelForm):  # type: ignore[type-arg]
         return super().save(commit)
 
 
+class KeepsOthersEdits(OpsAdmin):
+    """Saves what was edited here. What others did since the form was read stays: they paused or retired it, or a
+    guarded roll-out brought its canary back. For forms whose fields are the model's."""
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        if change:
+            obj.take_over_all_but(form.changed_data)
+        super().save_model(request, obj, form, change)
+
+
 class WithHistory(SimpleHistoryAdmin):  # type: ignore[misc]
     """Every change with its author, its reason and what differed."""
 

@@ -17,7 +17,7 @@ from unfold.decorators import action, display
 from unfold.widgets import UnfoldBooleanSwitchWidget
 
 from scheduling.admin import effect, impact, matrix
-from scheduling.admin.base import CheckedForm, WithHistory, plainly
+from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory, plainly
 from scheduling.admin.fields import DelayRulesField, DurationField, NamesField, SuggestingInput, known_event_types
 from scheduling.admin.guarded_rollout import MOVED, MOVED_BY_ITSELF, is_guarded, node_context
 from scheduling.admin.pause import pause_button
@@ -90,7 +90,7 @@ class StateFilter(admin.SimpleListFilter):
 
 
 @admin.register(Node)
-class NodeAdmin(WithHistory, Retirable):
+class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
     form = NodeForm
     list_display = ("key", "stage", "trigger", "wait", "template", "channel", "priority", "shown_state", "waiting")
     list_filter = (
@@ -186,8 +186,6 @@ class NodeAdmin(WithHistory, Retirable):
         return [(when, {"fields": fields}), *rest]
 
     def save_model(self, request: HttpRequest, obj: Node, form: Any, change: bool) -> None:
-        if change:
-            obj.take_over_all_but(form.changed_data)  # a guarded roll-out may have brought its canary back meanwhile
         super().save_model(request, obj, form, change)
         if change and form.cleaned_data.get("move_waiting"):
             impact.move_after_commit(request, obj)

@@ -10,7 +10,7 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
-from scheduling.admin.base import CheckedForm, WithHistory, plainly
+from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory, plainly
 from scheduling.admin.fields import DurationField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.wording import spoken
@@ -36,7 +36,7 @@ class CampaignForm(CheckedForm):
 
 
 @admin.register(Campaign)
-class CampaignAdmin(WithHistory, Retirable):
+class CampaignAdmin(KeepsOthersEdits, WithHistory, Retirable):
     form = CampaignForm
     list_display = ("key", "wait", "starts_at", "ends_at", "shown_state", "version")
     list_filter = (RetiredFilter,)
@@ -54,11 +54,6 @@ class CampaignAdmin(WithHistory, Retirable):
             (_("When"), {"fields": ("starts_at", "ends_at")}),
             (_("Life"), {"fields": life}),
         ]
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        if change:
-            obj.take_over_all_but(form.changed_data)  # somebody may have retired it meanwhile
-        super().save_model(request, obj, form, change)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)

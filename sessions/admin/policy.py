@@ -11,7 +11,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
 import sessions.wording  # noqa: F401  (teaches the words)
-from scheduling.admin.base import CheckedForm, WithHistory, plainly
+from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory, plainly
 from scheduling.admin.fields import DurationField
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.wording import spoken
@@ -50,7 +50,7 @@ class SilencePolicyForm(CheckedForm):
 
 
 @admin.register(SilencePolicy)
-class SilencePolicyAdmin(WithHistory, Retirable):
+class SilencePolicyAdmin(KeepsOthersEdits, WithHistory, Retirable):
     form = SilencePolicyForm
     list_display = ("tag", "wait", "ladder", "grace_text", "shown_state", "version")
     list_filter = (RetiredFilter,)
@@ -78,11 +78,6 @@ class SilencePolicyAdmin(WithHistory, Retirable):
             (_("How often"), {"fields": (("max_nudges", "growth"),)}),
             (_("Life"), {"fields": life}),
         ]
-
-    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
-        if change:
-            obj.take_over_all_but(form.changed_data)  # somebody may have retired it meanwhile
-        super().save_model(request, obj, form, change)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
