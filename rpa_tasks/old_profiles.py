@@ -36,7 +36,7 @@ class OldProfiles:
         """One a pass, which may be many files. When none is left, it is a while until the next look."""
         if self._looked_at is not None and time.monotonic() - self._looked_at < LOOK_EVERY:
             return False
-        ((at,),) = sql.rows("SELECT statement_timestamp()", {})
+        at = sql.now()
         if any(at - _left_at(folder, at) > KEPT_FOR and _delete(folder) for folder in _not_needed()):
             return True
         self._looked_at = time.monotonic()
