@@ -139,7 +139,7 @@ class Supervisor:
         return {name: str(row["statename"]) for name, row in self.programs().items()}
 
     def pids(self) -> dict[str, int]:
-        return {name: int(row["pid"]) for name, row in self.programs().items() if row["pid"]}
+        return pids_of(self.programs())
 
     def start(self, program: str) -> None:
         self.ask("startProcess", program)
@@ -157,3 +157,8 @@ def end_group(leader: int) -> None:
     """End what a killed program left behind; the group keeps its number as long as it has members."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def pids_of(programs: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Of those that run."""
+    return {name: int(row["pid"]) for name, row in programs.items() if row["pid"]}

@@ -13,7 +13,7 @@ from config.embedded import servers
 from config.embedded.endpoints import read_endpoints
 from config.embedded.errors import EmbeddedServerError
 from config.embedded.processes import is_alive
-from config.stack.supervision import Supervisor, end_group
+from config.stack.supervision import Supervisor, end_group, pids_of
 
 GIVEN_UP = ("FATAL", "EXITED")
 
@@ -31,7 +31,7 @@ class Watch:
         self.revive_servers()
         try:
             programs = self.supervisor.programs()
-            self.end_what_the_killed_left({name: int(row["pid"]) for name, row in programs.items() if row["pid"]})
+            self.end_what_the_killed_left(pids_of(programs))
             self.start_what_was_given_up([name for name, row in programs.items() if row["statename"] in GIVEN_UP])
         except (OSError, HTTPException, RpcError):
             return  # the supervisor is busy or ending; its owner looks at that
