@@ -66,23 +66,25 @@ def deliver(task_ids: Sequence[UUID]) -> None:
         deliver(task_ids[half:])
 
 
+@transaction.atomic
 def _fail(task_id: UUID) -> None:
-    with transaction.atomic():
-        claims = touches.claim([task_id], lease=LEASE)
-        ends = [Settlement(each.task_id, each.lease_no, "failed", "internal_error", frees_slot=True) for each in claims]
-        in_doubt = touches.in_doubt([task_id])
-        touches.settle([outcomes.still_in_doubt(end) if in_doubt else end for end in ends])
-        failures.bury_touches([claim.task_id for claim in claims], details={task_id: traceback.format_exc(limit=-5)})
+    claimed = _settle_untried(task_id, "failed", "internal_error")
+    failures.bury_touches(claimed, details={task_id: traceback.format_exc(limit=-5)})
 
 
 @transaction.atomic
 def _hold(task_id: UUID) -> None:
-    until = sql.now() + UNREADABLE_FOR
-    doubtful = touches.in_doubt([task_id])
-    touches.settle([
-        Settlement(each.task_id, each.lease_no, "scheduled", "secrets_unreadable", until, frees_slot=not doubtful)
-        for each in touches.claim([task_id], lease=LEASE)
-    ])  # fmt: skip
+    _settle_untried(task_id, "scheduled", "secrets_unreadable", sql.now() + UNREADABLE_FOR)
+
+
+def _settle_untried(task_id: UUID, state: str, reason: str, due_at: datetime | None = None) -> list[UUID]:
+    """Without an attempt now; an earlier one may still be in doubt. Returns what was claimed for it: this one, or
+    none."""
+    claims = touches.claim([task_id], lease=LEASE)
+    ends = [Settlement(each.task_id, each.lease_no, state, reason, due_at, frees_slot=True) for each in claims]
+    in_doubt = touches.in_doubt([task_id])
+    touches.settle([outcomes.still_in_doubt(end) if in_doubt else end for end in ends])
+    return [claim.task_id for claim in claims]
 
 
 def _deliver(task_ids: Sequence[UUID]) -> None:
