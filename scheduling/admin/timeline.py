@@ -16,8 +16,7 @@ from django.utils.translation import gettext as _
 from scheduling.admin.wording import reason, spoken
 from scheduling.durations import parse_duration
 from scheduling.models import Attempt, Category, Complaint, FailedTask, Touch, Verdict
-
-VERDICTS = 50  #: the last ones; what waits for a receiver that is dead is judged hundreds of times
+from scheduling.selectors import LATEST_VERDICTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +91,9 @@ def _handed_over(touch: Touch) -> list[Moment]:
 
 
 def _verdicts(touch: Touch) -> list[Moment]:
-    latest = list(touch.verdicts.order_by("-pk")[: VERDICTS + 1])
-    told = [_verdict(each) for each in reversed(latest[:VERDICTS])]
-    if len(latest) > VERDICTS:
+    latest = list(touch.verdicts.order_by("-pk")[: LATEST_VERDICTS + 1])
+    told = [_verdict(each) for each in reversed(latest[:LATEST_VERDICTS])]
+    if len(latest) > LATEST_VERDICTS:
         told.insert(0, Moment(told[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
     return told
 
