@@ -18,7 +18,7 @@ from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from rpa_tasks import node_queues
-from rpa_tasks.markers import LEASE_NO, TASK_ID, sweep
+from rpa_tasks.markers import LEASE_NO, TASK_ID, marked, sweep
 from rpa_tasks.models import ExecutionNode, Job, JobState
 from rpa_tasks.old_profiles import OldProfiles
 from rpa_tasks.pool import places, view
@@ -163,15 +163,7 @@ def _run_of_log(name: str) -> Run | None:
 
 def _marked_runs() -> set[Run]:
     """The runs that have processes on this node."""
-    found: set[Run] = set()
-
-    def note(marks: Mapping[str, str]) -> bool:
-        if run := _run_of(marks):
-            found.add(run)
-        return False
-
-    sweep(note)
-    return found
+    return {run for _, marks in marked() if (run := _run_of(marks))}
 
 
 def _run_of(marks: Mapping[str, str]) -> Run | None:

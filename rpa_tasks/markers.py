@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import structlog
 from django.conf import settings
@@ -26,8 +26,14 @@ def state_dir() -> str:
     return os.path.abspath(settings.AFTERTOUCH_STATE_DIR)
 
 
-def marks_of(process: processes.Process) -> dict[str, str] | None:
-    """The values of `MARKERS`, where it belongs to a run on this node."""
+def marked() -> Iterator[tuple[processes.Process, dict[str, str]]]:
+    """Every process of a run on this node, with its values of `MARKERS`."""
+    for process in processes.everyone():
+        if marks := _marks_of(process):
+            yield process, marks
+
+
+def _marks_of(process: processes.Process) -> dict[str, str] | None:
     environment = processes.environment(process.pid, having=TASK_ID)
     if environment.get(STATE_DIR) != state_dir() or TASK_ID not in environment:
         return None
@@ -40,12 +46,7 @@ def sweep(match: Callable[[Mapping[str, str]], bool]) -> list[int]:
     `match` gets the values of `MARKERS`. Runs of another state directory are another node's, and left alone. Returns
     the pids that could not be proven dead; takes at most some seven seconds, and milliseconds where there is none.
     """
-
-    def matches(process: processes.Process) -> bool:
-        marks = marks_of(process)
-        return marks is not None and match(marks)
-
-    left = processes.end(lambda: [each for each in processes.everyone() if matches(each)], SWEEP_GRACE)
+    left = processes.end(lambda: [process for process, marks in marked() if match(marks)], SWEEP_GRACE)
     if left:
         log.error("sweep_left_processes", pids=[process.pid for process in left])
     return [process.pid for process in left]

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import structlog
 
-from rpa_tasks.guard.processes import Process, end, everyone, look
-from rpa_tasks.markers import SWEEP_GRACE, marks_of
+from rpa_tasks.guard.processes import Process, end, look
+from rpa_tasks.markers import SWEEP_GRACE, marked
 
 log = structlog.get_logger(__name__)
 
@@ -67,7 +67,7 @@ def _is_guard(pid: int) -> bool:
 
 
 def _of_runs() -> list[Process]:
-    return [process for process in everyone() if marks_of(process) is not None]
+    return [process for process, _ in marked()]
 
 
 def _unguarded() -> list[Process]:
