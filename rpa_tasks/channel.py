@@ -7,11 +7,8 @@ it is the job's story: its retries take minutes, and if it fails it waits in the
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
-from functools import cache
 from typing import Any, ClassVar
 
 from django.db import connection
@@ -20,6 +17,7 @@ from rpa_tasks.publishing import Receipt, Refused, Request, publish
 from scheduling import sql
 from scheduling.channels import fields
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.channels.threads import threads
 from scheduling.errors import InvalidInput
 
 THREADS = 4  #: each with a connection to the database while it stores a job
@@ -76,7 +74,9 @@ class Rpa:
         )
         try:
             async with asyncio.timeout(left.total_seconds()):
-                receipt = await asyncio.get_running_loop().run_in_executor(threads(), _publish, request)
+                receipt = await asyncio.get_running_loop().run_in_executor(
+                    threads("rpa-jobs", THREADS), _publish, request
+                )
         except InvalidInput as error:
             return Permanent("rpa_refused", str(error)[:500])
         except Refused as error:
@@ -84,16 +84,6 @@ class Rpa:
         except (*sql.AWAY, TimeoutError) as error:
             return Unknown("database_away", str(error)[:500])
         return Delivered(f"job {receipt.task_id}")
-
-
-def threads() -> ThreadPoolExecutor:
-    """Jobs have their own threads: what waits for the database here must hold up no other channel."""
-    return _threads_of(os.getpid())  # a pool does not survive a fork
-
-
-@cache
-def _threads_of(process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="rpa-jobs")
 
 
 def _publish(request: Request) -> Receipt:

@@ -24,7 +24,7 @@ from django.core.validators import validate_email
 
 from scheduling.channels import fields
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
-from scheduling.channels.smtp import AT_ONCE, Relay, converse, parse_relay, threads
+from scheduling.channels.smtp import AT_ONCE, Relay, converse, mail_threads, parse_relay
 from scheduling.channels.unsubscribe import unsubscribe_url
 
 SUBJECT_LENGTH = 200  # characters
@@ -115,7 +115,7 @@ def one_line(text: str) -> str:
 
 
 async def _by_django(mail: EmailMessage, seconds: float) -> Outcome:
-    sending = asyncio.get_running_loop().run_in_executor(threads(), get_connection().send_messages, [mail])
+    sending = asyncio.get_running_loop().run_in_executor(mail_threads(), get_connection().send_messages, [mail])
     done, _ = await asyncio.wait({sending}, timeout=seconds)
     if not done:
         return Unknown("timeout", "the mail backend did not return in time")

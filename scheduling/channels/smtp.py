@@ -8,7 +8,6 @@ nothing was delivered (RFC 5321, 4.1.1.4), after it only a final reply can tell.
 from __future__ import annotations
 
 import asyncio
-import os
 import smtplib
 import socket
 import ssl
@@ -16,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cache
 from threading import Lock
 from time import monotonic
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -27,6 +25,7 @@ from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, U
 from scheduling.channels.destinations import PrivateHosts
 from scheduling.channels.failures import Refused
 from scheduling.channels.replies import excerpt
+from scheduling.channels.threads import threads
 from scheduling.channels.transport import look_up
 
 AT_ONCE = 32  #: mails on their way by one channel, each in a thread
@@ -224,7 +223,7 @@ class Conversation:
 async def converse(relay: Relay, sender: str, recipient: str, content: bytes, seconds: float) -> Outcome:
     """Deliver `content` (a whole message, CRLF lines) within `seconds`, whatever the relay does."""
     conversation = Conversation(relay, sender, recipient, content, monotonic() + seconds)
-    running = asyncio.get_running_loop().run_in_executor(threads(), conversation.run)
+    running = asyncio.get_running_loop().run_in_executor(mail_threads(), conversation.run)
     try:
         done, _ = await asyncio.wait({running}, timeout=seconds)
     except asyncio.CancelledError:
@@ -233,14 +232,9 @@ async def converse(relay: Relay, sender: str, recipient: str, content: bytes, se
     return running.result() if done else conversation.abandon()
 
 
-def threads() -> ThreadPoolExecutor:
-    """Mail has its own threads: slow relays must not starve the loop's default executor, nor each other."""
-    return _threads_of(os.getpid())  # a pool does not survive a fork
-
-
-@cache
-def _threads_of(process: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="mail")
+def mail_threads() -> ThreadPoolExecutor:
+    """Slow relays must not starve each other, either."""
+    return threads("mail", THREADS)
 
 
 def _stuffed(content: bytes) -> bytes:
