@@ -16,7 +16,6 @@ from psycopg.rows import dict_row
 
 from config.embedded.account import server_account
 from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
 from config.environment import ROOT
 from tests.faults.brokers import Server
 
@@ -77,9 +76,5 @@ class PgBouncer:
 def pooled(database: str, mode: str, lines: str = "") -> Iterator[PgBouncer]:
     with tempfile.TemporaryDirectory(prefix="pgbouncer-", ignore_cleanup_errors=True) as name:
         made = PgBouncer(Path(name), database, mode, lines)
-        made.server.start()
-        try:
-            assert wait_until(made.answers, 30), made.server.log.read_text()
+        with made.server.standing(made.answers):
             yield made
-        finally:
-            made.server.kill()

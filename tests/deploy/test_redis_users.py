@@ -95,12 +95,8 @@ class Guarded:
 def guarded() -> Iterator[Guarded]:
     with tempfile.TemporaryDirectory(prefix="acl-", ignore_cleanup_errors=True) as name:
         made = Guarded(Path(name))
-        made.server.start()
-        try:
-            assert wait_until(made.answers, 30), made.server.log.read_text()
+        with made.server.standing(made.answers):
             yield made
-        finally:
-            made.server.kill()
 
 
 @pytest.mark.campaign

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,16 @@ class Server:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(10)
+
+    @contextmanager
+    def standing(self, answers: Callable[[], bool]) -> Iterator[None]:
+        """From the moment that it answers to the end of the block."""
+        self.start()
+        try:
+            assert wait_until(answers, 30), self.log.read_text()
+            yield
+        finally:
+            self.kill()
 
 
 @dataclass
