@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -15,21 +17,27 @@ from tests.scheduling.core.puppets import Theatre
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def send_in_vain(task_id: UUID, theatre: Theatre, meanwhile: Callable[[], Any]) -> Any:
+    """A worker has it while that happens, and then it waits to be sent again."""
+    theatre.blocks = True
+    theatre.play = lambda message: Transient("http_503")
+    fall_due(task_id)
+    delivery.deliver([task_id])
+    assert theatre.on_stage.wait(10)
+    happened = meanwhile()
+    theatre.let_go.set()
+    deliver([])
+    assert Touch.objects.get(pk=task_id).state == "scheduled"
+    return happened
+
+
 def test_an_event_that_calls_a_touch_off_while_it_is_being_sent_is_not_forgotten(
     matrix: Any, puppet: Any, happen: Any, theatre: Theatre
 ) -> None:
     """It could not be cancelled then, because a worker had it. It was not delivered, so its retry must not be."""
     matrix.node(channel=puppet(), cancel_on=["order.paid"])
-    theatre.blocks = True
-    theatre.play = lambda message: Transient("http_503")
     (task_id,) = happen().task_ids
-    fall_due(task_id)
-    delivery.deliver([task_id])
-    assert theatre.on_stage.wait(10)
-    happen(type="order.paid")
-    theatre.let_go.set()
-    deliver([])
-    assert Touch.objects.get(pk=task_id).state == "scheduled"
+    send_in_vain(task_id, theatre, lambda: happen(type="order.paid"))
 
     theatre.play = lambda message: Delivered("too late")
     (row,) = deliver_at_last(task_id)
@@ -43,16 +51,8 @@ def test_an_event_that_begins_anew_while_a_touch_is_being_sent_is_not_forgotten(
 ) -> None:
     """`restart`: the one that a worker had is not sent again beside the one that was planned in its place."""
     matrix.node(channel=puppet(), on_repeat="restart", guard_dedupe="ignore")
-    theatre.blocks = True
-    theatre.play = lambda message: Transient("http_503")
     (first,) = happen().task_ids
-    fall_due(first)
-    delivery.deliver([first])
-    assert theatre.on_stage.wait(10)
-    (second,) = happen().task_ids
-    theatre.let_go.set()
-    deliver([])
-    assert Touch.objects.get(pk=first).state == "scheduled"
+    (second,) = send_in_vain(first, theatre, happen).task_ids
 
     theatre.play = lambda message: Delivered("heard")
     old, new = deliver_at_last(first, second)
