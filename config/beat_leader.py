@@ -37,11 +37,12 @@ class LeaderScheduler(DatabaseScheduler):
 
     STANDBY_SECONDS = 5.0
     ASK_EVERY = 2.0  #: seconds between questions whether somebody edited a schedule; a tick would ask several times
+    SURE_FOR = 0.5  #: seconds; what falls due together costs one question whether the lock is still ours
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._lock_connection: psycopg.Connection[Any] | None = None
         self._leads = False
-        self._asked_at = float("-inf")
+        self._asked_at = self._held_at = float("-inf")
         self._watchman = Watchman()
         super().__init__(*args, **kwargs)
 
@@ -91,7 +92,9 @@ class LeaderScheduler(DatabaseScheduler):
                 self._lock_connection = _connect()
                 row = self._lock_connection.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_LOCK]).fetchone()
             elif self._leads:
-                self._lock_connection.execute("SELECT 1")
+                if time.monotonic() - self._held_at > self.SURE_FOR:
+                    self._lock_connection.execute("SELECT 1")
+                    self._held_at = time.monotonic()
                 return True
             else:
                 row = self._lock_connection.execute("SELECT pg_try_advisory_lock(%s)", [LEADER_LOCK]).fetchone()
