@@ -28,3 +28,6 @@ SCHEDULE = {
     "replay what a draft would do": tick("scheduling.what_if", 5),
     "go on with bulk actions": tick("scheduling.bulk", 5),
 }
+
+#: What passes every few seconds. Neither the log nor Flower says so each time; `/metrics` has when each last passed.
+PASSES = frozenset(each["task"] for each in SCHEDULE.values())

@@ -19,6 +19,7 @@ from kombu.transport import pyamqp
 from kombu.transport import redis as redis_transport
 from kombu.transport.redis import QoS, Transport
 
+from config.beat import PASSES
 from scheduling import broker_alarm
 
 log = structlog.get_logger(__name__)
@@ -30,6 +31,10 @@ class SafeTask(DjangoTask):
     """A task that cannot take its worker down, and whose failure is kept."""
 
     abstract = True
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        cls.send_events = cls.name not in PASSES
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         close_old_connections()

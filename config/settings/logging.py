@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 
+from config.beat import PASSES
 from config.environment import environment
 
 _shared: list[structlog.typing.Processor] = [
@@ -55,6 +56,14 @@ class WithoutTokens(logging.Filter):
         return True
 
 
+class WithoutPasses(logging.Filter):
+    """Celery's two lines a task are of use where there is work. Of passes they would be 200,000 a day."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        task = record.args.get("name") if isinstance(record.args, dict) else None
+        return record.levelno > logging.INFO or task not in PASSES
+
+
 structlog.configure(
     # What the level leaves out costs nothing, not even its arguments.
     wrapper_class=structlog.make_filtering_bound_logger(environment().django_log_level.lower()),
@@ -79,9 +88,11 @@ LOGGING = {
     },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "structured"}},
     "root": {"handlers": ["stderr"], "level": environment().django_log_level},
-    "filters": {"without_tokens": {"()": WithoutTokens}},
+    "filters": {"without_tokens": {"()": WithoutTokens}, "without_passes": {"()": WithoutPasses}},
     "loggers": {
         "uvicorn.error": {"filters": ["without_tokens"]},
+        "celery.worker.strategy": {"filters": ["without_passes"]},
+        "celery.app.trace": {"filters": ["without_passes"]},
         "aiohttp.access": {"level": "WARNING"},
         "django.request": {"level": "ERROR"},
     },
