@@ -20,8 +20,8 @@ WITHIN = 1.0  #: seconds over which they fall due, so that there are messages to
 
 
 def nodes(bench: Bench) -> None:
-    count = bench.size(4_000, 1_200)
-    note = f"{count:,} to one receiver that takes {TAKES * 1000:.0f} ms, -c 1 each"
+    count = bench.size(8_000, 2_400)
+    note = f"{count:,} to one receiver that takes {TAKES * 1000:.0f} ms, -c 2 each"
     add = bench.figures.add
     for _ in range(bench.repeat):
         port = free_port()
@@ -39,7 +39,7 @@ def _received(bench: Bench, url: str, count: int, number: int) -> float:
     with ExitStack() as running:
         for nth in range(number):
             own = {"AFTERTOUCH_STATE_DIR": str(bench.state_dir / f"node-{nth}"), "AFTERTOUCH_NODE": f"node-{nth}"}
-            worker = running.enter_context(bench.running(*WORKER, "-c", "1", "-n", f"node-{nth}@%h", env=own))
+            worker = running.enter_context(bench.running(*WORKER, "-c", "2", "-n", f"node-{nth}@%h", env=own))
             wait_until(lambda worker=worker: bool(worker.children()), 60, "the worker")  # type: ignore[misc]
         running.enter_context(bench.running(*BEAT))
         contest.warm_up(cells[0])
