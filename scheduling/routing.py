@@ -10,6 +10,7 @@ from scheduling.channels.base import Channel
 from scheduling.channels.registry import channel_kinds
 from scheduling.configuration import Snapshot
 from scheduling.models import Community
+from scheduling.models.secret import Sealed
 from scheduling.specs import ChannelSpec, CustomerSpec
 
 
@@ -25,13 +26,16 @@ _channels: dict[int, tuple[ChannelSpec, Channel]] = {}
 
 
 def channel_of(spec: ChannelSpec) -> Channel:
-    """The channel as configured now, one instance a process and setting. Raises `NoTarget` where it cannot work."""
+    """The channel as configured now, one instance a process and setting. Raises `NoTarget` where it cannot work,
+    `Unreadable` where this node has not the key for its settings."""
     known = _channels.get(spec.id)
     if known and known[0] == spec:
         return known[1]
     kind = channel_kinds().get(spec.kind)
     if spec.retired or kind is None:
         raise NoTarget("channel_retired", f"channel {spec.key} ({spec.kind})")
+    if isinstance(spec.config, Sealed):
+        spec.config.open()
     try:
         channel = kind(spec.config, spec.timeout)
     except ValueError as error:

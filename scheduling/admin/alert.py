@@ -27,6 +27,7 @@ from scheduling.channels.registry import channel_kinds
 from scheduling.durations import format_duration, from_seconds, to_seconds
 from scheduling.ids import new_id
 from scheduling.models import Alert, AlertReceiver, ChannelConfig
+from scheduling.models.secret import Sealed, Unreadable
 from scheduling.routing import NoTarget
 
 ELLIPSIS = {"what": "…"}
@@ -95,6 +96,8 @@ class AlertReceiverForm(forms.ModelForm):  # type: ignore[type-arg]
                 telling.line_to(row)
             except NoTarget as error:
                 self.add_error(_missing(row), reason(error.reason))
+            except Unreadable:
+                pass  # here; another node can tell
         return cleaned
 
     def _post_clean(self) -> None:
@@ -120,6 +123,12 @@ def _stored(condition: Condition, value: Any) -> float:
 def _missing(row: AlertReceiver) -> str:
     kind = channel_kinds().get(row.channel.kind)
     return "address" if kind is not None and kind.address_key else "community"
+
+
+def _unreadable(row: AlertReceiver) -> bool:
+    return isinstance(row.channel.config, Sealed) or (
+        row.community is not None and isinstance(row.community.targets, Sealed)
+    )
 
 
 class AlertInline(TabularInline):  # type: ignore[misc]
@@ -149,7 +158,7 @@ class AlertReceiverAdmin(OpsAdmin):
     form = AlertReceiverForm
     inlines = (AlertInline,)
     list_display = ("name", "channel", "shown_state", "told_at", "enabled")
-    list_select_related = ("channel",)
+    list_select_related = ("channel", "community")
     readonly_fields = ("limits_told", "told_at", "shown_problem")
     actions_detail = ("send_test",)
     shown_as: ClassVar[Mapping[str, str]] = {"holds_for": "holds_for_text", "remind_every": "remind_every_text"}
@@ -189,12 +198,16 @@ class AlertReceiverAdmin(OpsAdmin):
     def shown_state(self, row: Any) -> tuple[str, str]:
         if row.problem:
             return "lost", gettext("Cannot be told")
+        if _unreadable(row):
+            return "lost", gettext("Secrets unreadable here")
         if row.standing:
             return "alerts", gettext("Alerts: %(count)s") % {"count": row.standing}
         return "well", gettext("All is well")
 
     @display(description=_("problem"))  # type: ignore[untyped-decorator]
     def shown_problem(self, row: AlertReceiver) -> str:
+        if not row.problem and _unreadable(row):
+            return gettext("Secrets unreadable here")
         code, _space, detail = row.problem.partition(" ")
         return " – ".join(part for part in (reason(code), detail) if part) if code else "–"
 
@@ -215,6 +228,8 @@ class AlertReceiverAdmin(OpsAdmin):
                 outcome = telling.send(line, subject, f"{subject}\n{body}", now(), new_id())
             except NoTarget as error:
                 outcome = reason(error.reason)
+            except Unreadable:
+                outcome = gettext("Secrets unreadable here")
             self.log_change(request, row, gettext("Sent a test."))
         return self.page(
             request, "ops/send_test.html", gettext("Send a test to “%(who)s”") % {"who": row}, form=forms.Form(),

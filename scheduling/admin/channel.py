@@ -21,6 +21,7 @@ from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.wording import spoken
 from scheduling.channels.registry import channel_kinds
 from scheduling.models import ChannelConfig, DisabledTarget, Pause
+from scheduling.models.secret import Sealed
 from scheduling.validation import check_channel
 
 MASK = "••••"
@@ -37,6 +38,17 @@ def kind_choices() -> list[tuple[str, Any]]:
 
 def secret_names() -> list[str]:
     return sorted({name for kind in channel_kinds().values() for name in kind.secret_fields})
+
+
+#: For who may write new ones.
+SEALED = _(
+    "What is stored cannot be read on this machine, which has not the key for it. Left empty it stays; "
+    "what you type replaces all of it."
+)
+
+
+def readable(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {} if isinstance(stored, Sealed) else stored
 
 
 class SecretField(forms.CharField):
@@ -84,8 +96,8 @@ class ChannelForm(CheckedForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.stored: Mapping[str, Any] = self.instance.config or {}
-        self.config: Mapping[str, Any] = self.stored  #: as it will be, once the form is clean
+        self.config: Mapping[str, Any] = self.instance.config or {}  #: as it will be, once the form is clean
+        self.stored = readable(self.config)
         self.fields["settings"].initial = {k: v for k, v in self.stored.items() if k not in secret_names()}
         for name in secret_names():
             self.fields[f"secret_{name}"] = SecretField(name, bool(self.stored.get(name)))
@@ -95,7 +107,9 @@ class ChannelForm(CheckedForm):
         if "settings" in cleaned and "kind" in cleaned:
             given = {name: cleaned.get(f"secret_{name}", "").strip() for name in secret_names()}
             same_kind = cleaned["kind"] == self.instance.kind or not self.instance.kind
-            self.config = cleaned["config"] = {**cleaned["settings"], **merged(self.stored if same_kind else {}, given)}
+            config = {**cleaned["settings"], **merged(self.stored if same_kind else {}, given)}
+            if config or not same_kind or not isinstance(self.instance.config, Sealed):
+                self.config = cleaned["config"] = config
         return cleaned
 
     def place(self, path: str) -> str | None:
@@ -152,6 +166,8 @@ class ChannelAdmin(WithHistory, Retirable):
         else:
             receiver = (*(f"secret_{name}" for name in reversed(secret_names())), "settings")
         where = _("For a webhook or a mail relay. Robots need no address here: theirs belong to the communities.")
+        if obj is not None and isinstance(obj.config, Sealed):
+            where = SEALED
         return [
             (None, {"fields": ("key", "kind", "idempotent", "timeout", "retry_delays")}),
             (_("Receiver"), {"fields": receiver, "description": where}),
@@ -189,15 +205,22 @@ class ChannelAdmin(WithHistory, Retirable):
     def disabled_count(self, row: Any) -> str:
         return format_html('<span class="at-bad">{}</span>', row.disabled) if row.disabled else "0"
 
-    @display(description=_("state"), label={"on": "success", "paused": "warning", "retired": "default"})  # type: ignore[untyped-decorator]
+    @display(
+        description=_("state"),
+        label={"on": "success", "paused": "warning", "unreadable": "danger", "retired": "default"},
+    )  # type: ignore[untyped-decorator]
     def shown_state(self, row: ChannelConfig) -> tuple[str, str]:
         if row.retired_at:
             return "retired", gettext("Retired")
+        if isinstance(row.config, Sealed):
+            return "unreadable", gettext("Secrets unreadable here")
         paused = Pause.objects.filter(scope__in=("all", f"channel:{row.key}")).exists()
         return ("paused", gettext("Paused")) if paused else ("on", gettext("Enabled"))
 
     @display(description=_("secrets"))  # type: ignore[untyped-decorator]
     def secrets_stored(self, row: ChannelConfig) -> str:
+        if isinstance(row.config, Sealed):
+            return gettext("Secrets unreadable here")
         names = [str(SECRET_LABELS.get(name, name)) for name in secret_names() if row.config.get(name)]
         return ", ".join(f"{name} {MASK}" for name in names) or "–"
 

@@ -10,10 +10,11 @@ from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
 from scheduling.admin.base import CheckedForm
-from scheduling.admin.channel import KIND_LABELS, MASK, SecretField, merged
+from scheduling.admin.channel import KIND_LABELS, MASK, SEALED, SecretField, merged, readable
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.channels.registry import channel_kinds
 from scheduling.models import ChannelConfig, Community
+from scheduling.models.secret import Sealed
 from scheduling.validation import check_community, kind_of
 
 
@@ -41,7 +42,8 @@ class CommunityForm(CheckedForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.stored: Mapping[str, Any] = self.instance.targets or {}
+        self.targets: Mapping[str, Any] = self.instance.targets or {}  #: as they will be, once the form is clean
+        self.stored = readable(self.targets)
         for place, names in places(self.stored):
             for name in names:
                 self.fields[f"target_{place}_{name}"] = SecretField(name, bool(self.stored.get(place, {}).get(name)))
@@ -55,6 +57,8 @@ class CommunityForm(CheckedForm):
             others = {name: value for name, value in before.items() if name not in names}
             targets[place] = {**others, **merged(before, given)}
         cleaned["targets"] = {name: target for name, target in targets.items() if target}
+        if cleaned["targets"] or not isinstance(self.instance.targets, Sealed):
+            self.targets = cleaned["targets"]
         return cleaned
 
     def place(self, path: str) -> str | None:
@@ -67,7 +71,7 @@ class CommunityForm(CheckedForm):
         return super().place(path)
 
     def save(self, commit: bool = True) -> Any:
-        self.instance.targets = self.values()["targets"]
+        self.instance.targets = self.targets
         return super().save(commit)
 
 
@@ -88,9 +92,10 @@ class CommunityAdmin(Retirable):
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         if obj is not None and not self.has_change_permission(request, obj):
             return [(None, {"fields": ("chat_id", "name", "shown_targets")})]
-        stored = obj.targets if obj else {}
+        stored = readable(obj.targets) if obj else {}
+        sealed = obj is not None and isinstance(obj.targets, Sealed)
         return [
-            (None, {"fields": ("chat_id", "name")}),
+            (None, {"fields": ("chat_id", "name"), "description": SEALED if sealed else None}),
             *(
                 (
                     KIND_LABELS.get(place) or gettext("channel %s") % place,
@@ -113,4 +118,6 @@ class CommunityAdmin(Retirable):
 
     @display(description=_("targets"))  # type: ignore[untyped-decorator]
     def shown_targets(self, row: Community) -> str:
+        if isinstance(row.targets, Sealed):
+            return gettext("Secrets unreadable here")
         return ", ".join(f"{KIND_LABELS.get(name, name)} {MASK}" for name in row.targets) or "–"

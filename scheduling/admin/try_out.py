@@ -20,6 +20,7 @@ from scheduling.channels.base import Delivered, Message, Outcome, Unknown
 from scheduling.channels.once import send_once
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig, Community, Customer, Template
+from scheduling.models.secret import Unreadable
 from scheduling.rendering import CannotRender, render
 from scheduling.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 
@@ -120,6 +121,8 @@ def _send(template: Template, wanted: Mapping[str, Any]) -> tuple[Outcome | str,
         subject, body, locale = render(configuration.template_spec(template), who, event)
     except routing.NoTarget as error:
         return f"{reason(error.reason)}: {error}", ""
+    except Unreadable as error:
+        return f"{_('Secrets unreadable here')}: {error}", ""
     except CannotRender as error:
         return _("The text cannot be rendered: %(problem)s") % {"problem": complaint(str(error))}, ""
     mark = _("[Test]")

@@ -10,10 +10,19 @@ from scheduling import validation
 from scheduling.config_file.draft import Draft
 from scheduling.config_file.fields import Field
 from scheduling.config_file.rows import RowSection
-from scheduling.config_file.secrets import kind_named, masked, restored, secret_fields, setting_differences
+from scheduling.config_file.secrets import (
+    kind_named,
+    masked,
+    restored,
+    secret_fields,
+    setting_differences,
+    why_missing,
+    written_over,
+)
 from scheduling.config_file.section import Difference
 from scheduling.config_file.values import DURATION, FLAG, KEY, ListOf, Seconds, Text
 from scheduling.models import ChannelConfig
+from scheduling.models.secret import Sealed
 
 
 class Channels(RowSection):
@@ -38,19 +47,17 @@ class Channels(RowSection):
         own = {field.path for field in self.fields}
         values = super().read_entry({key: item for key, item in entry.items() if key in own}, position, path, draft)
         config = {key: item for key, item in entry.items() if key not in own}
-        values["config"], missing = self._unmask(values, config, draft)
+        stored = self._stored_config(values, draft)
+        values["config"], missing = restored(config, stored, secret_fields(kind_named(values.get("kind", "")), config))
         for name in missing:
-            draft.problem(f"{path}.{name}", "there is nothing stored to keep")
+            draft.problem(f"{path}.{name}", why_missing(stored))
         if not missing:
             self.judge({name: values[name] for name in ("kind", "config") if name in values}, path, draft)
         return values
 
-    def _unmask(
-        self, values: Mapping[str, Any], config: dict[str, Any], draft: Draft
-    ) -> tuple[dict[str, Any], list[str]]:
+    def _stored_config(self, values: Mapping[str, Any], draft: Draft) -> Mapping[str, Any]:
         row = self.row_of((values.get("key"),), draft)
-        stored = row.config if row is not None and row.kind == values.get("kind") else {}
-        return restored(config, stored, secret_fields(kind_named(values.get("kind", "")), config))
+        return row.config if row is not None and row.kind == values.get("kind") else {}
 
     def check(self, values: Mapping[str, Any], draft: Draft) -> None:
         validation.check_channel(values)
@@ -63,6 +70,8 @@ class Channels(RowSection):
 
     def differences(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[Difference]:
         found = list(super().differences(before, after))
+        if isinstance(before["config"], Sealed):
+            return [*found, written_over("config")]
         kinds = [kind_named(each.get("kind", "")) for each in (before, after)]
         secret = {
             name

@@ -9,10 +9,18 @@ from scheduling import validation
 from scheduling.config_file.draft import Draft
 from scheduling.config_file.fields import Field
 from scheduling.config_file.rows import RowSection
-from scheduling.config_file.secrets import masked, restored, secret_fields, setting_differences
+from scheduling.config_file.secrets import (
+    masked,
+    restored,
+    secret_fields,
+    setting_differences,
+    why_missing,
+    written_over,
+)
 from scheduling.config_file.section import Difference
 from scheduling.config_file.values import Anything, MapOf, Text
 from scheduling.models import ChannelConfig, Community
+from scheduling.models.secret import Sealed
 
 
 class Communities(RowSection):
@@ -46,9 +54,10 @@ class Communities(RowSection):
                 whole[name] = target
                 continue
             secret = secret_fields(validation.kind_of(name, kinds), target)
-            whole[name], missing = restored(target, stored.get(name, {}), secret)
+            known = stored if isinstance(stored, Sealed) else stored.get(name, {})
+            whole[name], missing = restored(target, known, secret)
             for field in missing:
-                draft.problem(f"{path}.targets.{name}.{field}", "there is nothing stored to keep")
+                draft.problem(f"{path}.targets.{name}.{field}", why_missing(known))
         return entry | {"targets": whole}
 
     def kinds(self, draft: Draft) -> dict[str, str]:
@@ -76,8 +85,10 @@ class Communities(RowSection):
         return not row.name and not row.targets
 
     def differences(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[Difference]:
-        found = [each for each in super().differences(before, after) if each.path != "targets"]
         was, will = before["targets"], after.get("targets", {})
+        found = list(super().differences({**before, "targets": will}, after))
+        if isinstance(was, Sealed):
+            return [*found, written_over("targets")]
         if was != will:
             kinds = dict(ChannelConfig.objects.values_list("key", "kind"))
             for name in sorted(was.keys() | will.keys()):

@@ -15,6 +15,7 @@ from scheduling.config_file.draft import Draft
 from scheduling.config_file.fields import REQUIRED, Field, nest, read_fields
 from scheduling.config_file.section import Change, Difference, Section, Stamp
 from scheduling.errors import InvalidInput
+from scheduling.models.secret import Unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,11 +176,14 @@ class RowSection(Section):
 
     def export(self, *, with_secrets: bool) -> Any:
         living = sorted((row for row in self.stored() if self.lives(row)), key=self.order)
-        return [
-            entry
-            for position, row in enumerate(living)
-            for entry in self.entries_of(self.values_of(row), position, with_secrets)
-        ]
+        return [entry for position, row in enumerate(living) for entry in self._entries_of(row, position, with_secrets)]
+
+    def _entries_of(self, row: Any, position: int, with_secrets: bool) -> list[dict[str, Any]]:
+        values = self.values_of(row)
+        try:
+            return self.entries_of(values, position, with_secrets)
+        except Unreadable as error:  # a file without it would retire it or take its secrets away
+            raise Unreadable(f"{self.noun} “{self.label(values)}”: {error}") from None
 
     def order(self, row: Any) -> Any:
         return self.key_of(row)

@@ -8,6 +8,7 @@ from typing import Any
 from scheduling.channels.base import Channel
 from scheduling.channels.registry import channel_kinds
 from scheduling.config_file.section import HIDDEN, KEPT, Difference
+from scheduling.models.secret import Sealed
 
 
 def secret_fields(kind: type[Channel] | None, settings: Mapping[str, Any]) -> Collection[str]:
@@ -29,8 +30,17 @@ def restored(
 ) -> tuple[dict[str, Any], list[str]]:
     """`given` with the markers replaced by what is stored, and the names for which nothing is."""
     marked = [name for name in given if given[name] == KEPT and name in secret]
-    missing = [name for name in marked if not stored.get(name)]
+    missing = marked if isinstance(stored, Sealed) else [name for name in marked if not stored.get(name)]
     return {**given, **{name: stored[name] for name in marked if name not in missing}}, missing
+
+
+def why_missing(stored: Mapping[str, Any]) -> str:
+    return "what is stored cannot be read here" if isinstance(stored, Sealed) else "there is nothing stored to keep"
+
+
+def written_over(column: str) -> Difference:
+    """Something that cannot be read here becomes what the file says."""
+    return Difference(column, "(unreadable)", HIDDEN)
 
 
 def setting_differences(

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 from django.apps import apps
@@ -17,6 +17,39 @@ from django.db import models, transaction
 
 class Unreadable(Exception):
     """A stored secret that none of the keys can read."""
+
+
+class Sealed(Mapping[str, Any]):
+    """Such a secret in the place of its value. Whoever reads it gets `Unreadable`; whoever only lists, links or saves
+    the row need not care, and what is stored stays."""
+
+    def __init__(self, stored: str, where: str) -> None:
+        self.stored = stored
+        self.where = where
+
+    def open(self) -> NoReturn:
+        raise Unreadable(f"none of the keys can read {self.where}")
+
+    def __getitem__(self, name: str) -> NoReturn:
+        self.open()
+
+    def __iter__(self) -> NoReturn:
+        self.open()
+
+    def __len__(self) -> NoReturn:
+        self.open()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sealed) and other.stored == self.stored
+
+    def __hash__(self) -> int:
+        return hash(self.stored)
+
+    def __repr__(self) -> str:
+        return f"<unreadable {self.where}>"
 
 
 @cache
@@ -29,6 +62,8 @@ class EncryptedJSONField(models.TextField):  # type: ignore[type-arg]
     """A JSON value, encrypted with the first key of `AFTERTOUCH_SECRETS_KEYS` and read with any of them."""
 
     def get_prep_value(self, value: Any) -> str:
+        if isinstance(value, Sealed):
+            return value.stored
         return _cipher().encrypt(json.dumps(value, sort_keys=True).encode()).decode()
 
     def from_db_value(self, value: str | None, *_: Any) -> Any:
@@ -36,14 +71,14 @@ class EncryptedJSONField(models.TextField):  # type: ignore[type-arg]
             return {}
         try:
             return json.loads(_cipher().decrypt(value.encode()))
-        except InvalidToken as error:
-            raise Unreadable(f"none of the keys can read {self.model._meta.label}.{self.name}") from error
+        except InvalidToken:
+            return Sealed(value, f"{self.model._meta.label}.{self.name}")
 
     def to_python(self, value: Any) -> Any:
         return value
 
     def value_to_string(self, obj: models.Model) -> str:
-        return json.dumps(self.value_from_object(obj))
+        return json.dumps(self.value_from_object(obj), default=dict)  # which opens what is sealed
 
 
 def encrypt_anew() -> Iterator[tuple[str, int]]:
@@ -61,8 +96,7 @@ def encrypt_anew() -> Iterator[tuple[str, int]]:
 @transaction.atomic
 def _again(model: type[models.Model], field: str, key: Any) -> int:
     rows = model._default_manager.filter(pk=key)
-    try:
-        value = rows.select_for_update().values_list(field, flat=True).first()
-    except Unreadable as error:
-        raise Unreadable(f"{model._meta.label} {key}: none of the keys can read its {field}") from error
+    value = rows.select_for_update().values_list(field, flat=True).first()
+    if isinstance(value, Sealed):
+        raise Unreadable(f"{model._meta.label} {key}: none of the keys can read its {field}")
     return rows.update(**{field: value}) if value is not None else 0

@@ -13,6 +13,7 @@ from django.conf import settings
 
 from scheduling.configuration import Snapshot
 from scheduling.intake import ACTIVITY_GRAIN
+from scheduling.models.secret import Unreadable
 from scheduling.rendering import CannotRender, render
 from scheduling.routing import NoTarget, channel_of, community_targets, target_for
 from scheduling.specs import CustomerSpec, EventSpec, NodeSpec, TemplateSpec
@@ -141,4 +142,6 @@ class _Preparation:
             return error.reason
         except CannotRender:
             return "template_data_missing"
+        except Unreadable:
+            pass  # here; a node that has the key would send it
         return ""

@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from scheduling.config_file import document
 from scheduling.config_file.export import export
+from scheduling.models.secret import Unreadable
 
 
 class Command(BaseCommand):
@@ -21,7 +22,10 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, file: str, with_secrets: bool, **options: Any) -> None:
-        text = document.dump(export(with_secrets=with_secrets))
+        try:
+            text = document.dump(export(with_secrets=with_secrets))
+        except Unreadable as error:
+            raise CommandError(f"{error}; nothing was written") from error
         if file == "-":
             self.stdout.write(text, ending="")
             return

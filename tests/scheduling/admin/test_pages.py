@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.contrib import admin
+from django.db import connection
 from django.db.models import Model
 from django.test import Client
 from django.urls import reverse
@@ -64,6 +65,22 @@ def test_every_page_opens_for_a_superuser(as_member: Callable[[str], Client]) ->
     closed = {page: status for page, status in statuses.items() if status not in (200, 302)}
     # What the machinery writes can't be added by hand.
     assert all(page.endswith("/add/") and status == 403 for page, status in closed.items()), closed
+
+
+@pytest.mark.usefixtures("furnished")
+@pytest.mark.parametrize("group", ["viewer", "admin"])
+def test_every_page_opens_where_no_key_reads_the_secrets(as_member: Callable[[str], Client], group: str) -> None:
+    from scheduling import configuration
+    from scheduling.models import AlertReceiver, ChannelConfig, Community
+
+    AlertReceiver.objects.create(name="us", channel=ChannelConfig.objects.get(), community=Community.objects.get())
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE scheduling_channelconfig SET config = 'gibberish'")
+        cursor.execute("UPDATE scheduling_community SET targets = 'gibberish'")
+    configuration._snapshot = None
+    client = as_member(group)
+    for page in every_page():
+        assert client.get(page).status_code in (200, 302, 403), page
 
 
 @pytest.mark.usefixtures("furnished")

@@ -1,0 +1,198 @@
+"""A secret that this node has not the key for: it is told, it stays, and nothing else suffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test import Client
+
+from scheduling import configuration
+from scheduling.models import AlertReceiver, ChannelConfig, Community
+from scheduling.models.secret import Sealed, Unreadable
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+TOLD = "Secrets unreadable here"
+OURS = {"url": "https://example.com/in?token=hush"}
+
+
+def lose_the_key(table: str = "channelconfig", column: str = "config", key: str = "ops") -> None:
+    name = {"channelconfig": "key", "community": "chat_id"}[table]
+    with connection.cursor() as cursor:
+        cursor.execute(f"UPDATE scheduling_{table} SET {column} = 'gibberish' WHERE {name} = %s", [key])
+    configuration._snapshot = None
+
+
+def stored(table: str = "channelconfig", column: str = "config") -> str:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT min({column}) FROM scheduling_{table}")
+        return str(cursor.fetchone()[0])
+
+
+@pytest.fixture
+def hook() -> ChannelConfig:
+    return ChannelConfig.objects.create(key="ops", kind="webhook", config=OURS)
+
+
+@pytest.fixture
+def place() -> Community:
+    return Community.objects.create(chat_id="c1", name="Chat One", targets={"wecom": OURS})
+
+
+@pytest.fixture
+def on_duty(hook: ChannelConfig) -> AlertReceiver:
+    return AlertReceiver.objects.create(name="on duty", channel=hook, limits={"overdue": 60})
+
+
+def test_who_is_told_of_alerts_is_listed_with_what_is_unreadable(
+    on_duty: AlertReceiver, place: Community, viewer: Client, admin_url: Url
+) -> None:
+    well = ChannelConfig.objects.create(key="well", kind="webhook", config=OURS)
+    AlertReceiver.objects.create(name="the boss", channel=well, limits={})
+    AlertReceiver.objects.create(name="the shop", channel=well, community=place, limits={})
+    lose_the_key()
+    lose_the_key("community", "targets", "c1")
+    page = viewer.get(admin_url("alertreceiver_changelist")).content.decode()
+    assert ("on duty" in page, "the boss" in page, "the shop" in page) == (True, True, True)
+    assert (page.count(TOLD), page.count("All is well")) == (2, 1)
+    assert TOLD in viewer.get(admin_url("alertreceiver_change", on_duty.pk)).content.decode()
+
+
+def test_its_limits_can_be_edited_and_a_test_says_why_it_was_not_sent(
+    on_duty: AlertReceiver, editor: Client, admin_url: Url, filled: Any
+) -> None:
+    lose_the_key()
+    url = admin_url("alertreceiver_change", on_duty.pk)
+    answer = editor.post(url, filled(url, limit_overdue="5m"))
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    on_duty.refresh_from_db()
+    assert on_duty.limits == {"overdue": 300}
+    page = editor.post(admin_url("alertreceiver_send_test", on_duty.pk)).content.decode()
+    assert ("Not sent" in page, TOLD in page) == (True, True)
+
+
+def test_a_channel_is_listed_edited_and_keeps_what_nobody_here_can_read(
+    hook: ChannelConfig, editor: Client, admin_url: Url, filled: Any
+) -> None:
+    lose_the_key()
+    assert TOLD in editor.get(admin_url("channelconfig_changelist")).content.decode()
+    url = admin_url("channelconfig_change", hook.pk)
+    assert "cannot be read on this machine" in editor.get(url).content.decode()
+    answer = editor.post(url, filled(url, timeout="5s"))
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    retire = admin_url("channelconfig_retire", hook.pk)
+    assert editor.post(retire).status_code == 302
+    assert editor.post(admin_url("channelconfig_bring_back", hook.pk)).status_code == 302
+    hook.refresh_from_db()
+    assert (hook.timeout.total_seconds(), stored(), hook.version) == (5, "gibberish", 4)
+
+
+def test_what_is_typed_replaces_all_of_it(hook: ChannelConfig, editor: Client, admin_url: Url, filled: Any) -> None:
+    lose_the_key()
+    url = admin_url("channelconfig_change", hook.pk)
+    answer = editor.post(url, filled(url, secret_secret="whsec_" + "Y" * 32))
+    assert list(answer.context["adminform"].form.errors) == ["secret_url"], "half of a secret is none"
+    assert editor.post(url, filled(url, secret_url="https://example.org/new")).status_code == 302
+    hook.refresh_from_db()
+    assert hook.config == {"url": "https://example.org/new"}
+
+
+def test_a_chat_is_listed_edited_and_keeps_what_nobody_here_can_read(
+    place: Community, editor: Client, admin_url: Url, filled: Any
+) -> None:
+    lose_the_key("community", "targets", "c1")
+    assert TOLD in editor.get(admin_url("community_changelist")).content.decode()
+    url = admin_url("community_change", place.pk)
+    assert "cannot be read on this machine" in editor.get(url).content.decode()
+    answer = editor.post(url, filled(url, name="Chat Two"))
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    place.refresh_from_db()
+    assert (place.name, stored("community", "targets")) == ("Chat Two", "gibberish")
+    robot = "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=1"
+    assert editor.post(url, filled(url, target_wecom_url=robot)).status_code == 302
+    place.refresh_from_db()
+    assert place.targets == {"wecom": {"url": robot}}
+
+
+def test_a_template_cannot_be_tried_out_through_it(
+    hook: ChannelConfig, matrix: Any, editor: Client, admin_url: Url
+) -> None:
+    template = matrix.template("guide")
+    lose_the_key()
+    url = admin_url("template_send_test", template.pk)
+    page = editor.post(url, {"channel": hook.pk, "user_id": "", "event_data": "{}"}).content.decode()
+    assert ("Not sent" in page, TOLD in page) == (True, True)
+
+
+def test_touches_through_other_channels_go_out(matrix: Any, happen: Any, hook: ChannelConfig) -> None:
+    """Events are taken in as well: what they plan does not depend on any secret."""
+    from scheduling.delivery import deliver
+    from scheduling.models import Touch
+
+    matrix.node("open")
+    matrix.node("shut", channel=hook)
+    lose_the_key()
+    deliver(happen().task_ids)
+    assert dict(Touch.objects.values_list("node__key", "state")) == {"open": "delivered", "shut": "scheduled"}
+    assert Touch.objects.get(node__key="shut").reason == "secrets_unreadable"
+
+
+def test_an_export_names_the_row_and_leaves_the_old_file(hook: ChannelConfig, tmp_path: Path) -> None:
+    file = tmp_path / "matrix.yaml"
+    file.write_text("old", "utf-8")
+    lose_the_key()
+    with pytest.raises(CommandError, match=r"channel “ops”: none of the keys can read .* nothing was written"):
+        call_command("export_config", str(file))
+    assert file.read_text("utf-8") == "old"
+
+
+def test_a_file_that_says_all_of_it_mends_it_and_one_that_keeps_is_refused(hook: ChannelConfig, tmp_path: Path) -> None:
+    file = tmp_path / "matrix.yaml"
+    file.write_text('channels: [{key: ops, kind: webhook, url: "(kept)"}]', "utf-8")
+    lose_the_key()
+    with pytest.raises(CommandError, match=r"channels\[0\]\.url: what is stored cannot be read here"):
+        call_command("apply_config", str(file), stdout=StringIO())
+    file.write_text(f"channels: [{{key: ops, kind: webhook, url: '{OURS['url']}'}}]", "utf-8")
+    said = StringIO()
+    call_command("apply_config", str(file), stdout=said)
+    assert "(unreadable)" in said.getvalue()
+    assert "hush" not in said.getvalue()
+    hook.refresh_from_db()
+    assert hook.config == OURS
+
+
+def test_a_file_mends_a_chats_targets(place: Community, tmp_path: Path) -> None:
+    file = tmp_path / "matrix.yaml"
+    robot = "https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key=1"
+    file.write_text(f'communities: [{{chat_id: c1, name: Chat One, targets: {{wecom: {{url: "{robot}"}}}}}}]', "utf-8")
+    lose_the_key("community", "targets", "c1")
+    with pytest.raises(CommandError, match="community “c1”: none of the keys"):
+        call_command("export_config", stdout=StringIO())
+    call_command("apply_config", str(file), stdout=StringIO())
+    place.refresh_from_db()
+    assert place.targets == {"wecom": {"url": robot}}
+
+
+def test_checks_and_drafts_do_without_it(hook: ChannelConfig, editor: Client, admin_url: Url) -> None:
+    lose_the_key()
+    call_command("check", databases=["default"], stdout=StringIO(), stderr=StringIO())
+    assert editor.get(admin_url("whatifrun_add")).status_code == 200
+    with pytest.raises(Unreadable):  # never a dump in which it is nothing
+        call_command("dumpdata", "scheduling.channelconfig", traceback=True, stdout=StringIO())
+
+
+@pytest.mark.parametrize("read", [dict, len, list, lambda value: value["url"], lambda value: value.get("url")])
+def test_whoever_reads_it_is_told(hook: ChannelConfig, read: Callable[[Any], Any]) -> None:
+    lose_the_key()
+    row = ChannelConfig.objects.get()
+    assert isinstance(row.config, Sealed)
+    assert "gibberish" not in repr(row.config)
+    with pytest.raises(Unreadable, match=r"none of the keys can read scheduling\.ChannelConfig\.config"):
+        read(row.config)
