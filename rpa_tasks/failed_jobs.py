@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -10,6 +11,7 @@ from django.db import IntegrityError, transaction
 
 from rpa_tasks.models import Job, Run
 from scheduling.errors import Conflict
+from scheduling.failed_tasks import Republisher
 from scheduling.failures import fingerprint
 from scheduling.models import FailedTask
 
@@ -74,6 +76,16 @@ def republish(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) ->
             state__in=("scheduled", "queued"),
         ).first()  # fmt: skip
         raise Conflict(f"A job of the same shop and task type waits already: {waiting or 'see the list'}.") from None
+
+
+def in_order(task_ids: Sequence[UUID]) -> list[UUID]:
+    """By shop first, as rounds do. An insert waits for whoever inserts the same key at the moment, so two that publish
+    the same keys in one transaction each wait for each other in one direction only."""
+    keys = ("shop_id", "flow_id", "dedupe_key", "pk")
+    return list(Job.objects.filter(pk__in=task_ids).order_by(*keys).values_list("pk", flat=True))
+
+
+REPUBLISHER = Republisher(republish, in_order)
 
 
 def _attempt(run: Run) -> dict[str, Any]:

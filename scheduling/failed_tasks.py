@@ -37,8 +37,15 @@ class Actor:
     reason: str = ""
 
 
-#: Publishes a failed task of one origin again, as `new_id`, due at an instant; with the same delivery key or its own.
-Republish = Callable[[FailedTask, UUID, datetime, bool], None]
+@dataclass(frozen=True, slots=True)
+class Republisher:
+    """Publishes failed tasks of one origin again."""
+
+    #: One, as a new id, due at an instant; with the same delivery key or its own.
+    publish: Callable[[FailedTask, UUID, datetime, bool], None]
+    #: Several tasks, by their ids, in the order in which one transaction may publish them; None where it is all the
+    #: same, because none ever waits for what somebody else publishes at the moment.
+    order: Callable[[Sequence[UUID]], Sequence[UUID]] | None = None
 
 
 def retry(failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: datetime | None = None) -> UUID:
@@ -51,11 +58,24 @@ def retry(failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: dateti
     task_id = new_id()
     with transaction.atomic():
         row = _move(failed_id, State.RETRIED, actor, RETRYABLE, retried_as=task_id)
-        republish = _republishers().get(row.origin)
-        if republish is None:
+        republisher = _republishers().get(row.origin)
+        if republisher is None:
             raise Conflict("A broker message cannot be published again; ignore or archive it.")
-        republish(row, task_id, due_at or sql.now(), as_new)
+        republisher.publish(row, task_id, due_at or sql.now(), as_new)
     return task_id
+
+
+def locked_in_order(failed_ids: Sequence[UUID]) -> list[UUID]:
+    """The order in which one transaction publishes these again. They are locked first, by their ids as by everybody
+    else, so that nobody who holds one of them waits for what was published."""
+    rows = FailedTask.objects.select_for_update().filter(pk__in=failed_ids).order_by("pk")
+    found = list(rows.values_list("pk", "origin", "task_id"))
+    ordered: list[UUID] = []
+    for origin, republisher in sorted(_republishers().items()):
+        if republisher.order is not None:
+            by_task = {task_id: pk for pk, theirs, task_id in found if theirs == origin and task_id}
+            ordered += [by_task[each] for each in republisher.order(list(by_task))]
+    return [*ordered, *(pk for pk in failed_ids if pk not in ordered)]
 
 
 def resolve(failed_id: UUID, actor: Actor, *, delivered: bool) -> None:
@@ -170,6 +190,9 @@ def republish_touch(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bo
     )
 
 
+REPUBLISHER = Republisher(republish_touch)
+
+
 @cache
-def _republishers() -> dict[str, Republish]:
+def _republishers() -> dict[str, Republisher]:
     return {origin: import_string(path) for origin, path in settings.REPUBLISHERS.items()}

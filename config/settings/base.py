@@ -201,8 +201,8 @@ API_ROUTERS = ["rpa_tasks.api.router", "sessions.api.router"]
 PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.schedules.check_arguments"}
 # By the origin of a failed task, what publishes it again.
 REPUBLISHERS = {
-    "touch": "scheduling.failed_tasks.republish_touch",
-    "rpa_job": "rpa_tasks.failed_jobs.republish",
+    "touch": "scheduling.failed_tasks.REPUBLISHER",
+    "rpa_job": "rpa_tasks.failed_jobs.REPUBLISHER",
 }
 # By the origin of a failed task, the model of the work, and what its app shows about it: a function of request and row.
 LEDGERS = {"touch": "scheduling.Touch", "rpa_job": "rpa_tasks.Job"}

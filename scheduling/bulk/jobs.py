@@ -22,7 +22,7 @@ from django.db.models.functions import Now
 from django.utils.timezone import now
 from psycopg.errors import LockNotAvailable
 
-from scheduling import history, sql
+from scheduling import failed_tasks, history, sql
 from scheduling.bulk.deeds import DEEDS, TOUCHES, Deed
 from scheduling.bulk.matching import matching
 from scheduling.errors import Conflict, InvalidInput, NotFound
@@ -187,7 +187,7 @@ def _do_batch(row: BulkAction, at: datetime) -> None:
     became: Counter[str] = Counter()
     if deed.over == TOUCHES:
         history.lock_customers(keys)  # before the touches, as every writer does
-    for key in keys:
+    for key in failed_tasks.locked_in_order(keys) if deed.publishes else keys:
         due_at = at + timedelta(seconds=became["done"] / row.per_second)
         became[_act(row, deed, key, actor, due_at)] += 1
     row.done += became["done"]

@@ -1,0 +1,122 @@
+"""Many jobs are published again in one transaction, while others publish the same keys: nobody waits in a circle."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection, transaction
+from django.utils.timezone import now
+
+from config.embedded.processes import wait_until
+from rpa_tasks import failed_jobs
+from rpa_tasks.models import Job
+from rpa_tasks.rounds import publish_round
+from scheduling import failed_tasks, sql
+from scheduling.bulk import jobs
+from scheduling.failed_tasks import Actor, Republisher
+from scheduling.models import FailedTask
+
+pytestmark = pytest.mark.django_db(transaction=True)
+ANN = Actor("ann")
+PATIENCE = 20
+
+
+@pytest.fixture
+def fail(market: Any) -> Callable[..., None]:
+    """A job of each of these shops that failed, for this reason, one after the other."""
+
+    def fail(shops: Sequence[str], reason: str) -> None:
+        for shop_id in shops:
+            job = market.publish(shop_id).task_id
+            ended = {"state": "failed", "reason": reason, "settled_at": now(), "lease_until": None, "fresh": False}
+            Job.objects.filter(pk=job).update(**ended)
+            failed_jobs.bury(job)
+
+    return fail
+
+
+def someone_waits() -> bool:
+    ((found,),) = sql.rows("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)", {})
+    return bool(found)
+
+
+class Meeting:
+    """Stops everybody after the first job that they published, until another has as well, waits or is through."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.published: set[int] = set()
+        self.through = threading.Event()
+        republisher = failed_tasks._republishers()["rpa_job"]
+
+        def publish(row: FailedTask, *rest: Any) -> None:
+            republisher.publish(row, *rest)
+            me = threading.get_ident()
+            if me not in self.published:
+                self.published.add(me)
+                wait_until(lambda: len(self.published) > 1 or someone_waits() or self.through.is_set(), PATIENCE)
+
+        slowed = Republisher(publish, republisher.order)
+        monkeypatch.setitem(failed_tasks._republishers(), "rpa_job", slowed)
+
+    def run(self, *acts: Callable[[], Any]) -> list[Any]:
+        def run(act: Callable[[], Any]) -> Any:
+            try:
+                return act()
+            finally:
+                self.through.set()
+                connection.close()
+
+        with ThreadPoolExecutor(len(acts)) as pool:
+            return [each.result(60) for each in [pool.submit(run, act) for act in acts]]
+
+
+def test_two_of_the_same_keys_the_other_way_round(market: Any, fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without an order each held the key that the other inserts next: a deadlock, and one batch was undone."""
+    market.flow()
+    for shop_id in ("s1", "s2"):
+        market.shop(shop_id)
+    fail(["s2", "s1"], "here")
+    fail(["s1", "s2"], "there")
+    rows = [jobs.begin("retry", {"reason": reason}, ANN) for reason in ("here", "there")]
+
+    Meeting(monkeypatch).run(*(lambda row=row: jobs.advance(row.pk) for row in rows))
+
+    for row in rows:
+        row.refresh_from_db()
+    assert [row.tries for row in rows] == [0, 0]
+    assert sorted((row.done, row.skipped, row.failed) for row in rows) == [(0, 2, 0), (2, 0, 0)]
+    assert sorted(Job.objects.filter(state="scheduled").values_list("shop__shop_id", flat=True)) == ["s1", "s2"]
+
+
+def test_a_round_of_the_same_shops(market: Any, fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow = market.flow()
+    shops = [market.shop(shop_id) for shop_id in ("s1", "s2")]
+    fail(["s2", "s1"], "here")
+    row = jobs.begin("retry", {"reason": "here"}, ANN)
+    meeting = Meeting(monkeypatch)
+
+    def tick() -> Any:
+        wait_until(lambda: bool(meeting.published), PATIENCE)
+        return publish_round(flow, dict.fromkeys([shop.pk for shop in shops], timedelta(0)), payload={}, priority=1)
+
+    _, told = meeting.run(lambda: jobs.advance(row.pk), tick)
+
+    row.refresh_from_db()
+    assert (row.tries, row.done, row.skipped) == (0, 2, 0)
+    assert (told.published, told.waiting) == (0, 2)
+
+
+def test_they_are_published_by_shop_and_key_and_what_is_gone_is_skipped(market: Any, fail: Any) -> None:
+    market.flow()
+    for shop_id in ("s1", "s2"):
+        market.shop(shop_id)
+    fail(["s2", "s1", "s2"], "here")
+    keys = list(FailedTask.objects.order_by("pk").values_list("pk", flat=True))
+    gone = FailedTask(pk=failed_tasks.new_id()).pk
+    with transaction.atomic():
+        assert failed_tasks.locked_in_order([*keys, gone]) == [keys[1], keys[0], keys[2], gone]
