@@ -3,7 +3,8 @@
 Every move is one transaction that holds the lock of the roll-out, then that of its node: the figures are judged, the
 node's percentage is edited (a new version with its history, as by a person) and the move is noted, or none of it. They
 are counted before it, so that a person who pauses never waits for a count. Two passes at once: the second finds the row
-locked, or judged meanwhile, and leaves it.
+locked, or judged meanwhile, and leaves it. What a pass counted for good is kept even where it comes no further, so that
+the next one goes on there.
 
 The node belongs to people. A pass that finds it otherwise than the last move left it writes nothing into it: the
 roll-out pauses and says so.
@@ -25,7 +26,7 @@ from scheduling.failed_tasks import Actor
 from scheduling.guardrail import GROW, PAUSE, USUAL, Judgement, judge, read_plan
 from scheduling.models import GuardedRollout, Node, RolloutMove
 from scheduling.models.versioned import locked_to_write
-from scheduling.rollout_figures import tallies
+from scheduling.rollout_figures import catch_up, tallies
 
 log = structlog.get_logger(__name__)
 
@@ -55,7 +56,7 @@ def advance() -> int:
 
 def _advance(pk: int) -> bool:
     seen = GuardedRollout.objects.filter(pk=pk, state=State.RUNNING).first()
-    if seen is None:
+    if seen is None or not catch_up(seen, PATIENCE):
         return False
     with sql.within(PATIENCE):
         at = sql.now()
@@ -66,6 +67,7 @@ def _advance(pk: int) -> bool:
             return False  # what was counted is not what it is about any more
         judgement = judge(read_plan(rollout.plan), canary, stable, at - rollout.step_at)
         rollout.judged_at, rollout.figures = at, {"canary": asdict(canary), "stable": asdict(stable)}
+        rollout.counted = seen.counted
         return _act(rollout, judgement, at)
 
 

@@ -38,7 +38,9 @@ class Customer(models.Model):
                 name="customer_present",
                 condition=Q(last_active_at__isnull=False)
                 & (Q(inactive_since__isnull=True) | ~Q(inactive_since=F("last_active_at"))),
-            )
+            ),
+            # Read by guarded roll-outs: who opted out lately.
+            models.Index(fields=["opted_out_at"], name="customer_opted_out", condition=Q(opted_out=True)),
         ]
 
     def __str__(self) -> str:

@@ -41,6 +41,8 @@ class GuardedRollout(models.Model):
     reason = models.CharField(_("reason"), max_length=64, blank=True)
     #: Of both versions, when it was judged last: {"canary": {…}, "stable": {…}}.
     figures = models.JSONField(_("figures"), default=dict)
+    #: The touches that `figures` need not look at again; written and read by `scheduling.rollout_figures`.
+    counted = models.JSONField(null=True, editable=False)
     started_at = models.DateTimeField(_("started at"), default=now)
     step_at = models.DateTimeField(_("step since"), default=now)  #: what is counted was decided since then
     judged_at = models.DateTimeField(_("judged at"), null=True)

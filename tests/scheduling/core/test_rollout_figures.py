@@ -1,0 +1,270 @@
+"""The figures of a guarded roll-out, counted a stretch at a time, beside one count of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from scheduling import rollout_figures, rollouts, sql
+from scheduling.failed_tasks import Actor
+from scheduling.guardrail import Tally
+from scheduling.models import Configuration, GuardedRollout, Node
+from scheduling.rollout_figures import count_for_good, tallies
+from tests.scheduling.core.conftest import pass_time
+
+TOUCHES = 600
+MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
+PLAN = {"steps": [30, 60, 100], "time": 3600, "touches": 10, "judged_from": 10}
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def rollout(matrix: Any) -> GuardedRollout:
+    """Begun three hours ago, at its second step since an hour, amid `TOUCHES` that ended over five hours."""
+    Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables
+    node = matrix.node(canary_template=matrix.template("guide-v2", content_type="guide"))
+    other = matrix.node("other", template=matrix.template("guide"))
+    _fill(node, other)
+    row = rollouts.start(node.pk, PLAN, Actor("ops"))
+    at = sql.now()
+    row.step, row.started_at, row.step_at, row.judged_at = 1, at - 3 * HOUR, at - HOUR, at
+    row.save()
+    Node.objects.filter(pk=node.pk).update(canary_percent=row.percent)
+    return row
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_figures, "STRETCH", 40)
+
+
+def _fill(node: Node, other: Node) -> None:
+    """Some of each state, node, template, age and number of decisions; complaints, opt-outs, some published again."""
+    given = {"count": TOUCHES, "node": node.pk, "other": other.pk}
+    given |= {"stable": node.template_id, "canary": node.canary_template_id}
+    for statement in _FILL.split(";"):
+        sql.count(statement, given)
+
+
+def in_one(rollout: GuardedRollout) -> tuple[Tally, Tally]:
+    """As the figures are meant, over all there is."""
+    stable_since = rollout.started_at if rollout.percent >= 100 else rollout.step_at
+    given = {
+        "node": rollout.node_id, "canary": rollout.canary_id, "stable": rollout.stable_id, "since": rollout.step_at,
+        "stable_since": stable_since,
+    }  # fmt: skip
+    found = {canary: Tally(*counts) for canary, *counts in sql.rows(_IN_ONE, given)}
+    return found.get(True, Tally()), found.get(False, Tally())
+
+
+def until(rollout: GuardedRollout) -> datetime:
+    return datetime.fromisoformat((rollout.counted or {})["until"])
+
+
+def test_there_is_something_of_everything(rollout: GuardedRollout) -> None:
+    assert all(min(each.ended, each.failed, each.complained, each.opted_out) > 0 for each in in_one(rollout))
+
+
+@pytest.mark.parametrize("step", [1, 2])
+def test_stretch_by_stretch_comes_to_the_same(rollout: GuardedRollout, step: int) -> None:
+    rollout.step = step
+    expected, stretches = in_one(rollout), 0
+    assert tallies(rollout) == expected, "nothing is counted for good yet"
+    while count_for_good(rollout):
+        stretches += 1
+        assert tallies(rollout) == expected
+    assert stretches > 5
+    assert tallies(rollout) == expected
+    assert sql.now() - until(rollout) >= rollout_figures.LATELY
+
+
+def test_another_step_begins_anew_and_the_last_one_compares_with_all(
+    rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_figures, "LATELY", 40 * MINUTE)
+    while count_for_good(rollout):
+        pass
+    kept, before = until(rollout), in_one(rollout)
+    rollout.step, rollout.step_at = 2, sql.now() - 30 * MINUTE
+    assert tallies(rollout) == in_one(rollout) != before
+    assert tallies(rollout)[1].ended > 100, "those of the steps before"
+    monkeypatch.setattr(rollout_figures, "LATELY", 20 * MINUTE)
+    count_for_good(rollout)
+    assert until(rollout) > kept, "it went on where it was"
+    assert tallies(rollout) == in_one(rollout)
+
+
+def test_what_was_kept_for_another_time_is_not_used(rollout: GuardedRollout) -> None:
+    """A program of the version before, which knows nothing of what is kept, brought it to another step."""
+    while count_for_good(rollout):
+        pass
+    rollout.step_at = sql.now() - 2 * HOUR
+    assert tallies(rollout) == in_one(rollout)
+
+
+def test_what_came_of_it_later_counts(rollout: GuardedRollout) -> None:
+    while count_for_good(rollout):
+        pass
+    before = tallies(rollout)
+    sql.count("UPDATE scheduling_customer SET opted_out = true, opted_out_at = now()", {})
+    sql.count(f"{_COMPLAIN} WHERE t.state = 'delivered' AND n %% 4 = 2", {})
+    after = tallies(rollout)
+    assert after == in_one(rollout)
+    assert [each.ended for each in after] == [each.ended for each in before]
+    for old, new in zip(before, after, strict=True):
+        assert new.complained > old.complained
+        assert new.opted_out > old.opted_out
+
+
+def test_no_statement_reads_all_touches(rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[str] = []
+    rows = sql.rows
+
+    def explained(statement: str, given: Any) -> Any:
+        plans.append("\n".join(str(row[0]) for row in rows(f"EXPLAIN {statement}", given)))
+        return rows(statement, given)
+
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE scheduling_touch, scheduling_verdict, scheduling_complaint, scheduling_customer")
+        cursor.execute("SET LOCAL enable_seqscan = off")
+    with monkeypatch.context() as patch:
+        patch.setattr(rollout_figures.sql, "rows", explained)
+        count_for_good(rollout)
+        tallies(rollout)
+    stretch, for_good, complained, opted_out, lately = plans
+    assert all("Seq Scan on scheduling_touch" not in plan for plan in plans)
+    assert all("touch_ended" in plan for plan in (stretch, for_good, lately))
+    assert "scheduling_touch_pkey" in complained
+    assert "customer_opted_out" in opted_out
+    assert "touch_history" in opted_out
+
+
+# --- the pass -------------------------------------------------------------------------------------------------------
+
+
+def test_a_pass_keeps_what_it_counted(rollout: GuardedRollout) -> None:
+    expected = in_one(rollout)
+    rollouts.advance()
+    rollout.refresh_from_db()
+    assert until(rollout) > rollout.started_at
+    assert (rollout.figures["canary"]["ended"], rollout.figures["stable"]["ended"]) == tuple(
+        each.ended for each in expected
+    )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_is_too_much_for_one_pass_is_gone_on_with_by_the_next(
+    rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout_figures, "CATCHING_UP", -1.0)
+    judged_at, reached = rollout.judged_at, []
+    for _ in range(3):
+        assert rollouts.advance() == 0
+        rollout.refresh_from_db()
+        assert rollout.judged_at == judged_at, "half of the figures say nothing"
+        reached.append(until(rollout))
+    assert reached == sorted(set(reached))
+    monkeypatch.setattr(rollout_figures, "CATCHING_UP", 20.0)
+    expected = in_one(rollout)
+    rollouts.advance()
+    rollout.refresh_from_db()
+    assert rollout.figures["stable"]["ended"] == expected[1].ended
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_cannot_catch_up_goes_back_after_a_while(rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rollout_figures, "CATCHING_UP", -1.0)
+    assert rollouts.advance() == 0
+    pass_time(minutes=6)
+    assert rollouts.advance() == 1
+    rollout.refresh_from_db()
+    assert (rollout.state, rollout.reason) == ("paused", "unseen")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_somebody_holds_is_left_to_them(
+    rollout: GuardedRollout, elsewhere: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A person who pauses never waits for a count, nor a count for a person."""
+    count = count_for_good
+
+    def held_meanwhile(row: GuardedRollout) -> bool:
+        more = count(row)
+        elsewhere(lambda: rollouts.pause(row.pk, Actor("ops")))
+        return more
+
+    monkeypatch.setattr(rollout_figures, "count_for_good", held_meanwhile)
+    assert rollouts.advance() == 0
+    rollout.refresh_from_db()
+    assert (rollout.state, rollout.counted) == ("paused", None)
+
+
+_NUMBERED = "SELECT *, row_number() OVER (ORDER BY task_id) AS n FROM scheduling_touch"
+_COMPLAIN = f"""
+INSERT INTO scheduling_complaint (event_id, customer_id, touch_id, complained_at)
+SELECT t.event_id, t.customer_id, t.task_id, now() FROM ({_NUMBERED}) AS t
+"""
+
+_FILL = f"""
+INSERT INTO scheduling_customer (user_id, name, level, locale, timezone, addresses, opted_out, opted_out_at, created_at)
+SELECT 'c' || n, '', '', '', '', '{{}}', n %% 4 = 0,
+    CASE WHEN n %% 4 = 0 THEN now() - n * interval '10 seconds' END, now()
+FROM generate_series(1, %(count)s / 3) AS n
+;
+INSERT INTO scheduling_event (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data)
+SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '7' || substr(md5(n::text), 1, 19))::uuid,
+    'fill', n, 'x', at, at, c.id, c.user_id, '', '{{}}'
+FROM generate_series(1, %(count)s) AS n
+CROSS JOIN LATERAL (SELECT now() - n * interval '5 hours' / %(count)s AS at) AS ended
+JOIN scheduling_customer AS c ON c.user_id = 'c' || n %% (%(count)s / 3) + 1
+;
+INSERT INTO scheduling_touch (task_id, root_id, retry_of, state, priority, due_at, planned_at, parked, attempt,
+    lease_no, hints, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at,
+    content_type, counts_toward_cap, template_id, template_version, reserved_at, settled_at)
+SELECT id, id, CASE WHEN n %% 29 = 0 THEN gen_random_uuid() END, state, 1, at, at, '', 1, 1, 0, '', at, id,
+    CASE WHEN n %% 5 = 0 THEN %(other)s ELSE %(node)s END, 1, customer_id, '', at, 'guide', true,
+    CASE WHEN n %% 23 = 0 THEN NULL WHEN n %% 3 = 0 THEN %(canary)s ELSE %(stable)s END, 1,
+    CASE WHEN state = 'delivered' THEN at - interval '1 second' END, CASE WHEN state <> 'scheduled' THEN at END
+FROM (SELECT *, event_id::int AS n, received_at AS at FROM scheduling_event WHERE source = 'fill') AS e
+CROSS JOIN LATERAL (SELECT CASE n %% 13 WHEN 0 THEN 'failed' WHEN 1 THEN 'unknown' WHEN 2 THEN 'suppressed'
+    WHEN 3 THEN 'scheduled' ELSE 'delivered' END AS state) AS stands
+;
+INSERT INTO scheduling_verdict (touch_id, at, decision, rule, observed, "limit")
+SELECT task_id, due_at - length * n %% 7 * interval '9 minutes', CASE WHEN length = 2 THEN 'hold' ELSE 'send' END,
+    '', '', ''
+FROM ({_NUMBERED}) AS t CROSS JOIN generate_series(0, 2) AS length WHERE state <> 'scheduled'
+;
+{_COMPLAIN} WHERE t.state = 'delivered' AND n %% 4 = 0
+;
+{_COMPLAIN} WHERE t.state <> 'delivered' AND n %% 2 = 0
+"""
+
+_IN_ONE = """
+WITH ended AS MATERIALIZED (
+    SELECT t.task_id, t.customer_id, t.state, t.reserved_at, t.template_id = %(canary)s AS canary
+    FROM scheduling_touch AS t
+    WHERE t.node_id = %(node)s AND t.retry_of IS NULL
+      AND t.template_id IN (%(canary)s, %(stable)s) AND t.state IN ('delivered', 'failed', 'unknown')
+      AND CASE WHEN t.template_id = %(canary)s THEN %(since)s ELSE %(stable_since)s END <= (
+          SELECT min(v.at) FROM scheduling_verdict AS v WHERE v.touch_id = t.task_id AND v.decision = 'send'
+      )
+)
+SELECT e.canary, count(*), count(*) FILTER (WHERE e.state <> 'delivered'),
+    count(*) FILTER (WHERE e.state = 'delivered' AND EXISTS (
+        SELECT FROM scheduling_complaint AS c WHERE c.touch_id = e.task_id
+    )),
+    count(*) FILTER (WHERE e.state = 'delivered' AND EXISTS (
+        SELECT FROM scheduling_customer AS c
+        WHERE c.id = e.customer_id AND c.opted_out AND c.opted_out_at >= e.reserved_at AND NOT EXISTS (
+            SELECT FROM scheduling_touch AS later
+            WHERE later.customer_id = e.customer_id AND later.state = 'delivered'
+              AND later.reserved_at > e.reserved_at AND later.reserved_at <= c.opted_out_at
+        )
+    ))
+FROM ended AS e GROUP BY e.canary
+"""
