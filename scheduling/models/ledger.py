@@ -26,6 +26,7 @@ class Priority(models.IntegerChoices):
 
 WAITING = ("scheduled", "queued")  #: not begun: a cancel or an edit may still change it
 LEASED = ("queued", "running")  #: somebody has it until `lease_until`
+RARE = ("failed", "unknown", "cancelled")  #: ends that a list of millions may look for in vain
 
 
 class LedgerRow(models.Model):
@@ -72,6 +73,8 @@ class LedgerRow(models.Model):
             models.Index(fields=["lease_until"], name=f"{table}_leased", condition=Q(state__in=LEASED)),
             # Read by resume.
             models.Index(fields=["parked"], name=f"{table}_parked", condition=~Q(parked="")),
+            # Read by lists of these states, newest first. A row of an ordinary end has no entry.
+            models.Index(fields=["task_id", "state"], name=f"{table}_rare", condition=Q(state__in=RARE)),
         ]
 
     @staticmethod

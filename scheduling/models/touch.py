@@ -70,6 +70,8 @@ class Touch(LedgerRow):
             models.Index(fields=["customer", "node"], name="touch_waiting", condition=Q(state__in=WAITING)),
             # Read by the overview and by lists of what ended in a span of time. Written once a touch, at its end.
             models.Index(fields=["settled_at"], name="touch_ended", condition=Q(settled_at__isnull=False)),
+            # Read by the list of what pauses keep, newest first.
+            models.Index(fields=["task_id"], name="touch_paused", condition=~Q(parked="")),
         ]
         constraints = [
             *LedgerRow.constraints_for("touch"),
