@@ -40,15 +40,14 @@ def order_sync(demo: Any, say: Any) -> None:
 @contextmanager
 def demo_shop() -> Iterator[str]:
     """The site of the demo's shops, on a free port. Yields its address."""
-    site = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "rpa_tasks.demo_shop", "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert site.stdout is not None
-        yield next(word for word in site.stdout.readline().split() if word.startswith("http"))
-    finally:
-        site.terminate()
-        site.wait(10)
+    ) as site:
+        try:
+            assert site.stdout is not None
+            yield next(word for word in site.stdout.readline().split() if word.startswith("http"))
+        finally:
+            site.terminate()
 
 
 def _publish(demo: Any, site: str, shop: str) -> dict[str, Any]:
