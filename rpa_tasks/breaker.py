@@ -9,8 +9,6 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
-from django.utils.timezone import now
-
 from rpa_tasks.models import Breaker
 from scheduling import sql
 
@@ -56,13 +54,14 @@ def _count(platform_id: int, task_id: UUID) -> bool:
         UPDATE rpa_tasks_breaker AS b
         SET errors = b.errors + 1,
             open_until = CASE WHEN judged.opens
-                THEN %(now)s + LEAST(%(first)s * power(2, LEAST(b.openings, 10)), %(longest)s) ELSE b.open_until END,
-            opened_at = CASE WHEN judged.opens THEN COALESCE(b.opened_at, %(now)s) ELSE b.opened_at END,
+                THEN statement_timestamp() + LEAST(%(first)s * power(2, LEAST(b.openings, 10)), %(longest)s)
+                ELSE b.open_until END,
+            opened_at = CASE WHEN judged.opens THEN COALESCE(b.opened_at, statement_timestamp()) ELSE b.opened_at END,
             openings = b.openings + judged.opens::int,
             probe = CASE WHEN b.probe = %(task)s THEN NULL ELSE b.probe END
         FROM judged WHERE b.platform_id = judged.platform_id
         RETURNING b.open_until IS NOT NULL
         """,
-        {"platform": platform_id, "task": task_id, "first": FIRST_REST, "longest": LONGEST_REST, "now": now()},
+        {"platform": platform_id, "task": task_id, "first": FIRST_REST, "longest": LONGEST_REST},
     )
     return bool(rests)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 import structlog
 from django.conf import settings
 from django.db import DatabaseError, close_old_connections, transaction
 from django.db.models import Max, Q
-from django.utils.timezone import now
 from kombu.exceptions import OperationalError
 
 from rpa_tasks import breaker, failed_jobs, tokens
 from rpa_tasks.lanes import jobs
 from rpa_tasks.models import Job, Run
 from rpa_tasks.verdicts import retry_delay
+from scheduling import sql
 from scheduling.broker import oldest_message_at
 from scheduling.ledger import Claim, Settlement
 
@@ -63,21 +63,22 @@ def rescue() -> int:
     idempotent flow is tried again with the same key, anything else waits for a person."""
     with transaction.atomic():
         lapsed = jobs.lapsed_runs(limit=LIMIT)
-        rescued = sum(_rescue(claim, began) for claim, began in lapsed)
+        at = sql.now()  # this node's clock may be ahead, and all others go by the database's
+        rescued = sum(_rescue(claim, began, at) for claim, began in lapsed)
     if lapsed:
         log.warning("rpa_runs_rescued", count=rescued)
     return rescued
 
 
-def _rescue(claim: Claim, began: bool) -> bool:
+def _rescue(claim: Claim, began: bool, at: datetime) -> bool:
     """One that cannot be rescued does not take the others along."""
     try:
         with transaction.atomic():
             row = Job.objects.select_related("flow", "shop").get(pk=str(claim.task_id))
-            settlement = _rescued(row, claim, began)
+            settlement = _rescued(row, claim, began, at)
             jobs.settle([settlement])
             if began:
-                _note_lost(row)
+                _note_lost(row, at)
             breaker.release_probe(claim.task_id)
             if settlement.state in ("failed", "unknown"):
                 failed_jobs.bury(claim.task_id)
@@ -87,23 +88,23 @@ def _rescue(claim: Claim, began: bool) -> bool:
     return True
 
 
-def _rescued(row: Job, claim: Claim, began: bool) -> Settlement:
+def _rescued(row: Job, claim: Claim, began: bool, at: datetime) -> Settlement:
     if row.cancel_requested_at and (not began or row.flow.idempotent):
         return Settlement(claim.task_id, claim.lease_no, "cancelled", "cancelled")
     if not began:
-        return Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=now())
+        return Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=at)
     delay = retry_delay(row.failures + 1, row.flow.retry_delays, lambda: 0.0)
     if not row.flow.idempotent or delay is None:
         return Settlement(claim.task_id, claim.lease_no, "unknown", "worker_lost")
-    return Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=now() + delay)
+    return Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=at + delay)
 
 
-def _note_lost(row: Job) -> None:
+def _note_lost(row: Job, at: datetime) -> None:
     assert row.sending_at is not None
     last = row.runs.aggregate(last=Max("number"))["last"] or 0
     Run.objects.create(
         job=row, number=last + 1, lease_no=row.lease_no, node=row.node, started_at=row.sending_at,
-        ended_at=datetime.now(UTC), outcome=Run.Outcome.UNKNOWN, reason="worker_lost",
+        ended_at=at, outcome=Run.Outcome.UNKNOWN, reason="worker_lost",
     )  # fmt: skip
     Job.objects.filter(pk=row.pk).update(failures=row.failures + 1)
 

@@ -18,7 +18,7 @@ from uuid import UUID
 import jsonschema_rs
 from django.conf import settings
 from django.db import transaction
-from django.utils.timezone import now
+from django.db.models.functions import Now
 
 from rpa_tasks.lanes import jobs
 from rpa_tasks.models import Flow, Job, Platform, Shop
@@ -95,7 +95,7 @@ def cancel(task_id: UUID, *, by: str) -> str:
             raise NotFound(f"There is no job {task_id}.")
         if jobs.cancel([task_id], reason=f"by:{by}"):
             return "cancelled"
-        if Job.objects.filter(pk=task_id, state="running").update(cancel_requested_at=now()):
+        if Job.objects.filter(pk=task_id, state="running").update(cancel_requested_at=Now()):
             return "cancel_requested"
     raise Conflict(f"The job is {row.state} already.")
 

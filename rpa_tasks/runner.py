@@ -11,12 +11,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import structlog
 from django.conf import settings
 from django.db import close_old_connections, connection
+from django.db.models.functions import Now
 
 from rpa_tasks import command, tokens
 from rpa_tasks.evidence import collect
@@ -65,7 +66,7 @@ class _Run:
     """One run on its way. Each step either hands on or settles."""
 
     pick: Pick
-    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    started_at: datetime = field(init=False)
     renewed_at: float = field(default_factory=clock)
     stands: bool = True
     job: Job = field(init=False)
@@ -74,7 +75,9 @@ class _Run:
     stopped_at: float = 0.0
 
     def carry_out(self) -> None:
-        self.job = Job.objects.select_related("shop__platform", "flow__platform").get(pk=self.pick.claim.task_id)
+        rows = Job.objects.select_related("shop__platform", "flow__platform").annotate(at=Now())
+        self.job = rows.get(pk=self.pick.claim.task_id)
+        self.started_at = self.job.at
         try:
             ended = self._run()
         except Exception as error:

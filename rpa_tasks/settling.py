@@ -14,12 +14,13 @@ from typing import Any
 import structlog
 from django.db import transaction
 from django.db.models import F
-from django.utils.timezone import now
+from django.db.models.functions import Now
 
 from rpa_tasks import breaker, failed_jobs, metrics
 from rpa_tasks.lanes import jobs
 from rpa_tasks.models import Evidence, Job, LoginState, Run, Shop
 from rpa_tasks.verdicts import Verdict, retry_delay
+from scheduling import sql
 from scheduling.ledger import Claim, Settlement
 
 log = structlog.get_logger(__name__)
@@ -34,7 +35,7 @@ class Ended:
     """All that is known of a run at its end."""
 
     verdict: Verdict
-    started_at: datetime
+    started_at: datetime  #: by the database's clock
     exit_code: int | None = None
     detail: str = ""
     result: Any = None
@@ -51,20 +52,23 @@ def conclude(job: Job, claim: Claim, ended: Ended) -> bool:
             log.warning("stale_run_dropped", task_id=str(job.pk), lease_no=claim.lease_no, outcome=outcome)
             return False
         rests = breaker.note(job.shop.platform_id, outcome, job.pk)
-        settlement, burns = _settlement(fresh, job, claim, ended.verdict, rests)
-        _keep(fresh, settlement, burns, ended)
+        at = sql.now()  # this node's clock may be ahead, and all others go by the database's
+        settlement, burns = _settlement(fresh, job, claim, ended.verdict, rests, at)
+        _keep(fresh, settlement, burns, ended, at)
         if outcome == "session":
             _need_login(job.shop)
         jobs.settle([settlement])
         if settlement.state in ("failed", "unknown"):
             failed_jobs.bury(job.pk)
-    metrics.measure(job.shop.platform.key, ended.verdict, now() - ended.started_at, ended.pool_wait)
+    metrics.measure(job.shop.platform.key, ended.verdict, at - ended.started_at, ended.pool_wait)
     log.info("run_ended", task_id=str(job.pk), outcome=outcome, reason=ended.verdict.reason, state=settlement.state)
     return True
 
 
-def _settlement(fresh: Job, job: Job, claim: Claim, verdict: Verdict, rests: bool) -> tuple[Settlement, bool]:
-    """How the job goes on, and whether this end counts against its retries."""
+def _settlement(
+    fresh: Job, job: Job, claim: Claim, verdict: Verdict, rests: bool, at: datetime
+) -> tuple[Settlement, bool]:
+    """How the job goes on from now, and whether this end counts against its retries."""
 
     def to(state: str, *, due_at: datetime | None = None, reason: str = verdict.reason) -> Settlement:
         return Settlement(claim.task_id, claim.lease_no, state, reason, due_at=due_at)
@@ -79,20 +83,20 @@ def _settlement(fresh: Job, job: Job, claim: Claim, verdict: Verdict, rests: boo
     if outcome == "business":
         return to("failed"), True
     if outcome == "held":
-        return to("scheduled", due_at=now() + HOLD.get(verdict.reason, LONG_HOLD)), False
+        return to("scheduled", due_at=at + HOLD.get(verdict.reason, LONG_HOLD)), False
     if outcome == "session":
-        return to("scheduled", due_at=now(), reason="login_needed"), False
+        return to("scheduled", due_at=at, reason="login_needed"), False
     if outcome == "platform" and rests:
-        return to("scheduled", due_at=now() + PLATFORM_PATIENCE), False
+        return to("scheduled", due_at=at + PLATFORM_PATIENCE), False
     delay = retry_delay(fresh.failures + 1, job.flow.retry_delays, random.random)
-    return (to("failed") if delay is None else to("scheduled", due_at=now() + delay)), True
+    return (to("failed") if delay is None else to("scheduled", due_at=at + delay)), True
 
 
-def _keep(fresh: Job, settlement: Settlement, burns: bool, ended: Ended) -> None:
+def _keep(fresh: Job, settlement: Settlement, burns: bool, ended: Ended, at: datetime) -> None:
     last = fresh.runs.order_by("-id").first()
     if last and ended.verdict.outcome == last.outcome == Run.Outcome.HELD and last.reason == ended.verdict.reason:
         # A job may be held every few seconds for days: that is one thing that goes on, not a run each.
-        Run.objects.filter(pk=last.pk).update(ended_at=now(), lease_no=fresh.lease_no, node=fresh.node)
+        Run.objects.filter(pk=last.pk).update(ended_at=at, lease_no=fresh.lease_no, node=fresh.node)
         return
     run = Run.objects.create(
         job=fresh,
@@ -100,7 +104,7 @@ def _keep(fresh: Job, settlement: Settlement, burns: bool, ended: Ended) -> None
         lease_no=fresh.lease_no,
         node=fresh.node,
         started_at=ended.started_at,
-        ended_at=now(),
+        ended_at=at,
         pool_wait=ended.pool_wait,
         outcome=ended.verdict.outcome,
         reason=ended.verdict.reason[:64],
@@ -119,6 +123,6 @@ def _keep(fresh: Job, settlement: Settlement, burns: bool, ended: Ended) -> None
 def _need_login(shop: Shop) -> None:
     """Nothing of the shop runs until a person has logged in. Said once, however many runs find out."""
     if Shop.objects.filter(pk=shop.pk, login_state=LoginState.OK).update(
-        login_state=LoginState.NEEDED, login_lost_at=now()
+        login_state=LoginState.NEEDED, login_lost_at=Now()
     ):
         log.warning("login_needed", shop=str(shop), platform=shop.platform.key)

@@ -8,7 +8,7 @@ exchange `tasks` by `task.<platform>.<tier>`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import structlog
@@ -41,7 +41,7 @@ def announce(hints: Sequence[Hint]) -> None:
     up for by the next look at the lanes."""
     shops = Shop.objects.select_related("platform", "lane").in_bulk({hint.route for hint in hints})
     homes = _homes({shop.lane.home for shop in shops.values()} - {""})
-    now = datetime.now(UTC)
+    now = sql.now()
     tokens = []
     for hint in hints:
         if shop := shops.get(hint.route):

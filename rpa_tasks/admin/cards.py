@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from django.db.models.functions import Now
 from django.http import HttpRequest
 from django.urls import reverse
-from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
 from rpa_tasks.admin.node import STATES as BROWSER_STATES
@@ -44,7 +44,7 @@ def _waiting() -> list[Figure]:
     link = reverse("admin:rpa_tasks_job_changelist")
 
     def count(tier: int) -> int:
-        waiting = Job.objects.filter(state="scheduled", parked="", due_at__lte=now(), priority=tier)
+        waiting = Job.objects.filter(state="scheduled", parked="", due_at__lte=Now(), priority=tier)
         handed_over = Job.objects.filter(state="queued", priority=tier)
         return waiting[:MOST].count() + handed_over[:MOST].count()
 
@@ -60,7 +60,7 @@ def _waiting() -> list[Figure]:
 
 def _browsers() -> list[Figure]:
     def alive() -> list[list[dict[str, Any]]]:
-        nodes = ExecutionNode.objects.filter(seen_at__gt=now() - HOME_LEASE)
+        nodes = ExecutionNode.objects.filter(seen_at__gt=Now() - HOME_LEASE)
         return list(nodes.values_list("browsers", flat=True))
 
     link = reverse("admin:rpa_tasks_executionnode_changelist")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest
-from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
 
@@ -25,7 +25,7 @@ class DueFilter(DropdownFilter):  # type: ignore[misc]
         return [("due", _("due"))]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        due = Q(state="scheduled", parked="", due_at__lte=now()) | Q(state="queued")
+        due = Q(state="scheduled", parked="", due_at__lte=Now()) | Q(state="queued")
         return queryset.filter(due) if self.value() == "due" else queryset
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
-from django.db.models.functions import Coalesce, JSONObject
+from django.db.models.functions import Coalesce, JSONObject, Now
 from django.urls import reverse
 from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
@@ -50,7 +50,7 @@ def narrowed(shops: QuerySet[Shop], state: str) -> QuerySet[Shop]:
     """`shops` come from `with_work`."""
     gates = {
         "login": Q(login_state=LoginState.NEEDED),
-        "resting": Q(platform__breaker__open_until__gt=now()),
+        "resting": Q(platform__breaker__open_until__gt=Now()),
         "paused": Q(paused=True) | Q(platform__paused=True),
         "full": Q(waiting__gte=F("backlog_limit")),
         "running": Q(lane__task_id__isnull=False),
@@ -108,7 +108,7 @@ def figures() -> list[dict[str, Any]]:
         running=Count("pk", filter=Q(lane__task_id__isnull=False)),
         login=Count("pk", filter=Q(login_state=LoginState.NEEDED)),
         paused=Count("pk", filter=Q(paused=True) | Q(platform__paused=True)),
-        resting=Count("pk", filter=Q(platform__breaker__open_until__gt=now())),
+        resting=Count("pk", filter=Q(platform__breaker__open_until__gt=Now())),
     )
     shown = [("", _("Shops"), living.count(), ""), ("running", STATES["running"], counts["running"], "")]
     shown += [(key, STATES[key], counts[key], "bad") for key in ("login", "resting", "paused")]

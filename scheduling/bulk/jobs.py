@@ -54,13 +54,14 @@ def begin(
 ) -> BulkAction:  # fmt: skip
     """Do this to everything that matches and was there at `as_of`. Raises `InvalidInput` naming the parameter that has
     no meaning, `Conflict` where the same is under way or enough others are."""
-    check(action, chosen, as_of or now())
+    at = sql.now()  # nothing that comes after, whatever this node's clock says
+    check(action, chosen, as_of or at)
     pace = DEEDS[action].per_second if per_second is None else per_second
     if not SLOWEST <= pace <= FASTEST:
         raise InvalidInput.of("per_second", f"must be from {SLOWEST:g} to {FASTEST:g}")
     row = BulkAction(
         action=action, filter=dict(chosen), actor=actor.user, actor_name=actor.name[:150], reason=actor.reason[:500],
-        per_second=pace, as_of=min(as_of or now(), now()),
+        per_second=pace, as_of=min(as_of or at, at), next_at=at,
     )  # fmt: skip
     row.total = count(row)
     _enter(row)

@@ -13,9 +13,10 @@ from typing import Any
 import structlog
 from django.conf import settings
 from django.db import Error, transaction
+from django.db.models.functions import Now
 from django.utils.timezone import now
 
-from scheduling import configuration
+from scheduling import configuration, sql
 from scheduling.config_file import impact, plan
 from scheduling.config_file.document import InvalidDocument
 from scheduling.config_file.moving import WATCHED, Moved
@@ -79,21 +80,21 @@ def execute_next() -> bool:
 
 def _claim() -> WhatIfRun | None:
     """One at a time: whoever looks has the lock of those that could be chosen."""
-    heard_of = now() - PATIENCE
     with transaction.atomic():
+        at = sql.now()  # a node whose clock is ahead must not take the others' workers for dead
         open_ones = list(
             WhatIfRun.objects.select_for_update(of=("self",))
             .filter(state__in=(State.WAITING, State.RUNNING))
             .order_by("id")
         )
-        if any(run.state == State.RUNNING and run.beat_at and run.beat_at > heard_of for run in open_ones):
+        if any(run.state == State.RUNNING and run.beat_at and run.beat_at > at - PATIENCE for run in open_ones):
             return None
         for run in open_ones:
             if run.tries < TRIES:
-                run.state, run.tries, run.beat_at = State.RUNNING, run.tries + 1, now()
+                run.state, run.tries, run.beat_at = State.RUNNING, run.tries + 1, at
                 run.save(update_fields=["state", "tries", "beat_at"])
                 return run
-            run.state, run.problem, run.ended_at = State.FAILED, "its worker was lost", now()
+            run.state, run.problem, run.ended_at = State.FAILED, "its worker was lost", at
             run.save(update_fields=["state", "problem", "ended_at"])
     return None
 
@@ -103,8 +104,8 @@ def _execute(run: WhatIfRun) -> None:
     digest = live_digest()
     configs = {"live": configuration.current(), "draft": draft.rehearse(given, planned)}
     within = past.window(run.created_at - timedelta(days=run.days), run.created_at)
-    _write(run, total=within.events, beat_at=now())
-    result = replay(configs, within, progress=lambda done: _write(run, done=done, beat_at=now()))
+    _write(run, total=within.events, beat_at=Now())
+    result = replay(configs, within, progress=lambda done: _write(run, done=done, beat_at=Now()))
     result |= {
         "since": within.since.isoformat(), "until": within.until.isoformat(), "events": within.events,
         "shortened": within.shortened,
@@ -113,7 +114,7 @@ def _execute(run: WhatIfRun) -> None:
 
 
 def _end(run: WhatIfRun, state: str, **values: Any) -> None:
-    _write(run, state=state, ended_at=now(), **values)
+    _write(run, state=state, ended_at=Now(), **values)
 
 
 def _write(run: WhatIfRun, **values: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -388,10 +388,10 @@ def test_one_row_that_cannot_be_rescued_takes_no_other_along(
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
     note = passes._note_lost
 
-    def note_or_break(row: Job) -> None:
+    def note_or_break(row: Job, at: datetime) -> None:
         if row.pk == odd.pk:
             raise DataError("smallint out of range")
-        note(row)
+        note(row, at)
 
     monkeypatch.setattr(passes, "_note_lost", note_or_break)
     assert passes.rescue() == 1

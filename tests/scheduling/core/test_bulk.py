@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+import time_machine
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, transaction
 
@@ -81,6 +82,17 @@ def test_what_fails_after_the_beginning_is_left_alone(fail: Any) -> None:
 
     assert finish(row).done == 2
     assert FailedTask.objects.filter(state="open").count() == 1
+
+
+def test_it_is_begun_by_the_database_s_clock(fail: Any) -> None:
+    """On a web node whose clock is ahead it would begin ten minutes later, and do what fails until then as well."""
+    fail(2)
+    with time_machine.travel(datetime.now(UTC) + timedelta(minutes=10), tick=True):
+        row = jobs.begin("ignore", {}, ANN)
+    fail(1)
+
+    assert row.as_of <= sql.now()
+    assert finish(row).done == 2
 
 
 def test_what_somebody_acted_on_meanwhile_does_not_match_any_more(fail: Any) -> None:

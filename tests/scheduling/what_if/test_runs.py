@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import time_machine
 import yaml
 from django.contrib.auth.models import User
 from django.db import OperationalError
@@ -219,6 +220,15 @@ def test_one_replay_runs_at_a_time_and_a_dead_worker_is_replaced(lived: Any) -> 
     run.refresh_from_db()
     other.refresh_from_db()
     assert (run.state, run.tries, other.state) == ("done", 2, "waiting")
+
+
+def test_a_node_whose_clock_is_ahead_takes_nobody_for_dead(lived: Any) -> None:
+    run = runs.begin(edited(delay="20m"), 7, OPS)
+    WhatIfRun.objects.filter(pk=run.pk).update(state="running", tries=1, beat_at=now())
+    with time_machine.travel(now() + timedelta(minutes=10), tick=True):
+        assert not runs.execute_next()
+    run.refresh_from_db()
+    assert (run.state, run.tries) == ("running", 1)
 
 
 def test_a_run_that_costs_its_worker_is_given_up(lived: Any) -> None:

@@ -1,0 +1,108 @@
+"""A node whose clock is wrong wakes, puts off and rests nothing at the wrong time: the database's clock decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import time_machine
+from django.utils.timezone import now
+
+from rpa_tasks import passes, tokens
+from rpa_tasks.lanes import Pick
+from rpa_tasks.models import Breaker, Job, Run, Shop
+from rpa_tasks.settling import HOLD, PLATFORM_PATIENCE, Ended, conclude
+from rpa_tasks.verdicts import Outcome, Verdict
+from scheduling import sql
+from scheduling.ledger import Hint
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+SECONDS = timedelta(seconds=1)
+
+
+@pytest.fixture(params=[10, -10], ids=["ahead", "behind"], autouse=True)
+def _wrong_clock(request: pytest.FixtureRequest) -> Iterator[None]:
+    """By ten minutes; the servers' clocks are right."""
+    with time_machine.travel(now() + timedelta(minutes=request.param), tick=True):
+        assert abs(now() - sql.now()) > timedelta(minutes=9)
+        yield
+
+
+@pytest.fixture
+def pick(market: Any) -> Pick:
+    market.flow()
+    market.shop()
+    market.publish()
+    found = market.pick()
+    assert found is not None
+    return found  # type: ignore[no-any-return]
+
+
+def conclude_with(pick: Pick, outcome: Outcome, reason: str = "") -> Job:
+    job = Job.objects.select_related("shop__platform", "flow").get(pk=pick.claim.task_id)
+    assert conclude(job, pick.claim, Ended(verdict=Verdict(outcome, reason), started_at=sql.now()))
+    return Job.objects.get(pk=job.pk)
+
+
+def is_between(since: datetime, instant: datetime | None, delay: timedelta, jitter: float = 0) -> bool:
+    """By the database's clock, this delay after something that happened since then."""
+    assert instant is not None
+    return since + delay <= instant <= sql.now() + delay * (1 + jitter)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "delay", "jitter"),
+    [
+        (Outcome.HELD, "browser_wait", HOLD["browser_wait"], 0),
+        (Outcome.SESSION, "exit_77", timedelta(0), 0),
+        (Outcome.TRANSIENT, "exit_1", 30 * SECONDS, 0.1),
+    ],
+)
+def test_a_run_that_is_to_be_tried_again(
+    pick: Pick, outcome: Outcome, reason: str, delay: timedelta, jitter: float
+) -> None:
+    since = sql.now()
+    job = conclude_with(pick, outcome, reason)
+    assert is_between(since, job.due_at, delay, jitter)
+    assert is_between(since, Run.objects.get().ended_at, timedelta(0))
+    if outcome == Outcome.SESSION:
+        assert is_between(since, Shop.objects.get().login_lost_at, timedelta(0))
+
+
+def test_a_platform_rests_as_long_as_it_should(market: Any, pick: Pick) -> None:
+    market.platform().__class__.objects.update(breaker_threshold=1)
+    since = sql.now()
+    job = conclude_with(pick, Outcome.PLATFORM, "exit_75")
+    breaker = Breaker.objects.get()
+    assert is_between(since, breaker.opened_at, timedelta(0))
+    assert is_between(since, breaker.open_until, timedelta(minutes=5))
+    assert is_between(since, job.due_at, PLATFORM_PATIENCE)
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_a_run_whose_node_was_lost(pick: Pick, began: bool) -> None:
+    changes = ", sending_at = statement_timestamp() - interval '1 min'" if began else ""
+    sql.count(f"UPDATE rpa_tasks_job SET lease_until = statement_timestamp() - interval '1 s'{changes}", {})
+    since = sql.now()
+    assert passes.rescue() == 1
+    assert is_between(since, Job.objects.get().due_at, 30 * SECONDS if began else timedelta(0))
+    if began:
+        assert is_between(since, Run.objects.get().ended_at, timedelta(0))
+
+
+def test_its_lease_is_judged_by_the_database(pick: Pick) -> None:
+    assert passes.rescue() == 0
+    assert Job.objects.get().state == "running"
+
+
+def test_a_token_waits_for_what_is_not_due_and_for_nothing_else(
+    market: Any, pick: Pick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published: list[Any] = []
+    monkeypatch.setattr(tokens, "publish_tokens", published.extend)
+    job, at = pick.claim.task_id, sql.now()
+    tokens.announce([Hint(job, at + 20 * SECONDS, 1, pick.shop_id), Hint(job, at - SECONDS, 1, pick.shop_id)])
+    assert [eta for *_, eta in published] == [at + 20 * SECONDS, None]
