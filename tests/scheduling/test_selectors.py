@@ -8,10 +8,13 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from django.db import connection
 from django.utils.timezone import now
 
-from scheduling import selectors
+from scheduling import selectors, sql
+from scheduling.bulk.matching import standing
 from scheduling.models import Complaint, Customer, Touch
+from scheduling.models.ledger import RARE
 
 pytestmark = pytest.mark.django_db
 
@@ -100,3 +103,86 @@ def test_a_page_costs_the_same_however_many(
             ("guide", "material.downloaded", [])
         ] * 5
     assert Customer.objects.count() == 5
+
+
+# --- few among many --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(matrix: Any, happen: Callable[..., Any]) -> dict[str, list[UUID]]:
+    """By what they are, newest first: of each rare state a few, and some that a pause keeps; all else was delivered."""
+    matrix.node()
+    happen()
+    found = sql.rows(_MANY, {"count": 4_000})
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE scheduling_touch")
+    kinds = sorted({kind for _, kind in found})
+    return {kind: sorted((task_id for task_id, each in found if each == kind), reverse=True) for kind in kinds}
+
+
+@pytest.mark.parametrize("state", RARE)
+def test_a_rare_state_is_found_among_many_by_its_index(many: dict[str, list[UUID]], state: str) -> None:
+    plan = _plan(lambda: selectors.touches_page(state=state, limit=3))
+    assert [each.pk for each in selectors.touches_page(state=state)] == many[state]
+    assert [each.pk for each in selectors.touches_page(state=state, before=many[state][1])] == many[state][2:]
+    assert "Index Scan Backward using touch_rare on" in plan, plan
+    assert "Sort" not in plan, plan
+
+
+@pytest.mark.parametrize(
+    ("stands", "kinds", "index"),
+    [("bad", ("failed", "unknown"), "touch_rare"), ("paused", ("parked",), "touch_paused")],
+)
+def test_what_people_ask_for_together_is_found_so_as_well(
+    many: dict[str, list[UUID]], stands: str, kinds: tuple[str, ...], index: str
+) -> None:
+    def page() -> list[Touch]:
+        return list(Touch.objects.filter(standing(stands)).order_by("-task_id")[:51])
+
+    plan = _plan(page)
+    assert [each.pk for each in page()] == sorted((pk for kind in kinds for pk in many[kind]), reverse=True)[:51]
+    assert f"Index Scan Backward using {index} on" in plan, plan
+    assert "Sort" not in plan, plan
+
+
+def test_an_ordinary_end_has_no_entry_in_the_index_of_the_rare_ones(many: dict[str, list[UUID]]) -> None:
+    ((entries,),) = sql.rows("SELECT reltuples::int FROM pg_class WHERE relname = 'touch_rare'", {})
+    assert entries == sum(len(many[state]) for state in RARE)
+
+
+def _plan(read: Callable[[], Any]) -> str:
+    """Of what is asked for first."""
+    asked: list[tuple[str, Any]] = []
+
+    def note(execute: Any, statement: str, parameters: Any, many: bool, context: Any) -> Any:
+        asked.append((statement, parameters))
+        return execute(statement, parameters, many, context)
+
+    with connection.execute_wrapper(note):
+        read()
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {asked[0][0]}", asked[0][1])
+        return "\n".join(row[0] for row in cursor.fetchall())
+
+
+_MANY = """
+WITH event AS (
+    INSERT INTO scheduling_event (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id,
+        data)
+    SELECT gen_random_uuid(), 'many', n, 'x', now(), now(), customer_id, 'ann', '', '{}'
+    FROM generate_series(1, %(count)s) AS n, (SELECT customer_id FROM scheduling_touch LIMIT 1) AS model
+    RETURNING id, event_id::int AS n
+), touch AS (
+    INSERT INTO scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no,
+        hints, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at, content_type,
+        counts_toward_cap, settled_at)
+    SELECT id, id, state, 1, now(), now(), CASE WHEN state = 'scheduled' THEN 'all' ELSE '' END, 1, 1, 0, '', now(), id,
+        node_id, 1, customer_id, '', now(), '', true, now()
+    FROM (SELECT node_id, customer_id FROM scheduling_touch LIMIT 1) AS model, event, LATERAL (
+        SELECT CASE WHEN n %% 800 = 0 THEN 'failed' WHEN n %% 800 = 1 THEN 'unknown' WHEN n %% 800 = 2 THEN 'cancelled'
+            WHEN n %% 10 = 3 THEN 'scheduled' ELSE 'delivered' END AS state
+    ) AS stands
+    RETURNING task_id, state, parked
+)
+SELECT task_id, CASE WHEN parked = '' THEN state ELSE 'parked' END FROM touch
+"""
