@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +10,7 @@ from uuid import UUID
 
 from django.db.models import Prefetch, Q, QuerySet
 
-from scheduling.models import FailedTask, Touch, Verdict
+from scheduling.models import Event, FailedTask, Touch, Verdict
 from scheduling.sql import rows
 
 LATEST_VERDICTS = 50  #: of a touch; what waits for a receiver that is dead is judged thousands of times
@@ -71,6 +71,23 @@ def _event(event: str, source: str) -> Q:
 def events_named(event_id: str) -> list[UUID]:
     """The events that their sources gave this id."""
     return [row[0] for row in rows(_EVENTS_NAMED, {"event_id": event_id})]
+
+
+def events_meant(term: str) -> list[UUID]:
+    """The events that somebody means who types an id: their sources' one, ours, or that of a trace."""
+    found = events_named(term)
+    with suppress(ValueError):
+        uuid = UUID(term)
+        found += [uuid, *Event.objects.filter(trace_id=uuid).values_list("pk", flat=True)[:200]]
+    return found
+
+
+def chain_of(root: UUID) -> Iterator[UUID]:
+    """Each touch that the delivery key went on to, from the first."""
+    task_id: UUID | None = root
+    while task_id:
+        yield task_id
+        task_id = Touch.objects.filter(retry_of=task_id, root_id=root).values_list("task_id", flat=True).first()
 
 
 def retried_as(task_ids: Sequence[UUID]) -> dict[UUID, UUID]:
@@ -158,9 +175,11 @@ WHERE {_SINCE} AND t.chat_id <> '' GROUP BY t.chat_id {_WORST}
 # --- failed tasks -------------------------------------------------------------------------------------------------
 
 
-def failed_tasks_page(*, before: UUID | None = None, limit: int = 50, **equal: str) -> list[FailedTask]:
+def failed_tasks_page(
+    named: Q | None = None, *, before: UUID | None = None, limit: int = 50, **equal: str
+) -> list[FailedTask]:
     """Failed tasks, newest first; `equal` may name state, reason, fingerprint, origin and channel. "" matches any."""
-    found = FailedTask.objects.filter(**{name: value for name, value in equal.items() if value})
+    found = FailedTask.objects.filter(named or Q(), **{name: value for name, value in equal.items() if value})
     if before:
         found = found.filter(pk__lt=before)
     return list(found.order_by("-pk")[:limit])

@@ -29,7 +29,7 @@ from scheduling.admin.saved_filters import WithSavedFilters
 from scheduling.admin.spans import SpanFilter
 from scheduling.admin.timeline import clock
 from scheduling.admin.wording import reason
-from scheduling.bulk.matching import named_failed
+from scheduling.failed_search import failed_named
 from scheduling.models import FailedTask
 
 TONES = {
@@ -67,7 +67,7 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
         ("failed_at", SpanFilter),
     )  # fmt: skip
     search_fields = ("task_id",)
-    search_help_text = _("Task id, delivery key or user id, in full")
+    search_help_text = _("Task, event, trace, user, shop or chat id in full, or words of the detail")
     actions = ()
     actions_list = ("open_groups",)
     export_columns = (
@@ -105,7 +105,7 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[FailedTask], search_term: str
     ) -> tuple[QuerySet[FailedTask], bool]:
-        return queryset.filter(named_failed(search_term)), False
+        return queryset.filter(failed_named(search_term)), False
 
     def get_actions(self, request: HttpRequest) -> Any:
         if not self.has_act_permission(request):

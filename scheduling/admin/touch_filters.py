@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Q, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
@@ -67,18 +67,10 @@ def search(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
     """Whole ids, or words of a text. What is found is looked up by its key, whatever else narrows the list."""
     if not term:
         return touches
-    if uuid := as_uuid(term):
-        return touches.filter(Q(task_id=uuid) | Q(task_id__in=_of_chain(uuid)) | Q(event_id=uuid))
     found = {task_id for way in (_of_customer, _of_event, _of_chat) for task_id in way(term)}
+    if uuid := as_uuid(term):
+        return touches.filter(task_id__in={*found, *selectors.chain_of(uuid)})
     return touches.filter(task_id__in=found or set(_saying(term)))
-
-
-def _of_chain(root: UUID) -> Iterator[UUID]:
-    """Each one that the delivery key went on to, from the first."""
-    task_id: UUID | None = root
-    while task_id:
-        yield task_id
-        task_id = Touch.objects.filter(retry_of=task_id, root_id=root).values_list("task_id", flat=True).first()
 
 
 def _of_customer(term: str) -> QuerySet[Any]:
@@ -87,7 +79,7 @@ def _of_customer(term: str) -> QuerySet[Any]:
 
 
 def _of_event(term: str) -> QuerySet[Any]:
-    return _ids(Touch.objects.filter(event_id__in=selectors.events_named(term)))
+    return _ids(Touch.objects.filter(event_id__in=selectors.events_meant(term)))
 
 
 def _of_chat(term: str) -> list[UUID]:

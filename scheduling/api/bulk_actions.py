@@ -31,6 +31,7 @@ class ChosenIn(Request):
     fingerprint: Text = ""
     origin: Literal["touch", "rpa_job", "message", ""] = ""
     channel: Text = ""
+    q: Text = ""
 
 
 class BulkIn(ActionIn):

@@ -13,6 +13,7 @@ from scheduling.api.auth import ApiKeyAuth, actor_of
 from scheduling.api.paging import Page, page_of, reading
 from scheduling.api.schemas import ActionIn, FailedTaskOut, FailedTasksOut, ProblemOut, ResolveIn, RetryIn, Text
 from scheduling.errors import InvalidInput
+from scheduling.failed_search import failed_named
 from scheduling.models import FailedTask
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
@@ -29,13 +30,16 @@ class FailedTaskFilters(Page):
     fingerprint: Text = ""
     origin: FailedTask.Origin | None = None
     channel: Text = ""
+    q: Text = ""
 
 
 @router.get("/failed-tasks", response={200: FailedTasksOut, PROBLEMS: ProblemOut})
 def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -> dict[str, Any]:
-    """Failed tasks, newest first. 503 where it takes too long to find them."""
+    """Failed tasks, newest first. `q` is an id in full (of the task, its event, trace, user, shop or chat) or, among
+    the latest 50,000, words of the detail. 503 where it takes too long to find them."""
     with reading():
         rows = selectors.failed_tasks_page(
+            failed_named(filters.q),
             state=filters.state or "",
             reason=filters.reason,
             fingerprint=filters.fingerprint,

@@ -17,6 +17,7 @@ from django.utils.timezone import make_aware, now
 from scheduling import selectors
 from scheduling.bulk.deeds import FAILED_TASKS, TOUCHES, Deed
 from scheduling.errors import FieldError, InvalidInput
+from scheduling.failed_search import failed_named
 from scheduling.models import FailedTask, Touch
 from scheduling.pulse import LATE
 
@@ -113,16 +114,6 @@ def state_of_failed(value: str) -> Q:
     return Q() if value == "all" else Q(state=value or FailedTask.State.OPEN.value)
 
 
-def named_failed(term: str) -> Q:
-    """By task id, delivery key or user id, in full."""
-    term = term.strip()
-    if not term:
-        return Q()
-    if (uuid := _uuid(term)) is not None:
-        return Q(task_id=uuid) | Q(root_id=uuid)
-    return Q(payload__user_id=term)
-
-
 # --- touches ------------------------------------------------------------------------------------------------------
 
 
@@ -152,9 +143,10 @@ def _named_touch(term: str) -> Q:
     term = term.strip()
     if not term:
         return Q()
+    named = Q(customer__user_id=term) | Q(event_id__in=selectors.events_meant(term)) | Q(chat_id=term)
     if (uuid := _uuid(term)) is not None:
-        return Q(task_id=uuid) | Q(root_id=uuid) | Q(event_id=uuid)
-    return Q(customer__user_id=term) | Q(event_id__in=selectors.events_named(term)) | Q(chat_id=term)
+        named |= Q(task_id=uuid) | Q(root_id=uuid)
+    return named
 
 
 def _uuid(term: str) -> UUID | None:
@@ -171,10 +163,10 @@ LISTS: dict[str, Listed] = {
         {
             "state": state_of_failed, "origin__exact": _equal("origin"), "reason": _equal("reason"),
             "channel": _equal("channel"), "failure": _equal("failure"), "fingerprint": _exactly("fingerprint"),
-            "q": named_failed,
         },
         ("failed_at",),
         {"state": ""},
+        {"q": failed_named},
     ),
     TOUCHES: Listed(
         Touch,

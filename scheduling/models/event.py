@@ -3,6 +3,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from django.db import models
+from django.db.models import Q
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
@@ -52,6 +53,8 @@ class Event(models.Model):
         indexes = [
             # Read by the plan (was it called off already?), by the page of a customer and by what-if.
             models.Index(fields=["customer", "type", "occurred_at"], name="event_of_customer"),
+            # Read by who looks for a trace.
+            models.Index(fields=["trace_id"], name="event_traced", condition=Q(trace_id__isnull=False)),
         ]
 
     def __str__(self) -> str:

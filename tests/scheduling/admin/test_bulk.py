@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.contrib.messages import get_messages
@@ -17,7 +18,7 @@ from scheduling.bulk.deeds import DEEDS
 from scheduling.bulk.matching import chosen_by, matching
 from scheduling.failed_tasks import Actor
 from scheduling.failures import bury_message
-from scheduling.models import BulkAction, FailedTask, Touch
+from scheduling.models import BulkAction, Event, FailedTask, Touch
 
 pytestmark = pytest.mark.django_db
 
@@ -188,6 +189,7 @@ def test_a_filter_of_touches_without_a_meaning_is_refused_by_its_name(
 OF_FAILED_TASKS = [
     "", "state=all", "state=", "state=ignored", "origin__exact=touch", "origin__exact=", "reason=not_json",
     "reason=", "channel=log", "failure=unknown", "fingerprint=f1", "fingerprint=", "q=user1", "q=nobody",
+    "q=order_no", "q={event}", "q={key}", "q={trace}",
     "@failed_at_from", "@failed_at_to", "failed_at_to_0=2020-01-01", "failed_at_to_1=10:00",
     "state=all&reason=not_json&o=1&p=0",
 ]  # fmt: skip
@@ -197,6 +199,7 @@ OF_TOUCHES = [
     "node__channel__id__exact={channel}", "priority__exact=0", "priority__exact=", "q=ann", "q=c1", "q=e1", "q=x y",
     "@due_at_from", "@due_at_to", "@settled_at_from",
 ]  # fmt: skip
+TRACE = UUID("0af7651916cd43dd8448eb211c80319c")
 ENDS = {"from": timedelta(minutes=-5), "to": timedelta(hours=1)}
 
 
@@ -211,8 +214,11 @@ def test_a_list_of_failed_tasks_shows_what_workers_would_act_on(
     bury_message("not_json", b"x", queue="ticks")
     FailedTask.objects.filter(pk=rows[0].pk).update(state="ignored", failure="unknown", fingerprint="f1")
     FailedTask.objects.filter(pk=rows[1].pk).update(failed_at=now() - timedelta(days=1), channel="log")
+    touch = Touch.objects.select_related("event").get(pk=rows[2].task_id)
+    Event.objects.filter(pk=touch.event_id).update(trace_id=TRACE)
     for address in OF_FAILED_TASKS:
-        both(viewer, admin_url("failedtask_changelist"), address, "archive")
+        meant = address.format(event=touch.event.event_id, key=touch.root_id, trace=TRACE.hex)
+        both(viewer, admin_url("failedtask_changelist"), meant, "archive")
 
 
 def test_a_list_of_touches_shows_what_workers_would_act_on(

@@ -164,3 +164,17 @@ def test_a_bulk_action_that_is_not_there_or_not_about_failed_tasks_is_not_found(
         assert api("POST", f"/bulk-actions/{key}/cancel", {}).status_code == 404
     row.refresh_from_db()
     assert row.state == "running"
+
+
+def test_a_search_narrows_the_list_and_the_bulk_action(api: Client, fail: Callable[..., FailedTask]) -> None:
+    row, other = fail(event_id="order-7"), fail(user="bob")
+    FailedTask.objects.filter(pk=other.pk).update(detail="no such number")
+
+    def found(term: str) -> list[str]:
+        return [item["id"] for item in api.get("/failed-tasks", q=term).json()["items"]]
+
+    assert found("order-7") == [str(row.pk)]
+    assert found("such number") == found("bob") == [str(other.pk)]
+    assert found("nothing") == []
+    told = api("POST", "/failed-tasks/bulk", {"action": "ignore", "filter": {"q": "order-7"}}).json()
+    assert told["total"] == 1

@@ -1,0 +1,128 @@
+"""What ops type to find a failed task: ids that others told them, and words they remember."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+from django.db import connection
+from django.test import Client
+from django.utils.timezone import now
+
+from scheduling import failed_search, failed_tasks
+from scheduling.failures import bury_touches
+from scheduling.ids import new_id
+from scheduling.models import Event, FailedTask, Touch
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+Failed = Callable[..., Any]
+TRACE = UUID("0af7651916cd43dd8448eb211c80319c")
+
+
+@pytest.fixture
+def find(viewer: Client, admin_url: Url) -> Callable[[str], set[Any]]:
+    def find(term: str) -> set[Any]:
+        page = viewer.get(admin_url("failedtask_changelist"), {"q": term, "state": "all"})
+        return {row.pk for row in page.context["cl"].result_list}
+
+    return find
+
+
+def event_of(row: FailedTask) -> Event:
+    return Touch.objects.select_related("event").get(pk=str(row.task_id)).event
+
+
+def test_ids_that_others_told_find_a_failed_task(failed: Failed, find: Callable[[str], set[Any]]) -> None:
+    row, _other = failed("ann"), failed("bob")
+    event = event_of(row)
+    Event.objects.filter(pk=event.pk).update(trace_id=TRACE)
+    for term in (row.task_id, row.root_id, event.event_id, event.pk, TRACE, TRACE.hex, "ann", f" {event.event_id} "):
+        assert find(str(term)) == {row.pk}, term
+    assert find(str(uuid4())) == find("an") == set()
+
+
+def test_an_id_that_looks_like_ours_may_be_a_source_s(
+    failed: Failed, find: Callable[[str], set[Any]], viewer: Client, admin_url: Url
+) -> None:
+    """Most sources name their events by UUIDs, many their users too."""
+    theirs, user = str(uuid4()), str(uuid4())
+    row = failed(user)
+    failed("bob")
+    Event.objects.filter(pk=event_of(row).pk).update(event_id=theirs)
+    assert find(theirs) == find(user) == {row.pk}
+    for term in (theirs, user):
+        touches = viewer.get(admin_url("touch_changelist"), {"q": term}).context["cl"].result_list
+        assert [touch.pk for touch in touches] == [row.task_id]
+
+
+def test_words_of_the_detail_and_of_the_reason_find_a_failed_task(
+    failed: Failed, find: Callable[[str], set[Any]]
+) -> None:
+    row, _other = failed("ann"), failed("bob")
+    FailedTask.objects.filter(pk=row.pk).update(reason="http_503", detail="upstream: 100% 库存 Busy")
+    for term in ("upstream: 100%", "库存", "busy", "http_503"):
+        assert find(term) == {row.pk}, term
+    assert find("10_%") == find("1.0%") == set()
+
+
+def test_a_job_is_found_by_its_shop_and_its_business_key(find: Callable[[str], set[Any]]) -> None:
+    row = FailedTask.objects.create(
+        origin="rpa_job", task_id=new_id(), root_id=new_id(), failure="failed", reason="exit", fingerprint="f",
+        payload={"shop_id": "s1", "dedupe_key": "2026-05-04"},
+    )  # fmt: skip
+    for term in ("s1", "2026-05-04", str(row.root_id)):
+        assert find(term) == {row.pk}, term
+
+
+def test_what_was_published_again_is_found_by_the_key_of_all(failed: Failed, find: Callable[[str], set[Any]]) -> None:
+    row = failed()
+    failed_tasks.retry(row.pk, failed_tasks.Actor("eve"))
+    again = Touch.objects.get(retry_of=row.task_id)
+    Touch.objects.filter(pk=again.pk).update(state="failed", reason="http_500")
+    bury_touches([again.pk])
+    assert find(str(row.root_id)) == set(FailedTask.objects.values_list("pk", flat=True))
+    assert FailedTask.objects.count() == 2
+
+
+def test_an_old_one_is_found_by_an_id_and_not_by_words(
+    failed: Failed, find: Callable[[str], set[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_search, "LOOKED_AT", 2)
+    old, middle, new = failed("ann"), failed("bob"), failed("cid")
+    event = event_of(old)
+    for term in (old.task_id, event.event_id, "ann"):
+        assert find(str(term)) == {old.pk}, term
+    assert find("order_no") == {middle.pk, new.pk}
+
+
+def test_what_fails_later_does_not_push_out_what_a_bulk_action_began_with(
+    failed: Failed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_search, "LOOKED_AT", 2)
+    first, second = failed("ann"), failed("bob")
+    FailedTask.objects.update(failed_at=now() - timedelta(minutes=1))
+    began_at = now() - timedelta(seconds=1)
+    failed("cid")
+    found = FailedTask.objects.filter(failed_search.failed_named("order_no", began_at), failed_at__lte=began_at)
+    assert {row.pk for row in found} == {first.pk, second.pk}
+
+
+def test_old_ones_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among many, all that is read is what an id names and the end of the table."""
+    monkeypatch.setattr(failed_search, "LOOKED_AT", 100)
+    many = [
+        FailedTask(origin="touch", task_id=new_id(), failure="failed", reason="x", fingerprint="f", state="ignored")
+        for _ in range(5_000)
+    ]
+    FailedTask.objects.bulk_create(many)
+    with connection.cursor() as cursor:
+        cursor.execute("ANALYZE scheduling_failedtask")
+    named = FailedTask.objects.filter(failed_search.failed_named("upstream"))
+    plan = named.explain()
+    assert "Seq Scan on scheduling_failedtask" not in plan, plan
+    assert named.count() == 0
