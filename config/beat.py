@@ -6,7 +6,8 @@ from typing import Any
 
 
 def tick(task: str, seconds: float) -> dict[str, Any]:
-    """A pass that is safe to run twice. It expires with its interval, so that an outage leaves no pile of them."""
+    """A pass that is safe to run twice. Whoever takes it after its interval drops it. RabbitMQ drops it by itself;
+    Redis keeps it, so where nobody takes any, beat soon publishes no more of them (see `config.pile`)."""
     return {"task": task, "schedule": seconds, "options": {"queue": "ticks", "expires": seconds}}
 
 

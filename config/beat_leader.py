@@ -15,6 +15,7 @@ from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
 
 from config.beat import SCHEDULE
+from config.pile import Pile
 from scheduling import measures
 from scheduling.alerts.watchman import Watchman
 
@@ -44,6 +45,7 @@ class LeaderScheduler(DatabaseScheduler):
         self._leads = False
         self._asked_at = self._held_at = float("-inf")
         self._watchman = Watchman()
+        self._pile = Pile()
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -77,6 +79,12 @@ class LeaderScheduler(DatabaseScheduler):
         if not super().should_sync():
             return False
         return bool(self._dirty - SCHEDULE.keys()) or time.monotonic() - (self._last_sync or 0) > self.sync_every
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        """What ops have scheduled is always published: nobody else would do it later."""
+        if entry.name in SCHEDULE and self._pile.stands(producer):
+            return
+        super().apply_entry(entry, producer=producer)
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
         """Publishes are not retried here, so nobody else finds out that an AMQP connection is dead: dial anew."""

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
+from redis.exceptions import ResponseError
 
-from config.beat import PASSES
+from config.beat import PASSES, SCHEDULE
 from config.beat_leader import LeaderScheduler
 from config.celery import app
+from config.pile import Pile
 from config.settings.logging import WithoutPasses
 from rpa_tasks.tasks import publish_for_shops
+from scheduling import measures
 from scheduling.tasks import deliver, hand_over
+
+LONG_AGO = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 @pytest.fixture
@@ -41,6 +48,60 @@ def test_beat_sleeps_until_the_next_is_due(scheduler: LeaderScheduler, monkeypat
         time.sleep(max(0.0, pause))
         ticks += 1
     assert ticks < 5 * len(sent)
+
+
+def tasks_in(valkey: Any) -> list[str]:
+    return [json.loads(raw)["headers"]["task"] for raw in valkey.lrange("mq:ticks", 0, -1) if raw != b"waits"]
+
+
+def tick_until_nothing_is_due(scheduler: LeaderScheduler) -> None:
+    for _ in range(2 * len(SCHEDULE)):
+        if scheduler.tick() > 0:
+            return
+    raise AssertionError("beat is never done")
+
+
+def test_passes_that_nobody_takes_do_not_fill_redis(
+    scheduler: LeaderScheduler, valkey: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps what has expired until a worker looks at it. What ops have scheduled goes out all the same."""
+    PeriodicTask.objects.update(last_run_at=LONG_AGO)
+    interval, _ = IntervalSchedule.objects.get_or_create(every=1, period=IntervalSchedule.HOURS)
+    PeriodicTask.objects.create(name="ours", task=publish_for_shops.name, interval=interval, start_time=LONG_AGO)
+    valkey.rpush("mq:ticks", *["waits"] * (Pile.MOST + 1))
+    alive: list[str] = []
+    monkeypatch.setattr(measures, "beat_ticked", alive.append)
+    tick_until_nothing_is_due(scheduler)
+    assert set(tasks_in(valkey)) == {publish_for_shops.name}
+    assert alive, "whatever it publishes, it ticks"
+
+
+def test_passes_go_on_when_they_are_taken(
+    scheduler: LeaderScheduler, valkey: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pile, "ASK_EVERY", -1.0)
+    valkey.rpush("mq:ticks", *["waits"] * (Pile.MOST + 1))
+    assert scheduler._pile.stands(scheduler.producer)
+    valkey.delete("mq:ticks")
+    PeriodicTask.objects.update(last_run_at=LONG_AGO)
+    tick_until_nothing_is_due(scheduler)
+    assert set(tasks_in(valkey)) == PASSES
+
+
+def test_what_waits_is_asked_seldom_and_costs_no_pass(
+    scheduler: LeaderScheduler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pile, "ASK_EVERY", 3600.0)
+    asked: list[str] = []
+
+    def refuse(queue: str) -> int:
+        asked.append(queue)
+        raise ResponseError("NOPERM")
+
+    producer = SimpleNamespace(channel=SimpleNamespace(client=SimpleNamespace(llen=refuse)))
+    assert [scheduler._pile.stands(producer) for _ in range(100)] == [False] * 100
+    assert asked == ["ticks"]
+    assert not scheduler._pile.stands(SimpleNamespace(channel=object())), "RabbitMQ is not asked"
 
 
 def line(logger: str, level: int = logging.INFO, **context: Any) -> logging.LogRecord:
