@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import datetime
 from io import StringIO
@@ -33,7 +34,11 @@ BATCH = 500  #: rows that are read at once
 PATIENCE = "20s"
 BOM = "\ufeff"  #: without it Excel reads Chinese as Latin
 #: A cell that begins with one of these is run by a spreadsheet, in full width too.
-COMMANDS = tuple("=+-@\t\r\n＝＋－＠")
+COMMANDS = "=+-@＝＋－＠"
+#: Where the reader's list separator is no comma, our quotes hold nothing together and a cell may begin within ours.
+WITHIN = re.compile(rf'([;|\s"]+)([{re.escape(COMMANDS)}]?)')
+SEPARATORS = frozenset(";|\t\r\n")
+FIRST = re.compile(rf"[\t\r\n]|\s*[{re.escape(COMMANDS)}]")
 
 Column = tuple[str | Promise, Callable[[Any], Any]]  #: the head, and what of a row stands below it
 
@@ -91,8 +96,13 @@ def cell(value: Any) -> str | int:
         return f"{localtime(value):%Y-%m-%d %H:%M:%S}"
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    text = str(value)
-    return f"'{text}" if text.startswith(COMMANDS) else text
+    text = WITHIN.sub(_disarmed, str(value))
+    return f"'{text}" if FIRST.match(text) else text
+
+
+def _disarmed(found: re.Match[str]) -> str:
+    between, command = found.groups()
+    return f"{between}'{command}" if command and not SEPARATORS.isdisjoint(between) else found[0]
 
 
 def _lines(rows: QuerySet[Any], keys: Sequence[Any], columns: Sequence[Column]) -> Iterator[str]:

@@ -59,13 +59,33 @@ def test_nothing_in_a_cell_is_a_command(matrix: Any, operator: Client, admin_url
 @pytest.mark.parametrize(
     ("value", "cell"),
     [
-        ("=1", "'=1"), ("+86 138", "'+86 138"), ("-1", "'-1"), ("@a", "'@a"), ("\t=1", "'\t=1"), ("\r=1", "'\r=1"),
-        ("\n=1", "'\n=1"), ("＝1", "'＝1"), ("a=1", "a=1"), ("", ""), (None, ""), (-3, -3), (False, "False"),
+        ("=1", "'=1"), ("+86 138", "'+86 138"), ("-1", "'-1"), ("@a", "'@a"), ("\t=1", "'\t'=1"), ("\r=1", "'\r'=1"),
+        ("\n=1", "'\n'=1"), ("\tx", "'\tx"), (" =1", "' =1"), ("＝1", "'＝1"), ("a=1", "a=1"), ("", ""), (None, ""),
+        (-3, -3), (False, "False"),
         (datetime(2026, 3, 1, 4, tzinfo=UTC), "2026-03-01 12:00:00"),
     ],
 )  # fmt: skip
 def test_cells_are_read_by_people_and_run_by_nobody(value: Any, cell: Any) -> None:
     assert export.cell(value) == cell
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+@pytest.mark.parametrize("text", [
+    "x;=1+1;y", "x\t+1", "x|-1", "x;@SUM(1)", "x;＝1", "x; =1", 'x;"=1', 'x;"";"=1', "x\n=1", "x\r\n=1", ";;=1",
+    "=1;=1", "x,=1", "x;\n=1", 'x\n"=1', "x;=1;=2|=3",
+])  # fmt: skip
+def test_whatever_separates_cells_elsewhere_begins_no_command(separator: str, text: str) -> None:
+    """Excel takes the separator from the reader's country, and a quote only where a cell begins with it."""
+    file = export._text([["id", export.cell(text), "end"]])
+    cells = [cell for row in csv.reader(StringIO(file, newline=""), delimiter=separator) for cell in row]
+    assert not [cell for cell in cells if cell.lstrip().startswith(tuple("=+-@＝＋－＠"))]
+
+
+@pytest.mark.parametrize(
+    "text", ["a;b", "a; b=1", "x | y", "10:00-11:00;12:00", '"quoted"; "text"', "ann@shop.example; bob@x", "a - b"]
+)
+def test_other_text_stays_as_it_is(text: str) -> None:
+    assert export.cell(text) == text
 
 
 def test_heads_and_words_are_in_the_readers_language(
