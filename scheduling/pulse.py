@@ -4,18 +4,18 @@ than what it shows; whoever asks bounds its time as well.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from threading import Lock
 
 from scheduling import sql
+from scheduling.ids import first_id_at
+from scheduling.past import HOUR, Past, hours_between
 
 MOST = 10_000  #: shown as "10000+": nobody needs the exact figure beyond
 LATE = timedelta(seconds=5)  #: from here on a touch that has not begun is overdue
 LATEST = 10_000  #: deliveries whose lateness is looked at
-HOUR = timedelta(hours=1)
 RATE_WINDOW = timedelta(minutes=5)
 
 
@@ -112,12 +112,11 @@ SELECT (SELECT count(*) FROM scheduling_touch
 # --- what ended ---------------------------------------------------------------------------------------------------
 
 Tally = Counter[tuple[str, str, int]]  #: how many by state, reason and node
-Patiently = Callable[[Callable[[], "dict[datetime, Tally]"]], "dict[datetime, Tally] | None"]
 
 
 def ended(since: datetime, until: datetime) -> dict[datetime, Tally]:
     """By the hour in which they ended, counted from `since`."""
-    found = {since + HOUR * number: Tally() for number in range(-((since - until) // HOUR))}
+    found = {hour: Tally() for hour in hours_between(since, until)}
     for hour, state, reason, node, count in sql.rows(_ENDED, {"since": since, "until": until}):
         found[hour][state, reason, node] += count
     return found
@@ -129,64 +128,69 @@ WHERE settled_at >= %(since)s AND settled_at < %(until)s GROUP BY 1, 2, 3, 4
 """
 
 
-class Past:
-    """Remembers hours that are over, so that a page that asks every few seconds reads only the present one.
-
-    A person may still resolve what ended long ago, so nothing is remembered for long.
-    """
-
-    BLOCK = 6  #: hours that are read at once
-    CLOSED = timedelta(minutes=2)  #: no transaction that settles touches is open for longer
-    KEPT = timedelta(minutes=15)
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._hours: dict[datetime, tuple[datetime, Tally]] = {}
-
-    def hours(self, wanted: Iterable[datetime], now: datetime, patiently: Patiently) -> dict[datetime, Tally | None]:
-        """The latest first. None where `patiently` gave up: the next call goes on from there."""
-        found: dict[datetime, Tally | None] = {}
-        missing = []
-        for hour in sorted(wanted, reverse=True):
-            found[hour] = self._remembered(hour, now)
-            if found[hour] is None:
-                missing.append(hour)
-        for block in _blocks(missing, self.BLOCK):
-            counted = patiently(lambda block=block: ended(block[-1], block[0] + HOUR))  # type: ignore[misc]
-            if counted is None:
-                break
-            found.update(counted)
-            self._remember(counted, now)
-        return found
-
-    def forget(self) -> None:
-        with self._lock:
-            self._hours.clear()
-
-    def _remembered(self, hour: datetime, now: datetime) -> Tally | None:
-        read_at, tally = self._hours.get(hour, (now, None))
-        return tally if now - read_at < self.KEPT else None
-
-    def _remember(self, counted: dict[datetime, Tally], now: datetime) -> None:
-        with self._lock:
-            self._hours |= {hour: (now, tally) for hour, tally in counted.items() if hour + HOUR + self.CLOSED < now}
-            for hour in [hour for hour, (read_at, _) in self._hours.items() if now - read_at >= self.KEPT]:
-                del self._hours[hour]
+past = Past(ended)
 
 
-def _blocks(hours: list[datetime], size: int) -> Iterable[list[datetime]]:
-    """Neighbours together, the latest first."""
-    block: list[datetime] = []
-    for hour in hours:
-        if block and (block[-1] - hour != HOUR or len(block) == size):
-            yield block
-            block = []
-        block.append(hour)
-    if block:
-        yield block
+# --- how late, and how much came ----------------------------------------------------------------------------------
+
+Late = Counter[int]  #: how many deliveries by the step of their lateness
+STEP = 1.05  #: each so many times the one before: what is told is right to within 3 in 100
+LEAST = 0.001  #: seconds; a quantile cannot be asked of sums, but it can of counts by step
+GOAL = timedelta(seconds=3)  #: 99 of 100 are sent within it; the alert rules warn beyond
 
 
-past = Past()
+def late(since: datetime, until: datetime) -> dict[datetime, Late]:
+    """From due to sent, of what was delivered, by the hour in which it ended, counted from `since`."""
+    found = {hour: Late() for hour in hours_between(since, until)}
+    parameters = {"since": since, "until": until, "least": LEAST, "step": math.log(STEP)}
+    for hour, step, count in sql.rows(_LATE, parameters):
+        found[hour][step] += count
+    return found
+
+
+def quantile(late: Late, part: float) -> timedelta | None:
+    """What so many of them stay below; None where there are none."""
+    left = part * late.total()
+    for step in sorted(late):
+        left -= late[step]
+        if left <= 0:
+            return timedelta(seconds=STEP**step)
+    return None
+
+
+_LATE = """
+SELECT date_bin('1 hour', settled_at, %(since)s),
+       round(ln(GREATEST(extract(epoch FROM sending_at - due_at)::float8, %(least)s)) / %(step)s)::int, count(*)
+FROM scheduling_touch
+WHERE settled_at >= %(since)s AND settled_at < %(until)s AND state = 'delivered' AND sending_at IS NOT NULL
+GROUP BY 1, 2
+"""
+
+Taken = Counter[str]  #: how many events by type
+
+
+def taken(since: datetime, until: datetime) -> dict[datetime, Taken]:
+    """By the hour in which they were taken in, counted from `since`. Their ids grow with time, so that these are ranges
+    of the primary key, and events need no further index."""
+    hours = hours_between(since, until)
+    found = {hour: Taken() for hour in hours}
+    bounds = [*map(first_id_at, hours), first_id_at(until)]
+    parameters = {"hours": hours, "firsts": bounds[:-1], "nexts": bounds[1:]}
+    for hour, kind, count in sql.rows(_TAKEN, parameters):
+        found[hour][kind] += count
+    return found
+
+
+_TAKEN = """
+SELECT hour.at, taken.type, taken.count
+FROM unnest(%(hours)s::timestamptz[], %(firsts)s::uuid[], %(nexts)s::uuid[]) AS hour (at, first, next)
+CROSS JOIN LATERAL (
+    SELECT type, count(*) FROM scheduling_event WHERE id >= hour.first AND id < hour.next GROUP BY type
+) AS taken
+"""
+
+past_lateness = Past(late)
+past_events = Past(taken)
 
 
 # --- complaints ---------------------------------------------------------------------------------------------------

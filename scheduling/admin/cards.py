@@ -14,6 +14,8 @@ from django.utils.functional import Promise
 from django.utils.module_loading import import_string
 from django.utils.translation import gettext as _
 
+from scheduling.admin.charts import Chart
+
 log = structlog.get_logger(__name__)
 
 
@@ -34,6 +36,7 @@ class Card:
     figures: list[Figure] = field(default_factory=list)
     link: str = ""
     note: str | Promise = ""  #: what is wrong, or what is missing
+    charts: list[Chart] = field(default_factory=list)  #: they stand with the other charts
 
 
 def capped(count: int | None, most: int) -> str | None:

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from django.utils.timezone import localtime, now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from scheduling import pulse
 from scheduling.admin.charts import Bucket, Chart, Series, stacked
+from scheduling.admin.columns import Span, tallies
 from scheduling.admin.patience import Patience
+from scheduling.admin.ranked import Names, ranked
 from scheduling.admin.spans import span_link
 from scheduling.admin.wording import reason
-from scheduling.pulse import HOUR, Tally
+from scheduling.pulse import Tally
 
 TOUCHES = "scheduling_touch"
-SHOWN_REASONS = 5
 STATES = (
     Series("delivered", gettext_lazy("Delivered"), "good"),
     Series("suppressed", gettext_lazy("Suppressed"), "wait"),
@@ -27,15 +26,6 @@ STATES = (
     Series("failed", gettext_lazy("Failed"), "bad"),
     Series("unknown", gettext_lazy("Unknown"), "doubt"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One column: some hours that follow each other, until `until`."""
-
-    label: str
-    hours: list[datetime]
-    until: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,31 +53,8 @@ class Ended:
         return span_link(TOUCHES, "settled_at", since, until, **filters)
 
 
-def read(days: int, patience: Patience) -> Ended:
-    spans = list(_days(days) if days > 1 else _hours())
-    tallies = pulse.past.hours([hour for span in spans for hour in span.hours], now(), patience)
-    return Ended(spans, [_sum([tallies[hour] for hour in span.hours]) for span in spans])
-
-
-def _hours() -> Iterator[Span]:
-    """The present one and the 23 before."""
-    present = localtime().replace(minute=0, second=0, microsecond=0)
-    for back in range(23, -1, -1):
-        hour = present - HOUR * back
-        yield Span(f"{localtime(hour):%m-%d %H:%M}", [hour], hour + HOUR)
-
-
-def _days(count: int) -> Iterator[Span]:
-    """Today and those before, by the house's calendar."""
-    present = localtime().replace(minute=0, second=0, microsecond=0)
-    for back in range(count - 1, -1, -1):
-        begins = (localtime() - timedelta(days=back)).replace(hour=0, minute=0, second=0, microsecond=0)
-        ends = min(begins + timedelta(days=1), present + HOUR)
-        yield Span(f"{begins:%m-%d}", [begins + HOUR * number for number in range((ends - begins) // HOUR)], ends)
-
-
-def _sum(parts: Sequence[Tally | None]) -> Tally | None:
-    return None if None in parts else sum(filter(None, parts), Tally())
+def read(spans: list[Span], patience: Patience) -> Ended:
+    return Ended(spans, tallies(pulse.past, spans, patience))
 
 
 def by_state(ended: Ended) -> Chart:
@@ -102,24 +69,14 @@ def by_state(ended: Ended) -> Chart:
 
 def by_reason(ended: Ended) -> Chart:
     """Of the suppressed: the commonest reasons, and the others together."""
-    total: Counter[str] = sum((suppressed(tally) for tally in ended.tallies if tally), Counter())
-    common = [code for code, _count in total.most_common(SHOWN_REASONS)]
-    series = [Series(code, reason(code), f"hue{number}") for number, code in enumerate(common)]
-    if len(total) > len(common):
-        series.append(Series("", gettext_lazy("Other reasons"), "quiet"))
 
     def link(code: str, span: Span | None = None) -> str:
         return ended.link(span, state__exact="suppressed", **({"reason": code} if code else {}))
 
-    def bucket(span: Span, tally: Tally | None) -> Bucket:
-        counts: Counter[str] = Counter()
-        for code, count in suppressed(tally).items() if tally else ():
-            counts[code if code in common else ""] += count
-        links = {each.key: link(each.key, span) for each in series}
-        return Bucket(span.label, None if tally is None else counts, links)
-
-    buckets = [bucket(*each) for each in zip(ended.spans, ended.tallies, strict=True)]
-    return stacked("reasons", _("Why touches were not sent"), series, buckets, link)
+    counts = [None if tally is None else reasons(tally, "suppressed") for tally in ended.tallies]
+    return ranked(
+        "reasons", _("Why touches were not sent"), ended.spans, counts, Names(reason, _("Other reasons"), link)
+    )
 
 
 def counted(tally: Tally) -> Counter[str]:
@@ -130,9 +87,10 @@ def counted(tally: Tally) -> Counter[str]:
     return found
 
 
-def suppressed(tally: Tally) -> Counter[str]:
+def reasons(tally: Tally, *states: str) -> Counter[str]:
+    """Of those that ended like this."""
     found: Counter[str] = Counter()
     for (state, code, _node), count in tally.items():
-        if state == "suppressed":
+        if state in states:
             found[code] += count
     return found

@@ -13,8 +13,9 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
 from scheduling import pulse
-from scheduling.admin import ended
+from scheduling.admin import ended, hours
 from scheduling.admin.cards import Figure, capped, cards_of_others
+from scheduling.admin.columns import PERIODS, days_asked, spans
 from scheduling.admin.ended import Ended
 from scheduling.admin.guarded_rollout import paused_rollouts
 from scheduling.admin.pace import pace, queues
@@ -26,7 +27,6 @@ from scheduling.models import FailedTask, Node
 from scheduling.pulse import MOST
 
 PATIENCE = 4.0  #: seconds for everything together: the page must open while everything burns
-PERIODS = (1, 7)  #: days
 WORST = 5
 TOUCHES = "admin:scheduling_touch_changelist"
 
@@ -41,18 +41,22 @@ def every_page(request: HttpRequest) -> dict[str, Any]:
 
 def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     patience = Patience(PATIENCE)
-    days = next((each for each in PERIODS if str(each) == request.GET.get("days")), PERIODS[0])
+    days = days_asked(request)
     context["read_at"] = now()
     context["periods"] = [(each, _("24 hours") if each == 1 else _("7 days"), each == days) for each in PERIODS]
-    figures, cards = [], []
+    figures, cards, charts = [], [], []
     if request.user.has_perm("scheduling.view_guardedrollout"):
         figures += paused_rollouts()
     if request.user.has_perm("scheduling.view_touch"):
         figures += _work(patience)
         cards += [pace(patience), queues()]
-        past = ended.read(days, patience)
+        columns = spans(days)
+        past = ended.read(columns, patience)
         context["sums"] = _sums(past, days)
         context["charts"] = [ended.by_state(past), ended.by_reason(past)]
+        charts = [hours.lateness(columns, patience)]
+        if request.user.has_perm("scheduling.view_event"):
+            charts.append(hours.events(columns, patience))
         context["may_see_complaints"] = request.user.has_perm("scheduling.view_complaint")
         if context["may_see_complaints"]:
             context["complaints"] = _complaints(past, patience)
@@ -62,6 +66,7 @@ def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
         context["causes"] = _causes(patience)
     context["figures"] = figures
     context["cards"] = [*cards, *cards_of_others(request)]
+    context["more_charts"] = [*charts, *(chart for card in context["cards"] for chart in card.charts)]
     return context
 
 

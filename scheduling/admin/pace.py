@@ -32,9 +32,9 @@ def pace(patience: Patience) -> Card:
     return Card(
         _("Pace"),
         [
-            Figure(_("Lateness, median"), lateness and _seconds(lateness.p50), delivered,
+            Figure(_("Lateness, median"), lateness and seconds(lateness.p50), delivered,
                    hint=_("From due to sent, over the latest deliveries of the last hour.")),
-            Figure(_("Lateness, 99 of 100 below"), lateness and _seconds(lateness.p99), delivered),
+            Figure(_("Lateness, 99 of 100 below"), lateness and seconds(lateness.p99), delivered),
             Figure(_("Handed over a minute"), rates and f"{rates.handed_over:.1f}",
                    reverse(TOUCHES) + "?state__exact=queued", hint=_("To the broker, over the last five minutes.")),
             Figure(_("Ended a minute"), rates and f"{rates.ended:.1f}", lately),
@@ -42,7 +42,7 @@ def pace(patience: Patience) -> Card:
     )  # fmt: skip
 
 
-def _seconds(seconds: float | None) -> str:
+def seconds(seconds: float | None) -> str:
     if seconds is None:
         return "–"
     return _("%(ms)s ms") % {"ms": round(seconds * 1000)} if seconds < 1 else _("%(s)s s") % {"s": f"{seconds:.1f}"}

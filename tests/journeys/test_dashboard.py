@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.utils.timezone import now
@@ -19,16 +20,17 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    from scheduling import pulse
+    from scheduling.past import Past
 
-    pulse.past.forget()
+    Past.forget()
     yield
-    pulse.past.forget()
+    Past.forget()
 
 
 @pytest.fixture
 def busy_week(matrix: Any) -> None:
     """A week of touches, with a spike of failures two hours ago."""
+    from scheduling.ids import first_id_at
     from scheduling.models import Complaint, Customer, Event, FailedTask, Touch
 
     dice = random.Random(7)
@@ -36,6 +38,7 @@ def busy_week(matrix: Any) -> None:
     ann = Customer.objects.create(user_id="ann", name="王小安", level="vip")
     touches, events = [], []
     reasons = ["cap"] * 6 + ["dedupe"] * 4 + ["conversation"] * 3 + ["quiet_hours", "opted_out", "rollout"]
+    kinds = ["order.paid"] * 5 + ["material.downloaded"] * 3 + ["session.silent"] * 2 + ["service.completed"]
     for number in range(1500):
         ago = timedelta(hours=dice.random() * 24 if number < 900 else 24 + dice.random() * 130)
         state = dice.choices(["delivered", "suppressed", "cancelled", "failed"], [70, 24, 4, 2])[0]
@@ -43,8 +46,9 @@ def busy_week(matrix: Any) -> None:
             ago, state = timedelta(hours=2, minutes=dice.random() * 20), "failed"
         at = now() - ago
         event = Event(
-            source="shop", event_id=f"e{number}", type="order.paid", customer=ann, user_id="ann", occurred_at=at
-        )
+            id=UUID(int=first_id_at(at).int + number), source="shop", event_id=f"e{number}", type=dice.choice(kinds),
+            customer=ann, user_id="ann", occurred_at=at, received_at=at,
+        )  # fmt: skip
         late = timedelta(milliseconds=dice.expovariate(1 / 120))
         touches.append(Touch(
             event=event, node=dice.choice(nodes), customer=ann, state=state, node_version=1, due_at=at - late,

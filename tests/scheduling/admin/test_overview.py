@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 import time_machine
@@ -18,8 +20,10 @@ from django.utils.timezone import now
 from scheduling import pulse
 from scheduling.admin import home
 from scheduling.admin.cards import Card, Figure
-from scheduling.admin.charts import Bucket, Series, round_up, stacked
-from scheduling.models import Complaint, Touch
+from scheduling.admin.charts import Bucket, Chart, Goal, Series, paired, round_up, stacked
+from scheduling.ids import first_id_at
+from scheduling.models import Complaint, Customer, Event, EventType, Touch
+from scheduling.past import Past
 
 pytestmark = pytest.mark.django_db
 
@@ -29,9 +33,9 @@ MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    pulse.past.forget()
+    Past.forget()
     yield
-    pulse.past.forget()
+    Past.forget()
 
 
 @pytest.fixture
@@ -63,6 +67,26 @@ def touch(matrix: Any, happen: Happen) -> Callable[..., Touch]:
         return Touch.objects.get(pk=task_id)
 
     return touch
+
+
+@pytest.fixture
+def taken() -> Callable[..., Event]:
+    """An event that was taken in at an instant."""
+    customer = Customer.objects.create(user_id="taken")
+
+    def taken(at: datetime, **facts: Any) -> Event:
+        number = Event.objects.count()
+        name = {"source": "shop", "event_id": str(number), "type": "material.downloaded", "user_id": "taken"} | facts
+        key = UUID(int=first_id_at(at).int + number)
+        found: Event = Event.objects.create(id=key, customer=customer, occurred_at=at, received_at=at, **name)
+        return found
+
+    return taken
+
+
+def chart_of(client: Client, key: str, days: int = 1) -> Chart:
+    found = page(client, days)
+    return next(each for each in [*found["charts"], *found["more_charts"]] if each.key == key)
 
 
 def page(client: Client, days: int = 1) -> Any:
@@ -155,6 +179,62 @@ def test_lateness_goes_from_due_to_sent(touch: Callable[..., Touch], viewer: Cli
     assert values(pace.figures)["Lateness, 99 of 100 below"] == "980 ms"
 
 
+@pytest.mark.usefixtures("half_past")
+def test_lateness_is_told_by_the_hour(touch: Callable[..., Touch], viewer: Client) -> None:
+    for hours, late in ((1, timedelta(milliseconds=200)), (1, timedelta(0)), (1, timedelta(0)), (3, 5 * MINUTE)):
+        row = touch("delivered", ago=hours * HOUR)
+        Touch.objects.filter(pk=row.pk).update(due_at=row.sending_at - late)
+    chart = chart_of(viewer, "lateness")
+    assert [told for _, told, _ in chart.columns[-2].cells] == ["1 ms", "200 ms"]
+    assert [told for _, told, _ in chart.columns[-1].cells] == ["–", "–"]
+    assert [told for _, told, _ in chart.columns[-4].cells] == ["301.4 s", "301.4 s"]  # to within 3 in 100
+    assert [told for _, told, _ in chart.series] == ["1 ms", "301.4 s"]
+    assert {piece.tone for piece in chart.columns[-4].pieces} == {"bad"}
+    assert {piece.tone for piece in chart.columns[-2].pieces} == {"hue1", "hue0"}
+    assert len(rows(viewer, chart.columns[-2].cells[0][2])) == 3
+    assert "Goal: 99 of 100 within 3 seconds." in viewer.get(reverse("admin:index")).content.decode()
+
+
+def test_a_quantile_is_right_to_within_three_in_a_hundred() -> None:
+    steps = [round(math.log(ms / 1000) / math.log(pulse.STEP)) for ms in range(1, 1001)]
+    told = [pulse.quantile(pulse.Late(steps), part) for part in (0.5, 0.99)]
+    assert [each and each.total_seconds() for each in told] == [
+        pytest.approx(0.5, rel=0.03),
+        pytest.approx(0.99, rel=0.03),
+    ]
+    assert pulse.quantile(pulse.Late(), 0.5) is None
+
+
+@pytest.mark.usefixtures("half_past")
+def test_events_are_told_by_hour_and_type(taken: Callable[..., Event], viewer: Client) -> None:
+    here = now().replace(minute=0, second=0, microsecond=0)
+    for number in range(6):
+        taken(here, type=f"rare.{number}")
+    before = {taken(here - timedelta(milliseconds=1)).pk, taken(here - HOUR).pk}
+    taken(here - HOUR - timedelta(milliseconds=1))
+    taken(here, type="order.paid")
+    taken(here - 30 * HOUR)
+    EventType.objects.create(key="material.downloaded", name="Catalogue fetched")
+    chart = chart_of(viewer, "events")
+    told = [(str(series.words), count) for series, count, _ in chart.series]
+    assert (told[0], told[-1], len(told)) == (("Catalogue fetched", 3), ("Other types", 3), 6)
+    _, count, link = chart.columns[-2].cells[0]
+    assert (count, rows(viewer, link)) == (2, before)
+    assert len(rows(viewer, chart.series[0][2])) == 3
+    assert sum(count for _, count, _ in chart.columns[-1].cells) == 7
+
+
+def test_who_may_not_see_events_has_no_chart_of_them(as_member: Callable[[str], Client]) -> None:
+    from django.contrib.auth.models import Permission, User
+
+    client = as_member("viewer")
+    user = User.objects.get(username="viewer")
+    user.groups.clear()
+    user.user_permissions.set(Permission.objects.filter(codename="view_touch"))
+    assert [chart.key for chart in page(client)["more_charts"] if chart.key == "events"] == []
+    assert page(client)["more_charts"][0].key == "lateness"
+
+
 def test_rates_are_told_by_the_minute(touch: Callable[..., Touch]) -> None:
     for _ in range(5):
         touch("delivered", ago=MINUTE, queued_at=now() - MINUTE)
@@ -196,6 +276,20 @@ def test_messages_at_the_broker_are_counted(viewer: Client, valkey: Any) -> None
     assert told["Not acknowledged"] == 0
 
 
+def test_the_oldest_message_of_a_queue_says_for_how_long_it_waits(viewer: Client, valkey: Any) -> None:
+    from celery import current_app
+
+    with current_app.connection_for_write() as connection:
+        for minutes in (60, 3):
+            headers = {"published_at": (now() - minutes * MINUTE).timestamp()}
+            connection.SimpleQueue("touch.high").put({}, headers=headers)
+    answer = viewer.get(reverse("admin:index"))
+    hints = {str(each.words): str(each.hint) for each in answer.context["cards"][1].figures}
+    assert hints["touch.high"].startswith("the oldest for 1 hour")
+    assert hints["touch.normal"] == ""
+    assert 'title="the oldest for 1 hour' in answer.content.decode()
+
+
 def test_a_broker_that_does_not_answer_leaves_the_rest(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     from celery import current_app
 
@@ -227,9 +321,11 @@ def test_a_statement_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyP
     assert values(page(viewer)["cards"][0].figures)["Lateness, median"] is None
 
 
+@pytest.mark.parametrize("past", [pulse.past, pulse.past_lateness, pulse.past_events])
 def test_hours_that_are_over_are_read_once(
-    touch: Callable[..., Touch], viewer: Client, django_assert_num_queries: Any
+    past: Past[Any], touch: Callable[..., Touch], taken: Callable[..., Event], django_assert_num_queries: Any
 ) -> None:
+    taken(now() - 5 * HOUR)
     touch("delivered", ago=5 * HOUR)
     at = now().replace(minute=0, second=0, microsecond=0)
     hours = [at - HOUR * back for back in range(1, 24)]
@@ -238,12 +334,12 @@ def test_hours_that_are_over_are_read_once(
         return read()
 
     later = at + 10 * MINUTE
-    first = pulse.past.hours(hours, later, count)
+    first = past.hours(hours, later, count)
     with django_assert_num_queries(0):
-        assert pulse.past.hours(hours, later, count) == first
+        assert past.hours(hours, later, count) == first
     assert sum(sum(tally.values()) for tally in first.values() if tally) == 1
     with django_assert_num_queries(4):  # they are not believed for ever
-        pulse.past.hours(hours, later + pulse.Past.KEPT, count)
+        past.hours(hours, later + Past.KEPT, count)
 
 
 def test_a_look_that_was_given_up_goes_on_where_it_stood() -> None:
@@ -313,6 +409,20 @@ def test_columns_are_stacked_to_scale() -> None:
     assert [(each.key, count, link) for each, count, link in chart.series] == [("a", 3, "a"), ("b", 1, "b")]
 
 
+def test_pairs_stand_side_by_side_to_scale() -> None:
+    legend = [(Series("a", "A", "good"), 1, ""), (Series("b", "B", "hue0"), 2, "")]
+    buckets = [Bucket("one", {"a": 1, "b": 5}, {}), Bucket("two", {}, {}), Bucket("three", None, {})]
+    chart = paired("k", "T", legend, buckets, goal=Goal(4, "at most 4"))
+    first, second = chart.columns[0].pieces
+    assert (chart.top, first.y, first.height, second.y, second.height) == (5, 80, 20, 0, 100)
+    assert second.x == pytest.approx(first.x + first.width, abs=0.01)
+    assert first.width + second.width == pytest.approx(chart.columns[0].width, abs=0.01)
+    assert (first.tone, second.tone) == ("good", "bad")
+    assert chart.goal_y == pytest.approx(20)
+    assert chart.gaps == 1
+    assert paired("k", "T", legend, buckets, goal=Goal(6, "at most 6")).goal_y is None
+
+
 @pytest.mark.parametrize(("most", "top"), [(0, 1), (1, 1), (3, 5), (10, 10), (11, 20), (501, 1000)])
 def test_the_scale_is_easy_to_read(most: int, top: int) -> None:
     assert round_up(most) == top
@@ -338,6 +448,8 @@ def test_what_a_source_says_cannot_break_out_of_the_page(touch: Callable[..., To
         (pulse.rates, "touch_ended"),
         (pulse.rates, "touch_leased"),
         (lambda: pulse.ended(now() - HOUR, now()), "touch_ended"),
+        (lambda: pulse.late(now() - HOUR, now()), "touch_ended"),
+        (lambda: pulse.taken(now() - 6 * HOUR, now()), "scheduling_event_pkey"),
     ],
 )
 def test_figures_are_read_from_indexes(read: Callable[[], Any], index: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,4 +466,4 @@ def test_figures_are_read_from_indexes(read: Callable[[], Any], index: str, monk
         cursor.execute("SET LOCAL enable_seqscan = off")
     read()
     assert index in "\n".join(plans)
-    assert "Seq Scan on scheduling_touch" not in "\n".join(plans)
+    assert "Seq Scan on scheduling_" not in "\n".join(plans)
