@@ -6,7 +6,7 @@ events; frames of a chat count only for who has not been heard of since.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import groupby
@@ -26,6 +26,7 @@ CHUNK = 2_000
 SKEW = timedelta(hours=1)  #: by which an id may seem older than its row
 
 Batch = tuple[datetime, list[EventSpec]]
+Instant = tuple[datetime, list[UUID]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +55,27 @@ def _events(since: datetime, until: datetime) -> Any:
 
 
 def batches(within: Window) -> Iterator[list[Batch]]:
-    """The events in the order of their arrival, those of one instant together, some thousand at a time."""
-    columns = ("received_at", "id", "source", "event_id", "type", "occurred_at", "user_id", "chat_id", "data")
-    rows = _events(within.since, within.until).order_by("received_at", "id").values_list(*columns)
-    some: list[Batch] = []
+    """The events in the order of their arrival, those of one instant together, some thousand at a time: their order
+    is read at once, a few bytes each, and what they say page by page. A cursor would need a session of its own, which
+    there is none behind a pooler."""
+    order = _events(within.since, within.until).order_by("received_at", "id").values_list("received_at", "id")
+    instants: list[Instant] = []
     size = 0
-    for at, together in groupby(rows.iterator(chunk_size=CHUNK), key=lambda row: row[0]):
-        some.append((at, [EventSpec(*row[1:]) for row in together]))
-        size += len(some[-1][1])
+    for at, together in groupby(order, key=lambda row: row[0]):
+        instants.append((at, [key for _, key in together]))
+        size += len(instants[-1][1])
         if size >= CHUNK:
-            yield some
-            some, size = [], 0
-    if some:
-        yield some
+            yield _read(instants)
+            instants, size = [], 0
+    if instants:
+        yield _read(instants)
+
+
+def _read(instants: Sequence[Instant]) -> list[Batch]:
+    """What was deleted meanwhile is left out."""
+    rows = sql.rows(_EVENTS, {"ids": [key for _, keys in instants for key in keys]})
+    found = {row[0]: EventSpec(*row) for row in rows}
+    return [(at, [found[key] for key in keys if key in found]) for at, keys in instants]
 
 
 def people(user_ids: Collection[str], since: datetime, memory: timedelta) -> dict[str, Person]:
@@ -121,6 +130,11 @@ def carried(since: datetime) -> list[Carried]:
     rows = sql.rows(_CARRIED, {"since": since, "limit": MOST_CARRIED})
     return [Carried(*row[:3], EventSpec(*row[3:])) for row in rows]  # type: ignore[call-arg]
 
+
+_EVENTS = """
+SELECT id, source, event_id, type, occurred_at, user_id, chat_id, data FROM scheduling_event
+WHERE id = ANY(%(ids)b::uuid[])
+"""
 
 _HAPPENED = """
 SELECT customer_id, type, max(occurred_at) FROM scheduling_event

@@ -10,7 +10,7 @@ import pytest
 import time_machine
 import yaml
 from django.contrib.auth.models import User
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from django.utils.timezone import now
 
 from scheduling import configuration
@@ -18,7 +18,7 @@ from scheduling.config_file.document import InvalidDocument
 from scheduling.config_file.plan import InvalidConfiguration
 from scheduling.errors import Conflict
 from scheduling.failed_tasks import Actor
-from scheduling.models import HarassmentRule, Node, Touch, Verdict, WhatIfRun
+from scheduling.models import Event, HarassmentRule, Node, Touch, Verdict, WhatIfRun
 from scheduling.what_if import draft, past, runs
 from scheduling.what_if.replay import replay
 from tests.scheduling.core.conftest import pass_time
@@ -208,6 +208,21 @@ def test_a_discarded_run_ends_while_it_runs(lived: Any, monkeypatch: pytest.Monk
     assert runs.execute_next()
     run.refresh_from_db()
     assert (run.state, run.result, run.done) == ("discarded", None, 0)
+
+
+def test_a_page_is_read_when_its_turn_comes_without_a_cursor(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a pooler. What a later event says is not in memory yet while the first are replayed."""
+    monkeypatch.setattr(past, "CHUNK", 2)
+    monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+    pages = past.batches(past.window(now() - timedelta(days=7), now()))
+    seen = [event.id for _, events in next(pages) for event in events]
+    *_, before_last, last = Event.objects.order_by("received_at").values_list("pk", flat=True)
+    Event.objects.filter(pk=last).update(data={"read": "late"})
+    Touch.objects.filter(event=before_last).delete()
+    Event.objects.filter(pk=before_last).delete()
+    rest = [event for page in pages for _, events in page for event in events]
+    assert [len(seen), len(rest)] == [2, 3]
+    assert (rest[-1].id, rest[-1].data) == (last, {"read": "late"})
 
 
 def test_one_replay_runs_at_a_time_and_a_dead_worker_is_replaced(lived: Any) -> None:
