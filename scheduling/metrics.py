@@ -5,7 +5,9 @@ A source that does not answer in time is missing: its series disappear, because 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import TypeVar
 
 import structlog
 from django.conf import settings
@@ -15,11 +17,14 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from scheduling import shared_measures, sql
-from scheduling.queue_figures import broker_takes_messages, queue_figures
+from scheduling.deadline import Deadline
+from scheduling.queue_figures import broker_takes_messages, known_queues, learn_queues, queue_figures
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 
-PATIENCE = "2s"  #: that the database may take, for all statements of a collector each
+PATIENCE = 2.0  #: seconds that the database may take for a statement
+DEADLINE = 4.0  #: seconds for all of them: Prometheus waits for ten, and the broker and the store have theirs
 MOST = 100_000  #: rows that are counted of a kind; as many means as many or more
 OWN = ("scheduling.metrics.Ledger", "scheduling.metrics.Broker", "scheduling.rollout_measures.Rollouts")
 
@@ -35,25 +40,30 @@ def of_node() -> bytes:
 
 def of_house() -> bytes:
     """What is the same on every node. Other apps add to it (`settings.METRICS`)."""
-    return b"".join(_read(path) for path in (*OWN, *settings.METRICS))
+    return b"".join(map(_text, told(Deadline(DEADLINE))))
 
 
-def families(path: str) -> list[Metric]:
-    """What a collector says; nothing where its source does not answer in time."""
-    try:
+def told(deadline: Deadline) -> Iterator[list[Metric]]:
+    """Collector by collector; of one whose source does not answer in time nothing."""
+    _told("queues", learn_queues, deadline)
+    for path in (*OWN, *settings.METRICS):
         collector = import_string(path)()
-        if not getattr(collector, "asks_database", True):
-            return list(collector.collect())
-        with sql.within(PATIENCE):
-            return list(collector.collect())
+        asked = deadline if getattr(collector, "asks_database", True) else None
+        yield _told(path, lambda collector=collector: list(collector.collect()), asked) or []  # type: ignore[misc]
+
+
+def _told(source: str, tell: Callable[[], T], asked: Deadline | None) -> T | None:
+    try:
+        with asked.asking(PATIENCE) if asked else nullcontext():
+            return tell()
     except Exception as error:
-        log.warning("metrics_missing", source=path, error=str(error))
-        return []
+        log.warning("metrics_missing", source=source, error=str(error))
+        return None
 
 
-def _read(path: str) -> bytes:
+def _text(said: list[Metric]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Said(families(path)))
+    registry.register(_Said(said))
     return generate_latest(registry)
 
 
@@ -185,7 +195,7 @@ class Broker(Collector):
             "Messages that workers have and did not acknowledge: those that wait for their eta, for the most part.",
             labels=["queue"],
         )
-        for queue in queue_figures():
+        for queue in queue_figures(known_queues()):
             length.add_metric([queue.name], queue.length)
             if queue.oldest_age is not None:
                 age.add_metric([queue.name], queue.oldest_age)

@@ -23,6 +23,7 @@ log = structlog.get_logger(__name__)
 PATIENCE = 1.0  #: seconds for the connection, and for each answer
 SAMPLE = 50  #: unacknowledged messages that are looked at
 _UNACKED = Path(__file__).with_name("unacked.lua").read_text()
+_further: frozenset[str] = frozenset()  #: kept, because the broker's figures are wanted most while the database is away
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,19 +34,21 @@ class QueueFigures:
     unacked: int | None = None
 
 
-def queue_names() -> list[str]:
-    """All that anybody publishes to: those that are declared, and those that other apps know of (`settings.QUEUES`)."""
-    names = set(current_app.amqp.queues)
-    try:
-        names.update(name for path in settings.QUEUES for name in import_string(path)())
-    except DatabaseError as error:
-        log.warning("queues_unknown", error=str(error))
-    return sorted(names)
+def learn_queues() -> None:
+    """Ask the other apps (`settings.QUEUES`), which ask the database."""
+    global _further
+    _further = frozenset(name for path in settings.QUEUES for name in import_string(path)())
 
 
-def queue_figures() -> list[QueueFigures]:
-    """Raises what the broker's client raises where it does not answer in time."""
-    names = queue_names()
+def known_queues() -> list[str]:
+    """All that anybody publishes to: those that are declared, and those that other apps named last."""
+    return sorted({*current_app.amqp.queues, *_further})
+
+
+def queue_figures(names: Sequence[str] | None = None) -> list[QueueFigures]:
+    """Of all queues, as they are known now, or of these. Raises what the broker's client raises where it does not
+    answer in time."""
+    names = _queue_names() if names is None else names
     with _broker() as connection:
         channel = connection.default_channel
         if hasattr(channel, "client"):
@@ -57,6 +60,14 @@ def broker_takes_messages() -> bool | None:
     """None where it cannot be asked. Raises as `queue_figures` does."""
     with _broker() as connection:
         return broker_alarm.takes_messages(connection)
+
+
+def _queue_names() -> list[str]:
+    try:
+        learn_queues()
+    except DatabaseError as error:
+        log.warning("queues_unknown", error=str(error))
+    return known_queues()
 
 
 @contextmanager

@@ -81,9 +81,9 @@ def _patience() -> Iterator[None]:
         for place, name in (
             (redis_server, "PATIENCE"), (quota, "SOCKET_TIMEOUT"), (rates, "SOCKET_TIMEOUT"),
             (queue_figures, "PATIENCE"), (views, "PROBE_TIMEOUT"), (home, "PATIENCE"), (patience.Patience, "EACH"),
+            (metrics, "PATIENCE"), (metrics, "DEADLINE"),
         ):  # fmt: skip
             patched.setattr(place, name, 20.0)
-        patched.setattr(metrics, "PATIENCE", "20s")
         patched.setattr(patience, "PATIENCE", "20s")
         yield
 

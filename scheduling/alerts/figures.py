@@ -8,12 +8,12 @@ from typing import Any
 
 import structlog
 from celery import current_app
-from django.conf import settings
 
 from scheduling import metrics, sql
 from scheduling.alerts.conditions import Figures
 from scheduling.broker import TOUCH_QUEUES
 from scheduling.channels.breaker import DEAD
+from scheduling.deadline import Deadline
 
 log = structlog.get_logger(__name__)
 
@@ -27,22 +27,25 @@ Samples = Sequence[tuple[Mapping[str, str], float]]
 
 def read(wanted: frozenset[str]) -> Figures:
     """What is known now. What is asked for alerts alone is asked where it is `wanted`."""
+    deadline = Deadline(metrics.DEADLINE)
     found: dict[str, Samples] = {
         family.name: [(each.labels, each.value) for each in family.samples]
-        for path in (*metrics.OWN, *settings.METRICS)
-        for family in metrics.families(path)
+        for families in metrics.told(deadline)
+        for family in families
     }
     for name, label, statement, parameters in _COUNTED:
         if name in wanted:
-            found |= _counted(name, label, statement, parameters)
+            found |= _counted(deadline, name, label, statement, parameters)
     if "queue_unattended" in wanted and "celery_queue_length" in found:
         found |= _unattended(found["celery_queue_length"])
     return found
 
 
-def _counted(name: str, label: str, statement: str, parameters: Mapping[str, Any]) -> dict[str, Samples]:
+def _counted(
+    deadline: Deadline, name: str, label: str, statement: str, parameters: Mapping[str, Any]
+) -> dict[str, Samples]:
     try:
-        with sql.within(metrics.PATIENCE):
+        with deadline.asking(metrics.PATIENCE):
             return {name: [({label: key}, float(count)) for key, count in sql.rows(statement, parameters)]}
     except Exception as error:
         log.warning("alert_figure_missing", figure=name, error=str(error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -37,10 +38,12 @@ class Patience:
         raw.wait = partial(self._wait, raw, raw.wait)
         return raw
 
-    def _wait(self, raw: Any, wait: Callable[..., Any], question: Any, interval: float = 0.1) -> Any:
+    def _wait(
+        self, raw: Any, wait: Callable[..., Any], question: Any, interval: float = 0.1, timeout: float = inf
+    ) -> Any:
         began = monotonic()
         try:
-            return wait(question, interval=interval, timeout=max(self._left, 0.0))
+            return wait(question, interval=interval, timeout=min(max(self._left, 0.0), timeout))
         finally:
             self._left -= monotonic() - began
             if self._left <= 0:

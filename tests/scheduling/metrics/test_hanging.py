@@ -1,0 +1,88 @@
+"""A scrape while PostgreSQL is alive for TCP and says nothing: it ends, and tells what others know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connections
+from django.test import Client
+
+from rpa_tasks.models import Platform
+from scheduling import metrics, queue_figures
+from scheduling.deadline import Deadline
+from tests.scheduling.api.serving import PATIENCE
+from tests.scheduling.hanging import Hanging, before_the_database
+from tests.scheduling.metrics.test_figures import told
+
+OF_THE_DATABASE = ("aftertouch_touches", "aftertouch_failed", "aftertouch_pauses", "aftertouch_rollouts",
+                   "aftertouch_rpa_jobs", "aftertouch_rpa_browsers", "aftertouch_nudges")  # fmt: skip
+
+
+@pytest.fixture
+def gate(transactional_db: None, valkey: Any) -> Iterator[Hanging]:
+    with before_the_database() as made:
+        yield made
+
+
+@pytest.fixture
+def elsewhere(gate: Hanging) -> Iterator[Callable[[Callable[[], Any]], Any]]:
+    """In a thread, whose connections are its own."""
+    with ThreadPoolExecutor(1) as thread:
+        yield lambda work: thread.submit(work).result(PATIENCE)
+        gate.end()
+        thread.submit(lambda: connections["default"].close()).result(PATIENCE)
+
+
+def test_a_database_that_greets_nobody_is_asked_once(gate: Hanging, elsewhere: Callable[..., Any]) -> None:
+    gate.hangs()
+    found = told(elsewhere(lambda: Client().get("/metrics").content))
+    assert gate.taken == 1, "each wait for a connection takes two seconds of the ten that Prometheus has"
+    assert found['celery_queue_length{queue_name="touch.high"}'] == 0
+    assert found["aftertouch_watchers"] == 0
+    assert any(name.startswith("python_info") for name in found)
+    assert not [name for name in found if name.startswith(OF_THE_DATABASE)]
+
+
+def test_a_database_that_falls_silent_between_two_answers_is_not_waited_for(
+    gate: Hanging, elsewhere: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "aftertouch_touches_oldest_overdue_seconds" in told(elsewhere(metrics.of_house))
+    gate.hangs()
+    monkeypatch.setattr(metrics, "DEADLINE", 1.0)
+    found = told(elsewhere(metrics.of_house))
+    assert found['celery_queue_length{queue_name="touch.high"}'] == 0
+    assert not [name for name in found if name.startswith(OF_THE_DATABASE)]
+    gate.answers()
+    monkeypatch.setattr(metrics, "DEADLINE", PATIENCE)
+    assert "aftertouch_rollouts_oldest_judged_seconds" in told(elsewhere(metrics.of_house)), "asked on a new connection"
+
+
+@pytest.mark.django_db
+def test_who_was_waited_for_long_enough_is_not_asked(django_assert_num_queries: Any) -> None:
+    with django_assert_num_queries(0), pytest.raises(OperationalError), Deadline(0.0).asking(2.0):
+        raise AssertionError("asked")
+
+
+@pytest.mark.django_db
+def test_a_statement_that_is_too_dear_costs_the_others_nothing() -> None:
+    deadline = Deadline(PATIENCE)
+    with pytest.raises(OperationalError), deadline.asking(0.1):
+        metrics.sql.rows("SELECT pg_sleep(60)", {})
+    with deadline.asking(20.0):
+        assert metrics.sql.rows("SELECT 1", {}) == [(1,)]
+
+
+@pytest.mark.django_db
+def test_queues_are_known_while_the_database_is_away(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Platform.objects.create(key="own", dedicated_queue=True)
+    assert told()['celery_queue_length{queue_name="p.own.high"}'] == 0
+
+    def away(*_: Any) -> Any:
+        raise OperationalError("the database is away")
+
+    monkeypatch.setattr(metrics.sql, "rows", away)
+    assert told()['celery_queue_length{queue_name="p.own.high"}'] == 0
+    assert "p.own.high" in {each.name for each in queue_figures.queue_figures()}
