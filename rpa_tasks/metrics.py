@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from rpa_tasks.lanes import HOME_LEASE, TIERS
 from rpa_tasks.verdicts import Verdict
 from scheduling import measures, sql
+from scheduling.metrics import MOST
 
 RUNS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600)
 WAITS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 20, 30, 60)
@@ -47,17 +48,32 @@ class RpaMetrics(Collector):
 
 
 def _waiting() -> Metric:
-    family = GaugeMetricFamily("aftertouch_rpa_jobs_waiting", "Jobs that wait.", labels=["tier", "due"])
-    found = sql.rows(
-        """
-        SELECT priority, due_at <= statement_timestamp(), count(*) FROM rpa_tasks_job
-        WHERE state IN ('scheduled', 'queued') AND parked = '' GROUP BY 1, 2
-        """,
-        {},
+    family = GaugeMetricFamily(
+        "aftertouch_rpa_jobs_waiting",
+        f"Jobs that wait, at most {MOST} of those that are due, of those that are not, and of those handed over.",
+        labels=["tier", "due"],
     )
-    for priority, due, count in found:
+    for priority, due, count in sql.rows(_WAITING, {"most": MOST}):
         family.add_metric([TIERS[priority], "yes" if due else "no"], count)
     return family
+
+
+# By two indexes, `rpa_job_due` in the order of what is due and `rpa_job_leased`.
+_WAITING = """
+SELECT priority, due_at <= statement_timestamp(), count(*)
+FROM (
+    (SELECT priority, due_at FROM rpa_tasks_job
+     WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp() ORDER BY due_at LIMIT %(most)s)
+    UNION ALL
+    (SELECT priority, due_at FROM rpa_tasks_job
+     WHERE state = 'scheduled' AND parked = '' AND due_at > statement_timestamp() ORDER BY due_at LIMIT %(most)s)
+    UNION ALL
+    (SELECT priority, due_at FROM (
+        SELECT priority, due_at, state, parked FROM rpa_tasks_job
+        WHERE state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s
+     ) AS leased WHERE state = 'queued' AND parked = '')
+) AS waiting GROUP BY 1, 2
+"""
 
 
 def _browsers() -> Metric:

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from django.test import Client
 from django.utils.timezone import now
 from prometheus_client.registry import REGISTRY
@@ -39,6 +39,31 @@ def test_what_waits_and_what_is_there_is_published(busy: None, client: Client) -
     assert 'aftertouch_rpa_browsers{node="n1",state="idle"} 2.0' in lines
     assert 'aftertouch_rpa_breaker_open{platform="pdd"} 1.0' in lines
     assert not any('node="gone"' in line for line in lines)
+
+
+def test_of_many_only_so_many_are_counted(market: Any, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    market.flow()
+    market.shop()
+    for number in range(4):
+        market.publish(dedupe_key=f"due-{number}")
+        market.publish(dedupe_key=f"later-{number}", delay=timedelta(hours=1))
+    monkeypatch.setattr(metrics, "MOST", 3)
+    lines = client.get("/metrics").content.decode().splitlines()
+    assert 'aftertouch_rpa_jobs_waiting{due="yes",tier="normal"} 3.0' in lines
+    assert 'aftertouch_rpa_jobs_waiting{due="no",tier="normal"} 3.0' in lines
+
+
+@pytest.mark.django_db
+def test_no_job_is_read_that_no_index_leads_to() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+        cursor.execute("SET LOCAL enable_sort = off")
+        cursor.execute("EXPLAIN " + metrics._WAITING, {"most": 10})
+        plan = "\n".join(row[0] for row in cursor.fetchall())
+    assert "Seq Scan" not in plan
+    assert plan.count("Limit") == 3
+    assert {index for index in ("rpa_job_due", "rpa_job_leased") if index in plan} == {"rpa_job_due", "rpa_job_leased"}
+    assert "Sort" not in plan, "in the order of an index it ends where it has read enough"
 
 
 def test_a_run_counts_how_it_ended_how_long_it_took_and_how_long_it_waited(market: Any) -> None:
