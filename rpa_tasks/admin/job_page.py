@@ -19,6 +19,7 @@ from rpa_tasks.admin.waiting import why_waits
 from rpa_tasks.admin.wording import STATE_TONES
 from rpa_tasks.models import Evidence, Job, Run
 from scheduling.admin.wording import reason, spoken
+from scheduling.masking import masked_json, masked_text
 from scheduling.models import WAITING, FailedTask
 
 TONES = {
@@ -57,6 +58,10 @@ class RunStory:
     def icon(self) -> str:
         return ICONS[self.run.outcome]
 
+    @property
+    def said(self) -> str:
+        return masked_text(self.run.detail)
+
 
 def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
     """The whole page, or only the part that changes where a page that is open asks for it."""
@@ -72,8 +77,8 @@ def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
         "why": why_waits(job) if job.state in WAITING else (reason(job.reason), ""),
         "runs": stories(job.runs.all(), may_see_evidence),
         "evidence_kept": may_see_evidence,
-        "payload": as_text(job.payload),
-        "result": as_text(job.result) if job.result is not None else "",
+        "payload": masked_json(job.payload),
+        "result": masked_json(job.result) if job.result is not None else "",
         "failed": FailedTask.objects.filter(task_id=job.pk).first(),
         "again": Job.objects.filter(retry_of=job.pk).first(),
         "running_for": spoken(timedelta(seconds=int((now() - job.sending_at).total_seconds())))

@@ -18,6 +18,7 @@ from rpa_tasks.models import Job
 from rpa_tasks.publishing import Receipt, Refused, Request, publish
 from scheduling.admin.wording import complaint
 from scheduling.errors import InvalidInput
+from scheduling.masking import masked
 from scheduling.models import Priority
 
 
@@ -74,7 +75,7 @@ def _request(request: HttpRequest, row: Job, given: dict[str, Any]) -> Request:
 
 
 def _shown_payload(form: OrderForm, row: Job) -> list[str]:
-    return [] if "payload" in form.fields else [json.dumps(row.payload, ensure_ascii=False)]
+    return [] if "payload" in form.fields else [json.dumps(masked(row.payload), ensure_ascii=False)]
 
 
 def _caution(row: Job) -> str:

@@ -15,6 +15,7 @@ from scheduling.admin.base import BigTable, CheckedForm, OpsAdmin
 from scheduling.admin.customer_page import customer_context
 from scheduling.admin.fields import SettingsField
 from scheduling.admin.wording import complaint
+from scheduling.masking import masked
 from scheduling.models import Customer
 from scheduling.validation import is_time_zone
 
@@ -88,4 +89,4 @@ class CustomerAdmin(BigTable, OpsAdmin):
 
     @display(description=_("addresses"))  # type: ignore[untyped-decorator]
     def addresses_text(self, row: Customer) -> str:
-        return SettingsField().write(row.addresses)
+        return SettingsField().write(masked(row.addresses))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.contrib import admin
@@ -21,6 +20,7 @@ from scheduling.admin.spans import SpanFilter
 from scheduling.admin.touch_filters import FOUND, LOOKED_AT
 from scheduling.admin.wording import reason
 from scheduling.ids import first_id_at
+from scheduling.masking import masked_json
 from scheduling.models import Customer, Event, EventType
 
 
@@ -88,7 +88,7 @@ class EventAdmin(BigTable, ReadOnlyAdmin):
 
     @display(description=_("data"))  # type: ignore[untyped-decorator]
     def shown_data(self, row: Event) -> str:
-        return format_html('<pre class="at-code">{}</pre>', json.dumps(row.data, ensure_ascii=False, indent=2))
+        return format_html('<pre class="at-code">{}</pre>', masked_json(row.data))
 
     @display(description=_("touches"))  # type: ignore[untyped-decorator]
     def touches_of(self, row: Event) -> str:

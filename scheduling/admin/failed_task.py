@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django.conf import settings
@@ -14,6 +13,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html
 from django.utils.http import urlencode
 from django.utils.module_loading import import_string
+from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import ChoicesDropdownFilter
@@ -30,6 +30,7 @@ from scheduling.admin.spans import SpanFilter
 from scheduling.admin.timeline import clock
 from scheduling.admin.wording import reason
 from scheduling.failed_search import failed_named
+from scheduling.masking import masked, masked_json, masked_text
 from scheduling.models import FailedTask
 
 TONES = {
@@ -41,7 +42,7 @@ TONES = {
 def _attempt(told: dict[str, Any]) -> dict[str, Any]:
     """As it was stored, with its codes in words."""
     return {
-        **told,
+        **masked(told),
         "at": clock(parse_datetime(str(told.get("started_at", "")))),
         "words": reason(str(told.get("reason", ""))),
     }
@@ -73,7 +74,7 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
     export_columns = (
         (_("task id"), lambda row: row.task_id), (_("origin"), lambda row: row.get_origin_display()),
         (_("state"), lambda row: row.get_state_display()), (_("class"), lambda row: class_of(row.origin, row.failure)),
-        (_("reason"), lambda row: reason(row.reason)), (_("detail"), lambda row: row.detail),
+        (_("reason"), lambda row: reason(row.reason)), (_("detail"), lambda row: masked_text(row.detail)),
         (_("channel"), lambda row: row.channel), (_("node"), lambda row: row.payload.get("node")),
         (_("task type"), lambda row: row.payload.get("task_type")),
         (_("user id"), lambda row: row.payload.get("user_id")),
@@ -132,7 +133,7 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
 
     @display(description=_("reason"), ordering="reason")  # type: ignore[untyped-decorator]
     def why(self, row: FailedTask) -> str:
-        detail = row.detail[:80] + ("…" if len(row.detail) > 80 else "")
+        detail = Truncator(masked_text(row.detail)).chars(81)
         return format_html('{}<br><span class="at-quiet">{}</span>', reason(row.reason), detail)
 
     @display(description=_("node or task type"))  # type: ignore[untyped-decorator]
@@ -171,6 +172,7 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
             {
                 **group,
                 "words": reason(group["reason"]),
+                "detail": masked_text(group["detail"]),
                 "class": class_of(group["origin"], group["failure"]),
                 "link": f"{self.url('changelist')}?{urlencode({'state': state, 'fingerprint': group['fingerprint']})}",
                 "retry": may_act and group["origin"] != FailedTask.Origin.MESSAGE,
@@ -204,10 +206,11 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
             row=row,
             tone=TONES[row.state],
             words=reason(row.reason),
+            detail=masked_text(row.detail),
             class_label=class_of(row.origin, row.failure),
             verbs=verbs,
             attempts=[_attempt(each) for each in row.attempts],
-            payload=json.dumps(row.payload, ensure_ascii=False, indent=2),
+            payload=masked_json(row.payload),
             task=linked(row.origin, row.task_id),
             again=linked(row.origin, row.retried_as),
             panel=panel_of(request, row),

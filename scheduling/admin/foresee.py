@@ -18,6 +18,7 @@ from scheduling.admin.timeline import clock, verdict_facts
 from scheduling.admin.wording import complaint, spoken
 from scheduling.ids import new_id
 from scheduling.intake import NewEvent
+from scheduling.masking import masked_text
 from scheduling.models import Node
 from scheduling.preview import Foreseen, foresee
 
@@ -69,8 +70,8 @@ def _outcome(each: Foreseen) -> dict[str, Any]:
         "channel": each.node.channel.key,
         "template": each.template.key,
         "facts": verdict_facts(each.verdict),
-        "subject": each.subject,
-        "body": each.body,
+        "subject": masked_text(each.subject),
+        "body": masked_text(each.body),
         "problem": complaint(each.problem),
     }
 

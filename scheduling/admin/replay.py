@@ -29,6 +29,7 @@ from scheduling.admin.failed_actions import PaceForm
 from scheduling.admin.failed_bulk import AT_ONCE, instant_of, tell_conflicts
 from scheduling.admin.wording import reason
 from scheduling.failed_tasks import Tally
+from scheduling.masking import masked_text
 from scheduling.models import FailedTask
 
 FEW = 5
@@ -81,7 +82,8 @@ def replay_page(tasks_admin: Any, request: HttpRequest, fingerprint: str) -> Htt
     tried, count = _tried(group), waiting.order_by()[: MOST_COUNTED + 1].count()
     return tasks_admin.page(  # type: ignore[no-any-return]
         request, "ops/failed_replay.html", _("Retry with care"), form=form, example=example,
-        words=reason(example.reason), tried=tried, waiting=min(count, MOST_COUNTED), few=FEW,
+        words=reason(example.reason), detail=masked_text(example.detail), tried=tried, few=FEW,
+        waiting=min(count, MOST_COUNTED),
         more=count > MOST_COUNTED, most=AT_ONCE, advice=_advice(tried), asked_at=asked_at.isoformat(),
         all_well=_all_well(tried), back=reverse("admin:scheduling_failedtask_groups"),
         list_link=f"{tasks_admin.url('changelist')}?{urlencode({'fingerprint': fingerprint})}",

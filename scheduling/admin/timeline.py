@@ -15,6 +15,7 @@ from django.utils.translation import gettext as _
 
 from scheduling.admin.wording import reason, spoken
 from scheduling.durations import parse_duration
+from scheduling.masking import masked_text
 from scheduling.models import Attempt, Category, Complaint, FailedTask, Touch, Verdict
 from scheduling.selectors import LATEST_VERDICTS
 
@@ -128,12 +129,17 @@ def _attempt(attempt: Attempt) -> Moment:
         (_("reason"), reason(attempt.reason) if attempt.reason else ""),
         (_("status"), str(attempt.status) if attempt.status is not None else ""),
         (_("took"), took),
-        (_("answer"), attempt.detail),
-        (_("subject"), attempt.subject),
+        (_("answer"), masked_text(attempt.detail)),
+        (_("subject"), masked_text(attempt.subject)),
     ]
     title = _("Attempt %(number)s") % {"number": attempt.number}
     return Moment(
-        attempt.started_at, "outgoing_mail", tone, title, [fact for fact in facts if fact[1]], body=attempt.body
+        attempt.started_at,
+        "outgoing_mail",
+        tone,
+        title,
+        [fact for fact in facts if fact[1]],
+        body=masked_text(attempt.body),
     )
 
 

@@ -6,9 +6,10 @@ from datetime import timedelta
 
 import pytest
 from django.test import Client
+from django.urls import reverse
 from django.utils.timezone import now
 
-from rpa_tasks.models import Evidence, Flow, Job, LoginState, Platform, Shop
+from rpa_tasks.models import Evidence, Flow, Job, LoginState, Platform, Run, Shop
 from scheduling.models import FailedTask, Pause
 from tests.rpa_tasks.admin.conftest import Market, said, text, url
 
@@ -59,6 +60,21 @@ def test_the_page_tells_each_run_with_what_it_left(viewer: Client, market: Marke
         assert words in page, words
     for piece in Evidence.objects.all():
         assert url("job_evidence", job.pk, piece.pk) in page
+
+
+def test_what_is_personal_or_secret_is_not_shown(viewer: Client, operator: Client, market: Market) -> None:
+    payload = {"phone": "13812345678", "api_token": "s3cr3t-9", "note": "call 13812345678"}
+    job = market.failed("s1", payload=payload)
+    Run.objects.filter(job=job).update(detail="call 13812345678 with token=s3cr3t-9")
+    Job.objects.filter(pk=job.pk).update(result={"mobile": "13812345678"})
+    failed = reverse("admin:scheduling_failedtask_change", args=[FailedTask.objects.get(task_id=job.pk).pk])
+    pages = [viewer.get(url("job_change", job.pk)), viewer.get(failed), operator.get(url("job_again", job.pk))]
+    for page in map(text, pages):
+        assert "138****5678" in page
+        assert "13812345678" not in page
+        assert "s3cr3t" not in page
+    job.refresh_from_db()
+    assert job.payload == payload
 
 
 def test_an_open_page_is_given_only_the_part_that_changes(viewer: Client, market: Market) -> None:

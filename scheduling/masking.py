@@ -1,0 +1,93 @@
+"""What the back office hides of what it shows: values that only the customer or a program should know.
+
+Rows stay as they are, and so does what clients of the API read."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from typing import Any
+
+HIDDEN = "****"
+#: A value under a name that has one of these words; a name is cut at underscores, dashes and capitals.
+SECRETS = frozenset(
+    ("password", "passwd", "pwd", "passcode", "secret", "token", "key", "apikey", "authorization", "cookie",
+     "credential", "signature", "pin")
+)  # fmt: skip
+PERSONAL = frozenset(("phone", "mobile", "cellphone", "telephone", "tel", "msisdn", "idcard", "idno"))
+#: Keys that open nothing: people look for work by them.
+PLAIN_KEYS = frozenset(("dedupe", "delivery", "business", "idempotency"))
+SECRETS_IN_CHINESE, PERSONAL_IN_CHINESE = ("密码", "口令", "令牌", "密钥"), ("手机", "电话", "身份证")
+
+WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+MOBILE = re.compile(r"(?<![0-9A-Za-z])((?:\+?86[- ]?)?1[3-9]\d)[- ]?\d{4}[- ]?(\d{4})(?![0-9A-Za-z])")
+DAY = r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])"
+ID_CARD = re.compile(rf"(?<![0-9A-Za-z])([1-9]\d\d)\d{{3}}{DAY}(\d{{3}}[0-9Xx])(?![0-9A-Za-z])")
+BEARER = re.compile(r"\b(Bearer|Basic) +[\w.~+/=-]{8,}", re.IGNORECASE)
+#: In an address's query, in JSON, in a line of a log: a name, what separates, a value. Words after a colon are words.
+NAMED = re.compile(
+    r"""(?<![\w-])([\w-]{1,64})([ ]?=[ ]?"?|\\?["'][ ]?:[ ]?\\?["']?|:[ ]?(?=[^\s\d]{0,64}\d))([^\s"'\\&,;(){}\[\]]+)"""
+)
+
+
+def masked(value: Any) -> Any:
+    """The same JSON with what is personal or secret hidden."""
+    if isinstance(value, dict):
+        return {name: _under(str(name), each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(each) for each in value]
+    if isinstance(value, str):
+        return masked_text(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and MOBILE.fullmatch(str(value)):
+        return masked_text(str(value))
+    return value
+
+
+def masked_text(text: str) -> str:
+    """Words as somebody said them, with numbers of people and named secrets hidden."""
+    text = NAMED.sub(_named, BEARER.sub(rf"\1 {HIDDEN}", text))
+    return ID_CARD.sub(rf"\1{HIDDEN}\2", MOBILE.sub(rf"\1{HIDDEN}\2", text))
+
+
+def masked_json(value: Any) -> str:
+    """To be read by people."""
+    return json.dumps(masked(value), ensure_ascii=False, indent=2)
+
+
+def _under(name: str, value: Any) -> Any:
+    if not _is_secret(name) and not _is_personal(name):
+        return masked(value)
+    if isinstance(value, dict):
+        return {each: _under(name, below) for each, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [_under(name, each) for each in value]
+    return value if value is None or isinstance(value, bool) or value == "" else _hidden(name, str(value))
+
+
+def _hidden(name: str, text: str) -> str:
+    """A number keeps its ends, so that two can be told apart; a secret keeps nothing."""
+    if _is_secret(name) or len(text) < 9:
+        return HIDDEN
+    return f"{text[:3]}{HIDDEN}{text[-4:]}"
+
+
+def _named(found: re.Match[str]) -> str:
+    name, between, value = found.groups()
+    return f"{name}{between}{_hidden(name, value)}" if _is_secret(name) or _is_personal(name) else found[0]
+
+
+def _is_secret(name: str) -> bool:
+    words = _words(name)
+    opens = not ("key" in words and words & PLAIN_KEYS)
+    return (opens and bool(words & SECRETS)) or any(each in name for each in SECRETS_IN_CHINESE)
+
+
+def _is_personal(name: str) -> bool:
+    return bool(_words(name) & PERSONAL) or any(each in name for each in PERSONAL_IN_CHINESE)
+
+
+def _words(name: str) -> frozenset[str]:
+    """Its words, and each with the next: `id_card` is an idcard, `api_key` an apikey. A plural is its singular."""
+    words = [word.lower().removesuffix("s") if len(word) > 3 else word.lower() for word in WORDS.findall(name)]
+    return frozenset([*words, *(first + second for first, second in pairwise(words))])

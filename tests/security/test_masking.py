@@ -1,0 +1,147 @@
+"""What is personal or secret is not shown in the back office, whatever page; the rows keep it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from scheduling import services
+from scheduling.delivery import deliver
+from scheduling.masking import HIDDEN, masked, masked_text
+from scheduling.models import Attempt, Event, FailedTask, Touch
+
+NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
+
+
+# --- what is hidden -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("phone", NUMBER, "138****5678"), ("mobile_no", NUMBER, "138****5678"),
+        ("customerPhone", NUMBER, "138****5678"),
+        ("tel", "0571-88886666", "057****6666"), ("PHONE", 13812345678, "138****5678"), ("tel", "110", HIDDEN),
+        ("收货手机", NUMBER, "138****5678"), ("id_card", "11010519491231002X", "110****002X"),
+        ("idCard", "11010519491231002X", "110****002X"), ("password", SECRET, HIDDEN), ("token", SECRET, HIDDEN),
+        ("access-token", SECRET, HIDDEN), ("apiKey", SECRET, HIDDEN), ("APIKey", SECRET, HIDDEN),
+        ("key", SECRET, HIDDEN),
+        ("Authorization", "Bearer abc", HIDDEN), ("client_secret", SECRET, HIDDEN), ("密码", SECRET, HIDDEN),
+        ("phones", [NUMBER, "13900001111"], ["138****5678", "139****1111"]),
+        ("token", {"value": SECRET, "ok": True}, {"value": HIDDEN, "ok": True}),
+    ],
+)  # fmt: skip
+def test_a_value_is_hidden_by_its_name(name: str, value: Any, shown: Any) -> None:
+    assert masked({"a": [{name: value}]}) == {"a": [{name: shown}]}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"order_no": "20260504138", "amount": 13.5, "paid": True, "note": None, "phone": "", "token": None},
+        {"dedupe_key": "k1", "delivery_key": "k2", "idempotencyKey": "k3", "keyboard": "k4", "hotel": "Hilton"},
+        {"at": "2026-05-04T13:45:00+08:00", "ms": 1777880000000, "monkey": "m", "tokenizer": "t"},
+        {"id": "01a1faba-57e4-7116-bb1d-13812345678f", "trace": "0af7651916cd43dd13812345678c8031"},
+    ],
+)
+def test_the_rest_is_shown_as_it_is(data: dict[str, Any]) -> None:
+    assert masked(data) == data
+    assert masked_text(json.dumps(data, ensure_ascii=False)) == json.dumps(data, ensure_ascii=False).replace(
+        '"token": null', f'"token": {HIDDEN}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"请致电{NUMBER}，谢谢", "请致电138****5678，谢谢"), (f"+86 {NUMBER}", "+86 138****5678"),
+        ("138-1234-5678 or 139 0000 1111", "138****5678 or 139****1111"), ("11010519491231002X", "110****002X"),
+        (f"GET /send?key={SECRET}&x=1", f"GET /send?key={HIDDEN}&x=1"),
+        (f"access_token={SECRET}", f"access_token={HIDDEN}"),
+        (f'{{"password": "{SECRET}", "a": 1}}', f'{{"password": "{HIDDEN}", "a": 1}}'),
+        (f"authorization: Bearer {SECRET}", f"authorization: Bearer {HIDDEN}"),
+        (f"token: {SECRET}", f"token: {HIDDEN}"),
+        ("password: must be longer", "password: must be longer"), ("the key is missing", "the key is missing"),
+        ("HTTP 503 after 13 s, order 138123456789", "HTTP 503 after 13 s, order 138123456789"),
+    ],
+)  # fmt: skip
+def test_it_is_hidden_in_the_middle_of_words_too(text: str, shown: str) -> None:
+    assert masked_text(text) == shown
+
+
+@pytest.mark.parametrize("text", ["a" * 200_000, "key" * 70_000, "1" * 200_000, "token=" * 40_000, "key: " * 40_000])
+def test_no_text_takes_for_ever(text: str) -> None:
+    """A pattern that tried each letter anew would take minutes."""
+    assert masked_text(text)
+
+
+# --- where it is hidden -------------------------------------------------------------------------------------------
+
+pytestmark = pytest.mark.django_db
+DATA = {"phone": NUMBER, "api_token": SECRET, "note": f"call {NUMBER}", "order_no": "A-77"}
+
+
+@pytest.fixture
+def touch(matrix: Any, happen: Callable[..., Any]) -> Touch:
+    """Failed, with the number in the text and in what the receiver said."""
+    matrix.node(template=matrix.template("guide", body="{{ event.data.phone }} {{ event.data.missing }}"))
+    matrix.node("later", delay=timedelta(days=1), template=matrix.template("later", body="{{ event.data.note }}"))
+    task_ids = happen(user="ann", data=DATA).task_ids
+    touch: Touch = Touch.objects.get(pk__in=task_ids, node__key="guide")
+    deliver([touch.pk])
+    Attempt.objects.create(
+        touch=touch, number=1, lease_no=1, outcome="permanent", reason="http_400", body=f"Dear {NUMBER}",
+        detail=f"bad number {NUMBER}, token={SECRET}", started_at=touch.planned_at, ended_at=touch.planned_at,
+    )  # fmt: skip
+    FailedTask.objects.filter(task_id=touch.pk).update(
+        detail=f"bad number {NUMBER}, token={SECRET}", attempts=[{"number": 1, "detail": f"{NUMBER} token={SECRET}"}]
+    )
+    return touch
+
+
+def pages_of(touch: Touch) -> dict[str, str]:
+    row = FailedTask.objects.get(task_id=touch.pk)
+    services.put_customer("ann", {"addresses": {"phone": NUMBER, "push_token": SECRET}})
+
+    def url(name: str, *args: Any) -> str:
+        return reverse(f"admin:scheduling_{name}", args=args)
+
+    asked = f"?type=material.downloaded&user_id=bob&event_data={json.dumps({**DATA, 'missing': 1})}"
+    return {
+        "event": url("event_change", touch.event_id), "touch": url("touch_change", touch.pk),
+        "failed task": url("failedtask_change", row.pk), "failed tasks": url("failedtask_changelist"),
+        "by cause": url("failedtask_groups"), "retry": url("failedtask_replay", row.fingerprint),
+        "customer": url("customer_change", touch.customer_id), "export": url("failedtask_export"),
+        "what would happen": url("event_foresee") + asked,
+    }  # fmt: skip
+
+
+def test_no_page_and_no_export_shows_it(touch: Touch, operator: Client) -> None:
+    for name, url in pages_of(touch).items():
+        answer = operator.get(url)
+        page = b"".join(answer) if answer.streaming else answer.content  # type: ignore[arg-type]
+        shown = page.decode()
+        if name == "what would happen":
+            shown = shown[shown.rindex("</form>") :]  # what somebody typed stands in the form
+        assert answer.status_code == 200, name
+        assert NUMBER not in shown, name
+        assert SECRET not in shown, name
+        assert "138****5678" in shown, name
+
+
+def test_the_rows_keep_what_was_told(touch: Touch, operator: Client) -> None:
+    for url in pages_of(touch).values():
+        operator.get(url)
+    assert Event.objects.get(pk=touch.event_id).data == DATA
+    assert FailedTask.objects.get(task_id=touch.pk).payload["event"]["data"] == DATA
+
+
+def test_who_may_change_a_customer_sees_the_addresses_in_the_form(touch: Touch, editor: Client) -> None:
+    """They could not be edited otherwise."""
+    assert NUMBER in editor.get(pages_of(touch)["customer"]).content.decode()
