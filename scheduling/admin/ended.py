@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -69,14 +70,20 @@ def by_state(ended: Ended) -> Chart:
 
 def by_reason(ended: Ended) -> Chart:
     """Of the suppressed: the commonest reasons, and the others together."""
+    return _reasons("reasons", _("Why touches were not sent"), ended, ["suppressed"], {"state__exact": "suppressed"})
 
-    def link(code: str, span: Span | None = None) -> str:
-        return ended.link(span, state__exact="suppressed", **({"reason": code} if code else {}))
 
-    counts = [None if tally is None else reasons(tally, "suppressed") for tally in ended.tallies]
-    return ranked(
-        "reasons", _("Why touches were not sent"), ended.spans, counts, Names(reason, _("Other reasons"), link)
-    )
+def by_cause(ended: Ended) -> Chart:
+    """The same of those that failed, or may have."""
+    return _reasons("failures", _("Why touches failed"), ended, ["failed", "unknown"], {"stands": "bad"})
+
+
+def _reasons(key: str, title: str, ended: Ended, states: Collection[str], filters: dict[str, str]) -> Chart:
+    def link(code: str, span: Span | None) -> str:
+        return ended.link(span, **filters, **({"reason": code} if code else {}))
+
+    counts = [None if tally is None else reasons(tally, states) for tally in ended.tallies]
+    return ranked(key, title, ended.spans, counts, Names(reason, _("Other reasons"), link))
 
 
 def counted(tally: Tally) -> Counter[str]:
@@ -87,7 +94,7 @@ def counted(tally: Tally) -> Counter[str]:
     return found
 
 
-def reasons(tally: Tally, *states: str) -> Counter[str]:
+def reasons(tally: Tally, states: Collection[str]) -> Counter[str]:
     """Of those that ended like this."""
     found: Counter[str] = Counter()
     for (state, code, _node), count in tally.items():

@@ -57,6 +57,7 @@ def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
         charts = [hours.lateness(columns, patience)]
         if request.user.has_perm("scheduling.view_event"):
             charts.append(hours.events(columns, patience))
+        charts.append(ended.by_cause(past))
         context["may_see_complaints"] = request.user.has_perm("scheduling.view_complaint")
         if context["may_see_complaints"]:
             context["complaints"] = _complaints(past, patience)

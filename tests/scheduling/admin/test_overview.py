@@ -206,6 +206,24 @@ def test_a_quantile_is_right_to_within_three_in_a_hundred() -> None:
 
 
 @pytest.mark.usefixtures("half_past")
+def test_failures_are_told_by_hour_and_cause(touch: Callable[..., Touch], viewer: Client) -> None:
+    wanted = {touch("failed", ago=2 * HOUR, reason="timeout").pk, touch("unknown", ago=2 * HOUR, reason="timeout").pk}
+    for _ in range(4):
+        touch("failed", ago=HOUR, reason="timeout")
+    touch("suppressed", ago=2 * HOUR, reason="cap")
+    for number in range(6):
+        for _ in range(6 - number if number < 4 else 1):
+            touch("failed", ago=MINUTE, reason=f"vendor_{number}")
+    chart = chart_of(viewer, "failures")
+    told = [(str(series.words), count) for series, count, _ in chart.series]
+    assert [count for _, count in told] == [6, 6, 5, 4, 3, 1 + 1]
+    assert told[-1][0] == "Other reasons"
+    ((link,),) = [[link for _, count, link in chart.columns[-3].cells if count]]
+    assert rows(viewer, link) == wanted
+    assert len(chart_of(viewer, "failures", days=7).columns) == 7
+
+
+@pytest.mark.usefixtures("half_past")
 def test_events_are_told_by_hour_and_type(taken: Callable[..., Event], viewer: Client) -> None:
     here = now().replace(minute=0, second=0, microsecond=0)
     for number in range(6):
