@@ -1,0 +1,51 @@
+"""What PostgreSQL cannot keep is refused at the door, not by it."""
+
+from __future__ import annotations
+
+import pytest
+from asgiref.sync import async_to_sync
+from django.contrib import admin
+from django.contrib.auth.models import User
+from django.test import AsyncClient, Client
+from django.urls import reverse
+
+pytestmark = pytest.mark.django_db
+
+FILTERS = ("state", "scope", "q", "e", "reason", "node__id__exact")
+
+
+@pytest.fixture
+def root(client: Client) -> Client:
+    client.force_login(User.objects.create_superuser("root"))
+    return client
+
+
+def lists() -> list[str]:
+    """Of all that the back office shows, and their files."""
+    pages = [reverse(f"admin:{model._meta.label_lower.replace('.', '_')}_changelist") for model in admin.site._registry]
+    return [*pages, reverse("admin:scheduling_touch_export"), reverse("admin:scheduling_failedtask_export")]
+
+
+def test_no_list_breaks_at_a_nul(root: Client) -> None:
+    query = "&".join(f"{name}=%00" for name in FILTERS)
+    answers = {page: root.get(f"{page}?{query}").status_code for page in lists()}
+    assert len(answers) > 20
+    assert set(answers.values()) == {400}, answers
+
+
+def test_it_is_said_in_words(root: Client) -> None:
+    page = root.get(reverse("admin:scheduling_touch_changelist"), {"q": "a\0b"}, headers={"accept-language": "en"})
+    assert page.status_code == 400
+    assert "This request cannot be read" in page.content.decode()
+    assert root.get(reverse("admin:scheduling_touch_changelist"), {"q": "100%00 sure"}).status_code == 200
+
+
+def test_an_address_of_nothing_storable_is_no_page(root: Client) -> None:
+    assert root.get("/u/a%00b").status_code == 400
+
+
+def test_a_server_of_events_refuses_it_as_well(root: Client) -> None:
+    asking = AsyncClient()
+    asking.cookies = root.cookies
+    answer = async_to_sync(asking.get)(reverse("admin:scheduling_touch_changelist"), {"state": "\0"})
+    assert answer.status_code == 400
