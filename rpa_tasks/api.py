@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,6 +13,7 @@ from ninja import Path, Query, Router
 from ninja.responses import Status
 
 from rpa_tasks import publishing, selectors, shops
+from rpa_tasks.evidence import unpacked
 from rpa_tasks.models import Evidence, Job, Run, Shop
 from rpa_tasks.schemas import JobFilters, JobIn, JobOut, JobsOut, ReceiptOut, ShopFilters, ShopOut, ShopsOut
 from scheduling.api.auth import ApiKeyAuth, actor_of
@@ -100,7 +100,7 @@ def get_evidence(request: HttpRequest, task_id: UUID, evidence_id: int) -> HttpR
     if row.kind == Evidence.Kind.SCREENSHOT:
         kind, name = ("image/png", "png") if content.startswith(b"\x89PNG") else ("image/jpeg", "jpg")
     else:
-        content, kind, name = zlib.decompress(content), "text/plain; charset=utf-8", "txt"
+        content, kind, name = unpacked(content), "text/plain; charset=utf-8", "txt"
     disposition = f'attachment; filename="{task_id}-{row.run_id}-{row.kind}.{name}"'
     return HttpResponse(content, content_type=kind, headers={"Content-Disposition": disposition})
 

@@ -15,6 +15,7 @@ log = structlog.get_logger(__name__)
 
 PATIENCE = 15  #: seconds for the browser to show its page; one that hangs has no more to say
 LIMIT = 1_000_000  #: bytes of each piece
+MOST = 4_000_000  #: bytes of a text that is shown; a few bytes of zlib may hold gigabytes
 
 
 def collect(port: int | None, log_path: Path) -> dict[str, bytes]:
@@ -42,3 +43,11 @@ def _page(port: int) -> dict[str, bytes]:
         log.warning("page_not_kept", error=str(error)[:300])
         return {}
     return {"screenshot": found["screenshot"][:LIMIT], "html": zlib.compress(html[:LIMIT])}
+
+
+def unpacked(text: bytes) -> bytes:
+    """A text as `collect` packed it, and no more of it than anybody reads; what is no zlib as it is."""
+    try:
+        return zlib.decompressobj().decompress(text, MOST)
+    except zlib.error:
+        return text[:MOST]

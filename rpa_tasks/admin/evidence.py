@@ -3,15 +3,14 @@ whatever it is, it gets an origin of its own and may load nothing."""
 
 from __future__ import annotations
 
-import zlib
 from uuid import UUID
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
 
+from rpa_tasks.evidence import unpacked
 from rpa_tasks.models import Evidence
 
-MOST = 4_000_000  #: characters of a text; a few bytes of zlib may hold gigabytes
 PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 ENDINGS = {"html": "html.txt", "log": "log.txt", "image/png": "png", "image/jpeg": "jpg"}
 
@@ -23,8 +22,12 @@ def evidence_response(request: HttpRequest, job_pk: UUID, piece: int) -> HttpRes
     row = Evidence.objects.filter(pk=piece, run__job=job_pk).first()
     if row is None:
         raise Http404
-    kind = picture_type(row) if row.kind == Evidence.Kind.SCREENSHOT else "text/plain; charset=utf-8"
-    response = HttpResponse(content_of(row), content_type=kind or "application/octet-stream")
+    content = bytes(row.content)
+    if row.kind == Evidence.Kind.SCREENSHOT:
+        kind = picture_type(content)
+    else:
+        content, kind = unpacked(content), "text/plain; charset=utf-8"
+    response = HttpResponse(content, content_type=kind or "application/octet-stream")
     ending = ENDINGS.get(kind) or ENDINGS.get(row.kind, "bin")
     way = "attachment" if "save" in request.GET or not kind else "inline"
     response["Content-Disposition"] = f'{way}; filename="{job_pk}-{row.run_id}.{ending}"'
@@ -34,21 +37,6 @@ def evidence_response(request: HttpRequest, job_pk: UUID, piece: int) -> HttpRes
     return response
 
 
-def picture_type(row: Evidence) -> str:
+def picture_type(content: bytes) -> str:
     """By what it begins with; "" for anything that is not a picture we take."""
-    head = bytes(row.content[:8])
-    return next((kind for start, kind in PICTURES.items() if head.startswith(start)), "")
-
-
-def content_of(row: Evidence) -> bytes:
-    if row.kind == Evidence.Kind.SCREENSHOT:
-        return bytes(row.content)
-    try:
-        return zlib.decompressobj().decompress(bytes(row.content), MOST)
-    except zlib.error:
-        return bytes(row.content)[:MOST]
-
-
-def text_of(row: Evidence, most: int) -> str:
-    """Its end, as text."""
-    return content_of(row)[-most:].decode(errors="replace")
+    return next((kind for start, kind in PICTURES.items() if content.startswith(start)), "")

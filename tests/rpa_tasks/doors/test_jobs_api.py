@@ -10,6 +10,7 @@ from uuid import UUID
 
 import pytest
 
+from rpa_tasks.evidence import MOST
 from rpa_tasks.models import Evidence, Job, Run
 from scheduling import services
 from scheduling.ids import new_id
@@ -217,6 +218,24 @@ def test_evidence_is_a_download_that_no_browser_runs(api: Client, failed: Callab
     for each in (picture, page):
         assert each.headers["content-disposition"].startswith("attachment;")
         assert each.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    ("kept", "given"),
+    [
+        (b"no zlib", b"no zlib"),
+        (zlib.compress(b"0" * (MOST + 1)), b"0" * MOST),
+        (zlib.compress(b"whole")[:-4], b"whole"),
+    ],
+)
+def test_evidence_of_any_kind_neither_breaks_nor_floods_a_page(
+    api: Client, failed: Callable[[], Job], kept: bytes, given: bytes
+) -> None:
+    """A node may write what it likes, and a few bytes of zlib may hold gigabytes."""
+    (run,) = api.get(f"/rpa/jobs/{failed().task_id}").json()["runs"]
+    Evidence.objects.filter(kind=Evidence.Kind.HTML).update(content=kept)
+    page = api.get(run["evidence"][1]["url"].removeprefix("/api/v1"))
+    assert (page.status_code, page.content == given) == (200, True)
 
 
 def test_evidence_belongs_to_its_job(api: Client, failed: Callable[[], Job]) -> None:
