@@ -20,7 +20,7 @@ from django.utils.timezone import now
 from rpa_tasks import node_queues
 from rpa_tasks.markers import LEASE_NO, TASK_ID, marked, sweep
 from rpa_tasks.models import ExecutionNode, Job, JobState
-from rpa_tasks.old_profiles import OldProfiles
+from rpa_tasks.old_profiles import KEPT_FOR, OldProfiles
 from rpa_tasks.pool import places, view
 from scheduling import sql
 
@@ -90,7 +90,13 @@ class Chores:
         if self._tidied_at is not None and time.monotonic() - self._tidied_at < TIDY_EVERY:
             return
         if delete_old_evidence() < BATCH:  # else there is more, for the next pass
+            forget_old_nodes()
             self._tidied_at = time.monotonic()
+
+
+def forget_old_nodes() -> None:
+    """Nodes that came for a while and went. Their shops live elsewhere long since; should one come back, it says so."""
+    ExecutionNode.objects.filter(seen_at__lt=Now() - KEPT_FOR).delete()
 
 
 def delete_old_evidence() -> int:

@@ -84,6 +84,18 @@ def test_the_node_is_seen_by_the_clock_of_the_database(state: Path, monkeypatch:
         assert abs(ExecutionNode.objects.get().seen_at - really()) < timedelta(hours=1)
 
 
+def test_nodes_that_nobody_has_heard_of_for_a_month_are_forgotten(state: Path, settings: Any) -> None:
+    """By those that live: machines that come and go have a name each."""
+    settings.AFTERTOUCH_NODE = "here"
+    for name, days in (("gone", 31), ("away", 29)):
+        seen = now() - timedelta(days=days)
+        ExecutionNode.objects.create(name=name, seen_at=seen, started_at=seen, slots=5)
+    doing = chores.Chores([])
+    doing.report()
+    doing.tidy()
+    assert {node.name for node in ExecutionNode.objects.all()} == {"here", "away"}
+
+
 def test_the_processes_of_a_run_that_is_over_are_ended(
     process_of: Any, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,7 +147,7 @@ def test_old_evidence_is_deleted_a_batch_a_pass(
     doing = chores.Chores([])
     left = []
     for _ in range(4):
-        with django_assert_max_num_queries(1):
+        with django_assert_max_num_queries(2):  # the last ones, and nodes
             doing.tidy()
         left.append(Evidence.objects.count())
     assert left == [5, 3, 2, 2]
