@@ -21,7 +21,7 @@ import structlog
 from django.conf import settings
 from django.db import transaction
 
-from scheduling import configuration, failures, guard, history, measures, outcomes, sql
+from scheduling import configuration, failures, guard, history, measures, outcomes, sql, trail
 from scheduling.broker import publish_touches
 from scheduling.channels.base import Delivered, Message
 from scheduling.channels.quota import QuotaGate
@@ -130,11 +130,22 @@ def _conclude(results: Sequence[Result]) -> None:
         outcomes.disable_targets(results)
     outcomes.measure(told)
     outcomes.measure_ends(Counter((each.state, each.reason) for each in ends))
-    for parcel, _ in told:
-        if end := buried.get(parcel.claim.task_id):
-            _say(parcel.claim.task_id, parcel.message.trace_id, end, channel=parcel.spec.key, attempt=parcel.attempt)
+    _say_ends(told, {each.task_id: each for each in ends})
     if len(stood) < len(results):
         log.warning("stale_results_dropped", count=len(results) - len(stood))
+
+
+def _say_ends(told: Sequence[Result], ends: Mapping[UUID, Settlement]) -> None:
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for parcel, _ in told:
+        task_id, trace_id, channel = parcel.claim.task_id, parcel.message.trace_id, parcel.spec.key
+        end = ends[task_id]
+        if end.state in ("failed", "unknown"):
+            _say(task_id, trace_id, end, channel=channel, attempt=parcel.attempt)
+        else:
+            alike.setdefault((end.state, end.reason, channel), []).append(trail.name(trace_id, task_id))
+    for (state, reason, channel), names in alike.items():
+        trail.say("touches_settled", names, state=state, reason=reason, channel=channel)
 
 
 def _say(task_id: UUID, trace_id: UUID | None, end: Settlement | Decision, **more: object) -> None:
@@ -298,11 +309,27 @@ class _Batch:
     def send(self) -> None:
         for parcel, _ in self.delivered:
             parcel.channel.send_now(parcel.message)  # type: ignore[attr-defined]
-        for row in self.due if self.buried else ():
-            if decision := self.buried.get(row.claim.task_id):
-                _say(row.claim.task_id, row.event.trace_id, decision, node=self.config.nodes[row.node_id].key)
+        self._say_turned_down()
         if self.parcels:
             sender().submit(self.parcels)
+
+    def _say_turned_down(self) -> None:
+        """What is delivered has its line from the channel that calls nobody, or from the sender."""
+        if all(decision.state in ("running", "delivered") for decision in self.decisions):
+            return
+        rows = {row.claim.task_id: row for row in self.due}
+        alike: dict[tuple[str, str], list[str]] = {}
+        for decision, task_ids in self.decisions.items():
+            if decision.state in ("running", "delivered"):
+                continue
+            for row in (rows[task_id] for task_id in task_ids):
+                if row.claim.task_id in self.buried:
+                    _say(row.claim.task_id, row.event.trace_id, decision, node=self.config.nodes[row.node_id].key)
+                else:
+                    named = trail.name(row.event.trace_id, row.claim.task_id)
+                    alike.setdefault((decision.state, decision.reason), []).append(named)
+        for (state, reason), names in alike.items():
+            trail.say("touches_settled", names, state=state, reason=reason)
 
     @measures.harmless
     def measure(self) -> None:

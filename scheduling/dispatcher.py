@@ -13,7 +13,7 @@ from django.db import close_old_connections, transaction
 from django.db.models.functions import Now
 from kombu.exceptions import OperationalError
 
-from scheduling import configuration, failures, measures
+from scheduling import configuration, failures, measures, trail
 from scheduling.broker import TOUCH_QUEUES, oldest_message_at, publish_touches
 from scheduling.broker_alarm import alarm
 from scheduling.ledger import Hint, Settlement
@@ -111,6 +111,9 @@ def _rescue_runs() -> int:
         failures.bury_touches([each.task_id for each in settlements if each.state == "unknown"])
     measures.worker_lost(sum(each.state == "unknown" for each in settlements))
     log.warning("runs_rescued", count=len(settlements))
+    for state in ("scheduled", "unknown"):
+        names = [trail.name(None, each.task_id) for each in settlements if each.state == state]
+        trail.say("touches_settled", names, state=state, reason="worker_lost")
     return len(settlements)
 
 

@@ -6,6 +6,7 @@ are inserted before any of them is locked, so an insert that waits for another o
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -16,7 +17,7 @@ from django.conf import settings
 from django.db import transaction
 from psycopg.types.json import Jsonb
 
-from scheduling import configuration, matrix, sql
+from scheduling import configuration, matrix, sql, trail
 from scheduling.calling_off import CallingOff, Planned
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
@@ -67,6 +68,7 @@ def record_events(
         batch.plan()
         batch.insert_touches()
         batch.note_customers()
+        transaction.on_commit(batch.say)
         if announce and batch.hints:
             hints = batch.hints
             transaction.on_commit(lambda: announce(hints))
@@ -227,6 +229,20 @@ class _Batch:
                 "task_id": _task_id(event.data),
             }
             sql.count(_INSERT_COMPLAINT, parameters)
+
+    def say(self) -> None:
+        """With the touches that were planned; an event without any stands there all the same."""
+        planned = defaultdict(list)
+        for event, _, task_id in self.rows:
+            planned[event.id].append(task_id)
+        trail.say(
+            "events_stored",
+            (
+                trail.name(event.trace_id or event.id, task_id)
+                for event in self.news
+                for task_id in planned.get(event.id, ("",))
+            ),
+        )
 
     def receipts(self) -> list[Receipt]:
         by_event: dict[UUID, list[UUID]] = {key: list(value) for key, value in self.calling_off.kept.items()}

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from scheduling import sql
+from django.db import transaction
+
+from scheduling import sql, trail
 from scheduling.ledger import Ledger
 from scheduling.models import Touch
 
@@ -93,6 +95,8 @@ class TouchLedger(Ledger):
                 """,
                 {"ids": list(cancelled)},
             )
+            names = [trail.name(None, task_id) for task_id in cancelled]
+            transaction.on_commit(lambda: trail.say("touches_settled", names, state="cancelled", reason=reason))
         return cancelled
 
     def in_doubt(self, task_ids: Sequence[UUID]) -> set[UUID]:

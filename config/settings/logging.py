@@ -26,7 +26,8 @@ _renderer = (
 
 class _Straight:
     """A logger that renders its lines itself and writes each with one call. The way through `logging` (two records, a
-    search for the caller, a lock) costs more than judging a touch, and the log channel writes a line for each."""
+    search for the caller, a lock) costs more than judging a touch, and the log channel writes a line for each; those
+    that follow an event are written with each commit."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -38,11 +39,12 @@ class _Straight:
     debug = info
 
 
+_STRAIGHT = ("scheduling.channels.log", "scheduling.trail")
 _through_logging = structlog.stdlib.LoggerFactory()
 
 
 def _logger(name: str = "") -> Any:
-    return _Straight(name) if name == "scheduling.channels.log" else _through_logging(name)
+    return _Straight(name) if name in _STRAIGHT else _through_logging(name)
 
 
 class WithoutTokens(logging.Filter):
