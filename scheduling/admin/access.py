@@ -16,10 +16,11 @@ from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
 
 from scheduling import services
 from scheduling.admin.base import OpsAdmin
+from scheduling.admin.merging import MergingForm
 from scheduling.models import ApiKey, Scope
 
 
-class ApiKeyForm(forms.ModelForm):  # type: ignore[type-arg]
+class ApiKeyForm(MergingForm):
     scopes = forms.MultipleChoiceField(
         label=_("scopes"), choices=Scope.choices, widget=UnfoldAdminCheckboxSelectMultipleWidget,
         help_text=_("What the key may be used for; as little as will do."),

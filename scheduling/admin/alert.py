@@ -19,6 +19,7 @@ from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
 
 from scheduling.admin.base import OpsAdmin, plainly
 from scheduling.admin.fields import DurationField, NumberField
+from scheduling.admin.merging import MergingForm
 from scheduling.admin.try_out import told
 from scheduling.admin.wording import reason, spoken
 from scheduling.alerts import telling
@@ -64,7 +65,7 @@ def limit_field(condition: Condition) -> forms.Field:
     return forms.BooleanField(label=label, required=False, widget=UnfoldBooleanSwitchWidget)
 
 
-class AlertReceiverForm(forms.ModelForm):  # type: ignore[type-arg]
+class AlertReceiverForm(MergingForm):
     """A field for each condition; one that is left empty or off is not told."""
 
     class Meta:
@@ -89,7 +90,7 @@ class AlertReceiverForm(forms.ModelForm):  # type: ignore[type-arg]
             field.initial = _shown(condition, limits[key]) if key in limits else None
 
     def clean(self) -> dict[str, Any]:
-        cleaned: dict[str, Any] = super().clean() or self.cleaned_data
+        cleaned = super().clean()
         if not self.errors:
             row = AlertReceiver(**{name: cleaned[name] for name in ("channel", "community", "address")})
             try:

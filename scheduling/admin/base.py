@@ -24,6 +24,7 @@ from unfold.paginator import InfinitePaginator
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.fields import DurationField, NumberField
+from scheduling.admin.merging import MergingForm
 from scheduling.admin.wording import complaint
 from scheduling.durations import format_duration
 from scheduling.errors import InvalidInput
@@ -38,6 +39,7 @@ def actor_of(request: HttpRequest, reason: str = "") -> Actor:
 class OpsAdmin(ModelAdmin):  # type: ignore[misc]
     """A page for people who don't read code."""
 
+    form = MergingForm
     list_per_page = 50
     list_filter_submit = True
     warn_unsaved_form = True
@@ -104,7 +106,7 @@ def plainly(field: str, label: Any, write: Callable[[Any], str]) -> Callable[[An
     return shown
 
 
-class CheckedForm(forms.ModelForm):  # type: ignore[type-arg]
+class CheckedForm(MergingForm):
     """Asks `scheduling.validation` as configuration files do, and puts each complaint at its field."""
 
     @staticmethod
@@ -128,7 +130,7 @@ class CheckedForm(forms.ModelForm):  # type: ignore[type-arg]
         return {name: value for name, value in self.cleaned_data.items() if name != "change_reason"}
 
     def clean(self) -> dict[str, Any]:
-        cleaned = super().clean() or self.cleaned_data
+        cleaned = super().clean()
         try:
             self.check(self.values())
         except InvalidInput as error:

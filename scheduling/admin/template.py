@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from django import forms
 from django.contrib import admin
 from django.core.exceptions import PermissionDenied
 from django.db.models import Q, QuerySet
@@ -17,6 +16,7 @@ from unfold.decorators import action, display
 
 from scheduling.admin import try_out
 from scheduling.admin.base import CheckedForm, WithHistory
+from scheduling.admin.merging import MergingForm
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.wording import complaint
 from scheduling.errors import InvalidInput
@@ -32,7 +32,7 @@ class TemplateForm(CheckedForm):
         exclude = ("version",)
 
 
-class TextForm(forms.ModelForm):  # type: ignore[type-arg]
+class TextForm(MergingForm):
     """A text is refused while it cannot be rendered, with the line or the variable that is wrong."""
 
     class Meta:
@@ -47,7 +47,7 @@ class TextForm(forms.ModelForm):  # type: ignore[type-arg]
         }
 
     def clean(self) -> dict[str, Any]:
-        cleaned = super().clean() or self.cleaned_data
+        cleaned = super().clean()
         try:
             check_template_text(cleaned)
         except InvalidInput as error:

@@ -12,6 +12,8 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from tests.staff import remembered
+
 
 @pytest.fixture
 def admin_url() -> Callable[..., str]:
@@ -26,11 +28,12 @@ def filled(editor: Client) -> Callable[..., dict[str, Any]]:
     """What a browser would send for this form as it stands, with changes."""
 
     def filled(url: str, client: Client = editor, **changes: Any) -> dict[str, Any]:
-        context = client.get(url).context
+        page = client.get(url)
+        context = page.context
         forms = [context["adminform"].form]
         for inline in context["inline_admin_formsets"]:
             forms += [inline.formset.management_form, *inline.formset.forms]
-        data = {}
+        data: dict[str, Any] = remembered(page.content.decode())
         for form in forms:
             for field in form:
                 value = field.value()
