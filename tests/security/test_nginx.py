@@ -78,11 +78,11 @@ def certify(folder: Path) -> None:
 class Front:
     """What a browser that knows the site by its name sees."""
 
-    def __init__(self, folder: Path, plain: int, tls: int) -> None:
+    def __init__(self, folder: Path, plain: int, tls: int, **options: Any) -> None:
         self.folder, self.plain, self.tls = folder, plain, tls
         self.pool = urllib3.HTTPSConnectionPool(
             "127.0.0.1", tls, server_hostname=NAME, assert_hostname=NAME, ca_certs=str(folder / "fullchain.pem"),
-            maxsize=50, timeout=PATIENCE, retries=False,
+            maxsize=50, timeout=PATIENCE, retries=False, **options,
         )  # fmt: skip
 
     def __call__(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Any:
@@ -162,9 +162,8 @@ def test_the_recipe_does_what_it_says(front: Front) -> None:
         stranger.request("GET", "/")
     stranger.close()
 
-    # Bodies have an end; metrics are for the house, and from here we are the house.
+    # Bodies have an end.
     assert front("POST", "/api/v1/events", b"0" * 2_000_000).status == 413
-    assert front("GET", "/metrics").status == 200
 
     # A WebSocket is let through to the application, which wants a token, and the token is not in the log.
     upgrade = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec_WebSocket_Version": "13"}
@@ -175,6 +174,17 @@ def test_the_recipe_does_what_it_says(front: Front) -> None:
     chat.pool.close()
     eventually(lambda: "/ws/v1/sessions/s1" in (front.folder / "aftertouch.log").read_text())
     assert "hush-hush" not in (front.folder / "aftertouch.log").read_text()
+
+
+def test_metrics_and_probes_are_for_the_house(front: Front) -> None:
+    """From here we are the house, from another address we are not."""
+    outside = Front(front.folder, front.plain, front.tls, source_address=("127.0.0.2", 0))
+    assert outside("GET", "/admin/login/").status == 200
+    for path in ("/metrics", "/health/live", "/health/ready"):
+        assert front("GET", path).status == 200, path
+    for path in ("/metrics", "/health/live", "/health/ready", "//health/ready", "/health/./ready", "/health/%72eady"):
+        assert outside("GET", path).status == 403, path
+    outside.pool.close()
 
 
 def test_flower_is_for_administrators(front: Front) -> None:
