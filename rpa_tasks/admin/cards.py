@@ -10,24 +10,32 @@ from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.translation import gettext as _
 
+from rpa_tasks.admin.hours import runs
 from rpa_tasks.admin.node import STATES as BROWSER_STATES
 from rpa_tasks.admin.shop_state import figures
 from rpa_tasks.lanes import HOME_LEASE
 from rpa_tasks.models import ExecutionNode, Job
 from scheduling.admin.cards import Card, Figure, capped
-from scheduling.admin.patience import patiently
+from scheduling.admin.columns import days_asked, spans
+from scheduling.admin.patience import Patience, patiently
 from scheduling.models import Priority
 
 MOST = 10_000
 PATIENCE = "1s"
+PATIENCE_OF_CHART = 1.0  #: seconds
 
 
 def card(request: HttpRequest) -> Card | None:
-    """Shops, what waits by tier, and browsers."""
+    """Shops, what waits by tier, browsers, and how runs ended."""
     if not request.user.has_perms(["rpa_tasks.view_shop", "rpa_tasks.view_job", "rpa_tasks.view_executionnode"]):
         return None
     shops = reverse("admin:rpa_tasks_shop_changelist")
-    return Card(_("RPA"), [*_shops(shops), *_waiting(), *_browsers()], link=shops)
+    ended = runs(
+        spans(days_asked(request)),
+        Patience(PATIENCE_OF_CHART),
+        may_see_failed=request.user.has_perm("scheduling.view_failedtask"),
+    )
+    return Card(_("RPA"), [*_shops(shops), *_waiting(), *_browsers()], link=shops, charts=[ended])
 
 
 def _shops(link: str) -> list[Figure]:

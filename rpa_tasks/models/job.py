@@ -108,6 +108,10 @@ class Run(models.Model):
         verbose_name = _("run")
         verbose_name_plural = _("runs")
         ordering = ["id"]
+        indexes = [
+            # Read by the overview. A hold, which is written over and over, has no entry.
+            models.Index(fields=["ended_at"], name="rpa_run_ended", condition=~Q(outcome="held"))
+        ]
 
     def __str__(self) -> str:
         return f"{self.number}: {self.outcome} {self.reason}".strip()

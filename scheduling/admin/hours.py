@@ -33,7 +33,7 @@ def lateness(spans: list[Span], patience: Patience) -> Chart:
 
     def bucket(span: Span, late: Late | None) -> Bucket:
         counts = None if late is None else {each.key: _ms(late, part) for part, each in QUANTILES.items() if late}
-        return Bucket(span.label, counts, {each.key: link(span) for each in QUANTILES.values()})
+        return Bucket(span.label, counts, {each.key: link(span) for each in QUANTILES.values()} if late else {})
 
     buckets = [bucket(*each) for each in zip(spans, found, strict=True)]
     whole = None if None in found else sum(filter(None, found), Late())

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
-from rpa_tasks.models import ExecutionNode, LoginState, Shop
+from rpa_tasks.admin.hours import ended_runs
+from rpa_tasks.models import ExecutionNode, Job, LoginState, Run, Shop
+from scheduling import sql
 from scheduling.admin.cards import Card
+from scheduling.past import Past, hours_between
 
 pytestmark = pytest.mark.django_db
+
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    Past.forget()
+    yield
+    Past.forget()
 
 
 def card_for(client: Client) -> Card | None:
@@ -54,3 +68,57 @@ def test_who_may_not_see_shops_has_no_card(market: Any, as_member: Callable[[str
     client = as_member("viewer")
     User.objects.get(username="viewer").groups.clear()
     assert card_for(client) is None
+
+
+@pytest.fixture
+def ended(market: Any) -> Callable[..., Run]:
+    """A run that ended in the hour before this one, or later."""
+    here = now().replace(minute=0, second=0, microsecond=0)
+
+    def ended(job: Job, lease_no: int, outcome: str, at: timedelta = -HOUR) -> Run:
+        return Run.objects.create(
+            job=job, number=lease_no, lease_no=lease_no, started_at=here + at, ended_at=here + at, outcome=outcome
+        )
+
+    return ended
+
+
+def test_runs_are_told_by_the_hour_and_how_they_ended(market: Any, ended: Callable[..., Run], viewer: Client) -> None:
+    failed, done, cancelled = market.failed("s1"), market.waiting("s2"), market.waiting("s2", dedupe_key="b")
+    Run.objects.all().delete()
+    Job.objects.filter(pk=failed.pk).update(lease_no=3)
+    Job.objects.filter(pk=done.pk).update(state="succeeded", lease_no=3, lease_until=None)
+    for lease_no in (1, 2, 3):
+        ended(failed, lease_no, "transient")
+    for lease_no, outcome in ((1, "session"), (2, "held"), (3, "succeeded")):
+        ended(done, lease_no, outcome)
+    ended(cancelled, 1, "cancelled")
+    ended(done, 0, "transient", at=-30 * HOUR)
+    card = card_for(viewer)
+    assert card is not None
+    (chart,) = card.charts
+    told = {str(words): count for words, count, _ in chart.columns[-2].cells}
+    assert told == {"Done": 1, "Tried again": 3, "Cancelled": 1, "Failed": 1}
+    assert [count for _, count, _ in chart.series] == [1, 3, 1, 1]
+    links = {series.key: link for series, _, link in chart.series}
+    assert {key for key, link in links.items() if link} == {"failed"}
+    assert [row.task_id for row in viewer.get(links["failed"]).context["cl"].result_list] == [failed.pk]
+    text = viewer.get(reverse("admin:index")).content.decode()
+    assert "· Tried again: 3</title>" in text
+    assert 'href=""' not in text
+
+
+def test_runs_are_counted_from_an_index(ended: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    plans: list[str] = []
+    rows = sql.rows
+
+    def explained(statement: str, parameters: Any) -> Any:
+        plans.extend(str(row[0]) for row in rows(f"EXPLAIN {statement}", parameters))
+        return rows(statement, parameters)
+
+    monkeypatch.setattr(sql, "rows", explained)
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_seqscan = off")
+    since = now() - HOUR
+    assert list(ended_runs(since, now())) == hours_between(since, now())
+    assert "rpa_run_ended" in "\n".join(plans)

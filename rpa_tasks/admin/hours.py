@@ -1,0 +1,61 @@
+"""The chart of how runs ended, and what it counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+
+from scheduling import sql
+from scheduling.admin.charts import Bucket, Chart, Series, stacked
+from scheduling.admin.columns import Span, tallies
+from scheduling.admin.patience import Patience
+from scheduling.admin.spans import span_link
+from scheduling.past import Past, hours_between
+
+ENDS = (
+    Series("done", gettext_lazy("Done"), "good"),
+    Series("again", gettext_lazy("Tried again"), "wait"),
+    Series("cancelled", gettext_lazy("Cancelled"), "quiet"),
+    Series("failed", gettext_lazy("Failed"), "bad"),
+)
+
+
+def ended_runs(since: datetime, until: datetime) -> dict[datetime, Counter[str]]:
+    """By the hour in which they ended, counted from `since`. What never began is no run."""
+    found: dict[datetime, Counter[str]] = {hour: Counter() for hour in hours_between(since, until)}
+    for hour, end, count in sql.rows(_ENDED, {"since": since, "until": until}):
+        found[hour][end] += count
+    return found
+
+
+# A job that ended badly was not claimed after its last run.
+_ENDED = """
+SELECT date_bin('1 hour', run.ended_at, %(since)s),
+       CASE WHEN run.outcome = 'succeeded' THEN 'done' WHEN run.outcome = 'cancelled' THEN 'cancelled'
+            WHEN job.state IN ('failed', 'unknown') AND job.lease_no = run.lease_no THEN 'failed' ELSE 'again' END,
+       count(*)
+FROM rpa_tasks_run AS run JOIN rpa_tasks_job AS job ON job.task_id = run.job_id
+WHERE run.ended_at >= %(since)s AND run.ended_at < %(until)s AND NOT (run.outcome = 'held') GROUP BY 1, 2
+"""
+
+past_runs = Past(ended_runs)
+
+
+def runs(spans: list[Span], patience: Patience, *, may_see_failed: bool) -> Chart:
+    """Those that failed lead to their failed tasks; no list has the others by their end."""
+
+    def links(since: datetime, until: datetime) -> dict[str, str]:
+        if not may_see_failed:
+            return {}
+        origin = {"state": "all", "origin__exact": "rpa_job"}
+        return {"failed": span_link("scheduling_failedtask", "failed_at", since, until, **origin)}
+
+    counts = tallies(past_runs, spans, patience)
+    buckets = [
+        Bucket(span.label, found, links(span.hours[0], span.until)) for span, found in zip(spans, counts, strict=True)
+    ]
+    whole = links(spans[0].hours[0], spans[-1].until)
+    return stacked("runs", _("RPA runs, and how they ended"), ENDS, buckets, lambda key: whole.get(key, ""))
