@@ -30,5 +30,6 @@ SCHEDULE = {
     "go on with bulk actions": tick("scheduling.bulk", 5),
 }
 
-#: What passes every few seconds. Neither the log nor Flower says so each time; `/metrics` has when each last passed.
+#: What passes every few seconds. Beat's log says when it sent one; workers' logs and Flower say nothing of each, and
+#: `/metrics` has when each last passed.
 PASSES = frozenset(each["task"] for each in SCHEDULE.values())

@@ -61,7 +61,5 @@ def remembered(page: str) -> dict[str, list[str]]:
     for tag in re.findall(r'<input type="hidden"[^>]*name="(?:[\w-]+-)?initial-[^>]*>', page):
         name = re.findall(r'name="([^"]+)"', tag)[0]
         value = html.unescape(next(iter(re.findall(r'value="([^"]*)"', tag)), "")).replace("\n", "\r\n")
-        sent[name] = (
-            [*([sent[name]] if not isinstance(sent[name], list) else sent[name]), value] if name in sent else value
-        )
+        sent.setdefault(name, []).append(value)
     return sent
