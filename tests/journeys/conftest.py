@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.contrib.auth.models import User
+from django.contrib.auth.models import Group, User
 
+from scheduling.management.commands.bootstrap import Command
+
+PASSWORD = "a day in operations"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -27,7 +30,7 @@ def chromium() -> Iterator[Any]:
 
     path = os.environ.get("RPA_CHROMIUM_PATH") or next(filter(None, map(shutil.which, NAMES)), None)
     if not path:
-        pytest.skip("there is no Chromium: set RPA_CHROMIUM_PATH or install the package chromium")
+        pytest.skip("missing service: chromium (or set RPA_CHROMIUM_PATH)")
     # Playwright keeps an event loop in this thread, which Django would take for an async context.
     before = os.environ.get("DJANGO_ALLOW_ASYNC_UNSAFE")
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
@@ -41,21 +44,22 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
-    """A page of an operator who is logged in, in a language and a light. Nothing on it may break the house's policy of
-    what a page may do (`scheduling.page_headers`)."""
-    User.objects.create_superuser("ops", password="a day in operations")
+    """A page of somebody who is logged in, in a language and a light: of a member of `group`, who is called like it, or
+    of `ops`, who may do everything. Nothing on it may break the house's policy of what a page may do
+    (`scheduling.page_headers`)."""
     contexts = []
     violations: list[str] = []
 
-    def ops(language: str = "zh-hans", scheme: str = "light", width: int = 1400) -> Any:
+    def ops(language: str = "zh-hans", scheme: str = "light", width: int = 1400, group: str = "") -> Any:
+        hire(group)
         context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         context.add_cookies([{"name": "django_language", "value": language, "url": live_server.url}])
         contexts.append(context)
         watch_policy(context, violations)
         page = context.new_page()
         page.goto(f"{live_server.url}/admin/")
-        page.fill("[name=username]", "ops")
-        page.fill("[name=password]", "a day in operations")
+        page.fill("[name=username]", group or "ops")
+        page.fill("[name=password]", PASSWORD)
         page.click("#login-form button[type=submit]")
         page.wait_for_selector("#nav-sidebar-apps", state="attached")
         return page
@@ -64,6 +68,17 @@ def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
     for context in contexts:
         context.close()
     assert violations == []
+
+
+def hire(group: str) -> None:
+    """With the rights that a new house gives to the group, and no other."""
+    if User.objects.filter(username=group or "ops").exists():
+        return
+    if not group:
+        User.objects.create_superuser("ops", password=PASSWORD)
+        return
+    Command().grant_permissions()
+    User.objects.create_user(group, password=PASSWORD, is_staff=True).groups.add(Group.objects.get(name=group))
 
 
 def watch_policy(context: Any, violations: list[str]) -> None:
