@@ -1,0 +1,103 @@
+"""The limits and the dynamic delays, through the forms in which editors change them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from scheduling.models import DelayRule, HarassmentRule
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def cap(matrix: Any) -> HarassmentRule:
+    """Three in 24 hours."""
+    return HarassmentRule.objects.get(kind="cap")
+
+
+@pytest.fixture
+def delays(matrix: Any) -> DelayRule:
+    DelayRule.objects.all().delete()
+    return DelayRule.objects.create(pk=1, by_level={"vip": 3600, "normal": 7200})
+
+
+def told(row: Any) -> tuple[int, str, str | None]:
+    """The last change: its version, who made it and why."""
+    last = row.history.latest()
+    return last.version, last.history_user.username, last.history_change_reason
+
+
+def test_a_limit_is_saved_with_a_version_an_author_and_a_reason(
+    cap: HarassmentRule, editor: Client, admin_url: Url, filled: Any
+) -> None:
+    url, version = admin_url("harassmentrule_change", cap.pk), cap.version
+    answer = editor.post(url, filled(url, limit="2", window="48h", change_reason="too many complaints"))
+    assert answer.status_code == 302
+    cap.refresh_from_db()
+    assert (cap.limit, cap.window, cap.version) == (2, 48 * HOUR, version + 1)
+    assert told(cap) == (version + 1, "editor", "too many complaints")
+    history = editor.get(admin_url("harassmentrule_history", cap.pk)).content.decode()
+    assert "too many complaints" in history
+    assert "editor" in history
+
+
+def test_delays_are_saved_with_a_version_an_author_and_a_reason(
+    delays: DelayRule, editor: Client, admin_url: Url, filled: Any
+) -> None:
+    url, version = admin_url("delayrule_change", delays.pk), delays.version
+    changes = {"by_level": "vip=30m, normal=3h", "default": "2d", "active_factor": "0.5", "change_reason": "vips wait"}
+    assert editor.post(url, filled(url, **changes)).status_code == 302
+    delays.refresh_from_db()
+    assert delays.by_level == {"vip": 1800, "normal": 10800}
+    assert (delays.default, delays.active_factor, delays.version) == (48 * HOUR, 0.5, version + 1)
+    assert told(delays) == (version + 1, "editor", "vips wait")
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"limit": "0"}, "limit"), ({"limit": "-1"}, "limit"), ({"limit": None}, "limit"), ({"limit": "many"}, "limit"),
+     ({"window": "0s"}, "window"), ({"window": "soon"}, "window"), ({"window": None}, "window")],
+)  # fmt: skip
+def test_a_limit_that_cannot_be_meant_is_refused_at_its_field(
+    cap: HarassmentRule, editor: Client, admin_url: Url, filled: Any, changes: dict[str, Any], field: str
+) -> None:
+    url, changes_so_far = admin_url("harassmentrule_change", cap.pk), cap.history.count()
+    answer = editor.post(url, filled(url, **changes))
+    assert answer.status_code == 200
+    assert list(answer.context["adminform"].form.errors) == [field]
+    cap.refresh_from_db()
+    assert (cap.limit, cap.window, cap.history.count()) == (3, 24 * HOUR, changes_so_far)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [({"by_level": "vip=soon"}, "by_level"), ({"by_level": "vip"}, "by_level"), ({"default": "-1h"}, "default"),
+     ({"active_factor": "-1"}, "active_factor"), ({"active_within": "a while"}, "active_within")],
+)  # fmt: skip
+def test_a_delay_that_cannot_be_meant_is_refused_at_its_field(
+    delays: DelayRule, editor: Client, admin_url: Url, filled: Any, changes: dict[str, Any], field: str
+) -> None:
+    url = admin_url("delayrule_change", delays.pk)
+    answer = editor.post(url, filled(url, **changes))
+    assert answer.status_code == 200
+    assert list(answer.context["adminform"].form.errors) == [field]
+    delays.refresh_from_db()
+    assert delays.by_level == {"vip": 3600, "normal": 7200}
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator"])
+def test_who_is_no_editor_saves_neither(
+    cap: HarassmentRule, delays: DelayRule, as_member: Callable[[str], Client], admin_url: Url, group: str
+) -> None:
+    member = as_member(group)
+    for name, row in (("harassmentrule", cap), ("delayrule", delays)):
+        assert member.post(admin_url(f"{name}_change", row.pk), {"limit": "9", "by_level": ""}).status_code == 403
+        assert type(row).objects.get(pk=row.pk).version == row.version
