@@ -53,7 +53,7 @@ def rabbit(state_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.rabbitmq
-@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"not installed: {missing_for_rabbitmq()}")
+@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 @pytest.mark.django_db(transaction=True)
 def test_a_lost_hint_does_not_wait_for_a_queue_of_rabbitmq_to_be_empty(matrix: Any, happen: Any, rabbit: str) -> None:
     """It shows no waiting message, only how many there are."""

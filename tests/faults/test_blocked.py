@@ -20,7 +20,7 @@ from tests.faults.house import House, Run, house
 pytestmark = [
     pytest.mark.faults,
     pytest.mark.rabbitmq,
-    pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"not installed: {missing_for_rabbitmq()}"),
+    pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}"),
 ]
 SENDS = "Sending due task"  #: as beat says it
 

@@ -69,7 +69,7 @@ def test_one_of_two_nodes_is_killed_and_a_third_joins_while_sentinels_name_anoth
 
 
 @pytest.mark.rabbitmq
-@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"not installed: {missing_for_rabbitmq()}")
+@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_rabbitmq_is_killed_and_started_again(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
     """Events are accepted while it is away, and what they planned is delivered once it is back."""
     folder = state_folder("rabbitmq")

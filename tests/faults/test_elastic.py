@@ -52,7 +52,7 @@ def test_a_pool_grows_while_messages_wait_and_shrinks_when_they_are_gone(
             "RabbitMQ",
             marks=[
                 pytest.mark.rabbitmq,
-                pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"not installed: {missing_for_rabbitmq()}"),
+                pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}"),
             ],
         ),
     ],

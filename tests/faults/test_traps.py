@@ -229,7 +229,7 @@ def test_a_worker_for_touches_and_runs_needs_more_processes_than_runs_can_take(s
 
 
 @pytest.mark.rabbitmq
-@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"not installed: {missing_for_rabbitmq()}")
+@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
 def test_on_rabbitmq_the_topic_exchange_reaches_the_queues_by_priority(
     the_house: House, surroundings: dict[str, str], state_folder: Callable[[str], Path]
 ) -> None:
