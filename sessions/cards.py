@@ -10,29 +10,34 @@ from django.urls import reverse
 from django.utils.translation import gettext as _
 
 from scheduling.admin.cards import Card, Figure
-from scheduling.admin.patience import patiently
+from scheduling.admin.columns import days_asked, spans
+from scheduling.admin.patience import Patience, patiently
 from scheduling.admin.wording import spoken
 from scheduling.configuration import current
 from sessions import overview, store
+from sessions.admin.hours import silences
 from sessions.hand_in import undelivered
 from sessions.overview import Overview
 from sessions.presence import SILENT
 from sessions.server import StoreAway
 
 LATE = timedelta(seconds=5)
+PATIENCE = 1.0  #: seconds, for the chart
 
 
 def card(request: HttpRequest) -> Card | None:
-    """How many are watched, by how many watchers, and whether these keep up."""
+    """How many are watched, by how many watchers, whether these keep up, and what came of it by the hour."""
     if not request.user.has_perms(["scheduling.view_event", "scheduling.view_touch"]):
         return None
     link = _page(request)
+    charts = [silences(spans(days_asked(request)), Patience(PATIENCE))]
     try:
         found = overview.look(store.live())
     except StoreAway:
-        return Card(_("Live sessions"), link=link, note=_("Redis does not answer: nobody can say who is silent."))
+        note = _("Redis does not answer: nobody can say who is silent.")
+        return Card(_("Live sessions"), link=link, note=note, charts=charts)
     note = "" if found.watchers else _("No watcher is running: nobody is found silent.")
-    return Card(_("Live sessions"), _figures(found, link), link, note)
+    return Card(_("Live sessions"), _figures(found, link), link, note, charts)
 
 
 def _figures(found: Overview, link: str) -> list[Figure]:
