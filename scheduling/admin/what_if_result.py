@@ -68,6 +68,7 @@ def told(result: Mapping[str, Any]) -> dict[str, Any]:
         "since": parse_datetime(result["since"]),
         "until": parse_datetime(result["until"]),
         "shortened": result["shortened"],
+        "waiting_incomplete": result.get("waiting_incomplete", False),  # not said by those from before
         "carried": live["totals"].get("carried", 0),
         "figures": _figures(live, draft),
         "suppressed": _codes(live["suppressed"], draft["suppressed"]),

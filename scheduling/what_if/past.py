@@ -125,10 +125,17 @@ class Carried:
     event: EventSpec
 
 
-def carried(since: datetime) -> list[Carried]:
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    touches: list[Carried]
+    incomplete: bool  #: there were more; those that were planned last are left out
+
+
+def carried(since: datetime) -> Waiting:
     """What was planned before and not decided then."""
-    rows = sql.rows(_CARRIED, {"since": since, "limit": MOST_CARRIED})
-    return [Carried(*row[:3], EventSpec(*row[3:])) for row in rows]  # type: ignore[call-arg]
+    rows = sql.rows(_CARRIED, {"since": since, "limit": MOST_CARRIED + 1})
+    touches = [Carried(*row[:3], EventSpec(*row[3:])) for row in rows[:MOST_CARRIED]]  # type: ignore[call-arg]
+    return Waiting(touches, incomplete=len(rows) > MOST_CARRIED)
 
 
 _EVENTS = """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -19,7 +19,7 @@ from scheduling.routing import NoTarget, channel_of, community_targets, target_f
 from scheduling.specs import CustomerSpec, EventSpec, NodeSpec, TemplateSpec
 from scheduling.what_if import past
 from scheduling.what_if.figures import Figures
-from scheduling.what_if.past import Window
+from scheduling.what_if.past import Carried, Window
 from scheduling.what_if.world import Observer, Person, World
 
 Progress = Callable[[int], None]
@@ -30,15 +30,19 @@ def _silently(done: int) -> None:
 
 
 def replay(configs: Mapping[str, Snapshot], within: Window, progress: Progress = _silently) -> dict[str, Any]:
-    """What each of these configurations would have made of the window's events. Reads only."""
+    """What each of these configurations would have made of the window's events, and of what waited when it begins.
+    Reads only."""
     figures = {name: Figures(ZoneInfo(settings.TIME_ZONE)) for name in configs}
-    worlds = run({name: (config, figures[name]) for name, config in configs.items()}, within, progress)
-    return {name: figures[name].close(world) for name, world in worlds.items()}
+    waiting = past.carried(within.since)
+    worlds = run({name: (config, figures[name]) for name, config in configs.items()}, within, waiting.touches, progress)
+    told = {name: figures[name].close(world) for name, world in worlds.items()}
+    return told | {"waiting_incomplete": waiting.incomplete}
 
 
 def run(
-    configs: Mapping[str, tuple[Snapshot, Observer]], within: Window, progress: Progress = _silently
-) -> dict[str, World]:
+    configs: Mapping[str, tuple[Snapshot, Observer]], within: Window, waiting: Sequence[Carried],
+    progress: Progress = _silently,
+) -> dict[str, World]:  # fmt: skip
     """The worlds as they are at the end of the window. `progress` is told how many events are behind, again and again
     while there is much to read before the next; what it raises ends the replay."""
     done = 0
@@ -49,7 +53,6 @@ def run(
     targets: dict[str, Mapping[str, Any]] = {}
     worlds = {name: _world(config, observer, within, targets) for name, (config, observer) in configs.items()}
     crowd = _Crowd(list(worlds.values()), [config for config, _ in configs.values()], within, targets, alive)
-    waiting = past.carried(within.since)
     alive()
     crowd.admit([each.event for each in waiting])
     for world in worlds.values():

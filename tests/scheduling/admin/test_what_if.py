@@ -63,6 +63,18 @@ def test_a_result_shows_both_and_what_differs(node: Node, editor: Client, admin_
     assert (run.state, run.actor_name) == ("done", "editor")
 
 
+def test_what_waited_and_is_left_out_is_said(node: Node, editor: Client, admin_url: Url) -> None:
+    link, run = replayed(editor, admin_url, draft.live_text())
+    words = "those that were planned last are left out"
+    assert words not in editor.get(link).content.decode()
+    run.result["waiting_incomplete"] = True
+    run.save()
+    assert words in editor.get(link).content.decode()
+    del run.result["waiting_incomplete"]  # from before an upgrade
+    run.save()
+    assert editor.get(link).status_code == 200
+
+
 def test_a_run_that_waits_looks_again_by_itself(node: Node, editor: Client, admin_url: Url) -> None:
     editor.post(admin_url("whatifrun_add"), {"draft": draft.live_text(), "days": 7})
     run = WhatIfRun.objects.get()

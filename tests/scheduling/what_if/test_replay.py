@@ -42,7 +42,8 @@ class Recorder:
 
 def replayed(since: datetime, until: datetime) -> dict[tuple[UUID, int], Story]:
     recorder = Recorder()
-    replay.run({"live": (configuration.current(), recorder)}, past.window(since, until))
+    within = past.window(since, until)
+    replay.run({"live": (configuration.current(), recorder)}, within, past.carried(within.since).touches)
     return recorder.told()
 
 

@@ -99,6 +99,20 @@ def test_what_waits_already_is_carried_along(matrix: Any, happen: Callable[..., 
     assert result["draft"]["suppressed"] == {"node_disabled": 1}
 
 
+def test_more_that_waits_than_may_be_carried_is_not_kept_secret(
+    matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix.node(delay=timedelta(days=3))
+    for user in ("ann", "bob", "eve"):
+        happen(user=user)
+    pass_time(days=1)
+    until = now()
+    for most, carried, incomplete in ((3, 3, False), (2, 2, True)):
+        monkeypatch.setattr(past, "MOST_CARRIED", most)
+        told = replay({"live": configuration.current()}, past.window(until, until))
+        assert (told["live"]["totals"]["carried"], told["waiting_incomplete"]) == (carried, incomplete)
+
+
 def test_more_events_than_may_be_replayed_shorten_the_window(lived: Any) -> None:
     whole = past.window(now() - timedelta(days=7), now())
     assert (whole.events, whole.shortened) == (6, False)
