@@ -83,6 +83,7 @@ def ended(market: Any) -> Callable[..., Run]:
     return ended
 
 
+@pytest.mark.usefixtures("half_past")
 def test_runs_are_told_by_the_hour_and_how_they_ended(market: Any, ended: Callable[..., Run], viewer: Client) -> None:
     failed, done, cancelled = market.failed("s1"), market.waiting("s2"), market.waiting("s2", dedupe_key="b")
     Run.objects.all().delete()

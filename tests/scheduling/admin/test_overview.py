@@ -10,7 +10,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-import time_machine
 from django.db import connection
 from django.test import Client
 from django.urls import reverse
@@ -36,14 +35,6 @@ def forgetful() -> Iterator[None]:
     Past.forget()
     yield
     Past.forget()
-
-
-@pytest.fixture
-def half_past() -> Iterator[None]:
-    """No hour ends, and so no day, while somebody looks. Never ahead, where a login would be over."""
-    at = now().replace(minute=30, second=0, microsecond=0)
-    with time_machine.travel(at if at < now() else at - HOUR, tick=True):
-        yield
 
 
 @pytest.fixture

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import RequestFactory
+from django.utils.timezone import now
 
+from scheduling.ids import first_id_at
+from scheduling.models import Customer, Event, EventType
+from scheduling.past import Past
 from sessions import reports, store
 from sessions.cards import card
+from sessions.models import NudgeTally
+from sessions.presence import SILENT
 from sessions.reports import Report
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def forgetful() -> Iterator[None]:
+    Past.forget()
+    yield
+    Past.forget()
 
 
 @pytest.fixture
@@ -46,6 +62,34 @@ def test_watchers_that_fall_behind_are_told(chats: Any, request_of_ops: Any, mon
     chats.user("s1")
     chats.pass_time(300)
     assert [tone for _value, tone in told(request_of_ops).values()][-1] == "bad"
+
+
+@pytest.mark.usefixtures("half_past")
+def test_silences_and_guide_messages_are_told_by_the_hour(
+    request_of_ops: Any, monkeypatch: pytest.MonkeyPatch, client: Any
+) -> None:
+    monkeypatch.setattr(store, "live", lambda: store._on("redis://127.0.0.1:1/0"))
+    here = now().replace(minute=0, second=0, microsecond=0)
+    ann = Customer.objects.create(user_id="ann")
+    EventType.objects.create(key=SILENT)
+    for number, (kind, hours) in enumerate([(SILENT, 1), (SILENT, 1), ("order.paid", 1), (SILENT, 30)]):
+        at = here - timedelta(hours=hours)
+        Event.objects.create(
+            id=UUID(int=first_id_at(at).int + number), source="s", event_id=str(number), type=kind, customer=ann,
+            user_id="ann", occurred_at=at, received_at=at,
+        )  # fmt: skip
+    for tag, minutes, sent in (("default", -60, 2), ("vip", -5, 3), ("default", 0, 4), ("default", -65, 7)):
+        NudgeTally.objects.create(at=here + timedelta(minutes=minutes), tag=tag, sent=sent)
+    found = card(request_of_ops)
+    assert found is not None
+    (chart,) = found.charts
+    told = [[count for _, count, _ in column.cells] for column in chart.columns[-3:]]
+    assert told == [[0, 7], [2, 5], [0, 4]]
+    assert [count for _, count, _ in chart.series] == [2, 16]
+    client.force_login(request_of_ops.user)
+    (_, count, link), _ = chart.columns[-2].cells
+    rows = client.get(link).context["cl"].result_list
+    assert (count, [row.type for row in rows]) == (2, [SILENT] * 2)
 
 
 def test_a_store_that_is_away_costs_the_card_only(request_of_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
