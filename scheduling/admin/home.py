@@ -23,6 +23,7 @@ from scheduling.admin.patience import Patience
 from scheduling.admin.pause import active_pauses
 from scheduling.admin.spans import span_link
 from scheduling.admin.wording import reason, spoken
+from scheduling.masking import masked_text
 from scheduling.models import FailedTask, Node
 from scheduling.pulse import MOST
 
@@ -154,7 +155,7 @@ def _causes(patience: Patience) -> list[dict[str, Any]] | None:
         return None
     return [
         {
-            **each, "words": reason(each["reason"]),
+            **each, "words": reason(each["reason"]), "detail": masked_text(each["detail"]),
             "link": f"{link}?{urlencode({'state': 'open', 'fingerprint': each['fingerprint']})}",
         }
         for each in found
