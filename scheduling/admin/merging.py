@@ -54,7 +54,10 @@ class MergingForm(forms.ModelForm):  # type: ignore[type-arg]
                 cleaned[name] = field.clean(_as_sent(field, self[name].initial))
             elif field.has_changed(self[name].initial, self[name].data):
                 self.add_error(name, ValidationError(
-                    _("Somebody else has changed this since you opened the page. It is now: %(value)s. Open the page again to change it."),
+                    _(
+                        "Somebody else has changed this since you opened the page. It is now: %(value)s. "
+                        "Open the page again to change it."
+                    ),
                     params={"value": shorten(", ".join(filter(None, self._stored(name))), 200) or "–"},
                 ))  # fmt: skip
         return cleaned
