@@ -144,6 +144,9 @@ FILE_UPLOAD_HANDLERS: list[str] = []  # no page takes files
 
 AFTERTOUCH_STATE_DIR = ENV.aftertouch_state_dir
 AFTERTOUCH_METRICS_DIR: Path | None = ENV.aftertouch_metrics_dir or ENV.aftertouch_state_dir / "metrics"
+AFTERTOUCH_METRICS_ADDRESS = ENV.aftertouch_metrics_address
+AFTERTOUCH_METRICS_PORT = ENV.aftertouch_metrics_port
+AFTERTOUCH_METRICS_HOUSE = ENV.aftertouch_metrics_house
 AFTERTOUCH_TIME_SCALE = ENV.aftertouch_time_scale
 AFTERTOUCH_HORIZON = ENV.aftertouch_horizon
 AFTERTOUCH_SLOT_HOLD = ENV.aftertouch_slot_hold

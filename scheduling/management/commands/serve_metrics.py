@@ -1,4 +1,4 @@
-"""`manage.py serve_metrics --port 9102`"""
+"""`manage.py serve_metrics`"""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandParser
 from django.db import connections
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -17,14 +18,17 @@ from scheduling.shared_measures import share
 
 class Command(BaseCommand):
     help = (
-        "For nodes without a web process: serve what the processes of this node count, at /metrics. "
+        "Serve what the processes of this node count, at /metrics, under whatever name it is asked for. "
         "With --house also what the database and the broker know, which is the same on every node."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--port", type=int, default=9102, help="(9102)")
-        parser.add_argument("--address", default="127.0.0.1", help="(127.0.0.1)")
-        parser.add_argument("--house", action="store_true", help="also what the database and the broker know")
+        parser.add_argument("--port", type=int, default=settings.AFTERTOUCH_METRICS_PORT, help="(%(default)s)")
+        parser.add_argument("--address", default=settings.AFTERTOUCH_METRICS_ADDRESS, help="(%(default)s)")
+        parser.add_argument(
+            "--house", action="store_true", default=settings.AFTERTOUCH_METRICS_HOUSE,
+            help="also what the database and the broker know",
+        )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
         share()

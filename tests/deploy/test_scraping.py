@@ -1,0 +1,71 @@
+"""What the pages tell Prometheus to scrape is served, by what the pages tell to start."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import requests
+import yaml
+
+from config.embedded.processes import wait_until
+from config.environment import ROOT, Environment, environment
+from tests.deploy.test_systemd import Unit, _example
+from tests.faults.brokers import Server
+from tests.scheduling.api.serving import database_url
+
+PATIENCE = 90
+OF_THE_HOUSE = ("aftertouch_touches_oldest_overdue_seconds", 'celery_queue_length{queue_name="touch.high"}')
+PAGE = ROOT / "docs" / "reference" / "metrics.md"
+
+
+def documented() -> list[str]:
+    """Where Prometheus is told to ask."""
+    (block,) = re.findall(r"^```yaml\n(scrape_configs:.*?)^```", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    (job,) = yaml.safe_load(block)["scrape_configs"]
+    assert set(job) == {"job_name", "static_configs"}, "with a path or a scheme of its own, ask as it says"
+    targets: list[str] = [target for each in job["static_configs"] for target in each["targets"]]
+    return targets
+
+
+def asked(address: str, host: str, *series: str) -> bool:
+    """Whether it tells them. On a machine that stalls a source may once be missing."""
+    try:
+        told = requests.get(f"http://{address}/metrics", headers={"Host": host}, timeout=PATIENCE)
+    except requests.ConnectionError:
+        return False
+    assert told.status_code == 200
+    return all(f"\n{each} " in told.text for each in series)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_unit_serves_what_prometheus_is_told_to_scrape(tmp_path: Path, valkey: Any) -> None:
+    """On an address of this machine that nothing else listens on, as it would on one that others reach."""
+    one, two, three = uuid4().bytes[:3]
+    here = f"127.{one}.{two}.{three % 254 + 1}"
+    words = shlex.split(Unit("aftertouch-metrics.service")["Service"]["ExecStart"].split(maxsplit=1)[1])
+    env = {
+        **_example(), "AFTERTOUCH_METRICS_ADDRESS": here, "AFTERTOUCH_METRICS_HOUSE": "true",
+        "AFTERTOUCH_METRICS_DIR": str(tmp_path / "metrics"), "AFTERTOUCH_STATE_DIR": str(tmp_path),
+        "DJANGO_SETTINGS_MODULE": "config.settings.local", "DATABASE_URL": database_url(),
+        "REDIS_URL": environment().redis,
+    }  # fmt: skip
+    server = Server([sys.executable, str(ROOT / words[0]), *words[1:]], tmp_path / "unit.log", env)
+    server.start()
+    try:
+        for target in documented():
+            tells = partial(asked, f"{here}:{target.rpartition(':')[2]}", target, *OF_THE_HOUSE)
+            assert wait_until(tells, PATIENCE, pause=0.2), server.log.read_text()
+    finally:
+        server.kill()
+
+
+def test_the_example_serves_this_machine_alone() -> None:
+    assert _example()["AFTERTOUCH_METRICS_ADDRESS"] == Environment.model_fields["aftertouch_metrics_address"].default
+    assert _example()["AFTERTOUCH_METRICS_ADDRESS"] == "127.0.0.1"
