@@ -15,7 +15,7 @@ from django.db import connection
 from config.embedded import servers
 from config.environment import ROOT, environment
 
-pytest_plugins = ["tests.staff", "tests.striking", "tests.side_by_side", "tests.half_past"]
+pytest_plugins = ["tests.staff", "tests.logged", "tests.striking", "tests.side_by_side", "tests.half_past"]
 
 # How long an example takes says something about the machine, not about the code.
 hypothesis.settings.register_profile("house", deadline=None)

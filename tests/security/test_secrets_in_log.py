@@ -1,0 +1,165 @@
+"""What is as good as a password is in no line of the log, whatever happens: delivered, refused, broken, saved."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from scheduling.channels.base import Permanent
+from scheduling.models import ChannelConfig, Community, Customer, Touch
+from scheduling.services import create_api_key
+from tests.scheduling.core.conftest import (  # noqa: F401  fixtures
+    _sending,
+    deliver_at_last,
+    hook,
+    puppet,
+    receiver,
+    theatre,
+)
+from tests.scheduling.core.puppets import Theatre
+from tests.scheduling.core.receivers import ScriptedReceiver
+
+Logged = Callable[[], str]
+HUSH = "hush-693axrwr7fslsgkqzmtv"
+SIGNING = base64.b64encode(b"a signing secret of 32 bytes 8-)").decode()
+FORMS = [
+    f"https://qyapi.weixin.qq.com/cgi-bin/webhook/send?key={HUSH}", f"https://oapi.dingtalk.com/robot/send?x=1&access_token={HUSH}",
+    f"https://open.feishu.cn/open-apis/bot/v2/hook/{HUSH}", f"smtp://bob:{HUSH}@relay:587", f"redis://:{HUSH}@10.0.0.1/0",
+    f"wss://shop/ws/v1/sessions/s1?token={HUSH}", f"Authorization: Bearer {HUSH}", f"{{'url': 'https://x/?sign={HUSH}'}}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("said", [*FORMS, f"whsec_{SIGNING}", "SEC" + SIGNING.encode().hex()[:64], "at_" + "x" * 43])
+def test_a_secret_that_an_error_repeats_is_cut_out_and_its_place_is_seen(logged: Logged, said: str) -> None:
+    try:
+        raise ValueError(f"cannot send to {said}")
+    except ValueError:
+        logging.getLogger("somebody").exception("broke at %s", said)
+    lines = logged()
+    assert "ValueError: cannot send to " in lines
+    assert "…" in lines
+    for secret in (HUSH, SIGNING, SIGNING.encode().hex()[:64], "x" * 43):
+        assert secret not in lines
+
+
+def test_what_looks_like_nothing_of_the_kind_stays(logged: Logged) -> None:
+    logging.getLogger("somebody").warning("%s", "https://shop/a?keys=1&monkey=2 at_9:30 bob@relay hook/1")
+    assert "https://shop/a?keys=1&monkey=2 at_9:30 bob@relay hook/1" in logged()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("script", [[], [400], [503], ["hang_up"]], ids=str)
+def test_a_webhook_delivered_or_refused(
+    matrix: Any, happen: Any, hook: Any, receiver: ScriptedReceiver, script: list[Any], logged: Logged  # noqa: F811
+) -> None:  # fmt: skip
+    hook.config = {"url": f"{receiver.url}?token={HUSH}", "secret": f"whsec_{SIGNING}"}
+    hook.save()
+    matrix.node(channel=hook)
+    receiver.script = script
+    deliver_at_last(*happen().task_ids)
+    assert "webhook-signature" in {name.lower() for name in receiver.calls[0].headers}
+    lines = logged()
+    assert "touches_settled" in lines or "touch_failed" in lines
+    assert HUSH not in lines
+    assert SIGNING not in lines
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("code", [0, 93000])
+def test_a_robot_with_its_key_in_its_address(
+    matrix: Any, happen: Any, receiver: ScriptedReceiver, code: int, logged: Logged  # noqa: F811
+) -> None:  # fmt: skip
+    receiver.script = [{"errcode": code, "errmsg": f"invalid webhook url ?key={HUSH}"}]
+    Community.objects.create(chat_id="c1", targets={"wecom": {"url": f"{receiver.url}?key={HUSH}"}})
+    matrix.node(channel=ChannelConfig.objects.create(key="robot", kind="wecom"))
+    deliver_at_last(*happen(chat_id="c1").task_ids)
+    assert len(receiver.calls) == 1
+    lines = logged()
+    assert "touches_settled" in lines or "touch_failed" in lines
+    assert HUSH not in lines
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("_sending")
+def test_a_relay_that_is_away(matrix: Any, happen: Any, logged: Logged) -> None:
+    config = {"url": f"smtp://bob:{HUSH}@127.0.0.1:1", "from": "house@example.org"}
+    channel = ChannelConfig.objects.create(key="mail", kind="email", config=config, retry_delays=[])
+    matrix.node(channel=channel)
+    (task_id,) = happen().task_ids
+    customer = Touch.objects.get().customer
+    customer.addresses = {"email": {"address": "ann@example.org"}}
+    customer.save()
+    (touch,) = deliver_at_last(task_id)
+    lines = logged()
+    assert "touch_failed" in lines, touch.reason
+    assert HUSH not in lines
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("stage", ["send", "settle"])
+def test_a_crash_with_secrets_in_its_words_and_its_variables(
+    matrix: Any, happen: Any, puppet: Any, theatre: Theatre, stage: str, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    logged: Logged,
+) -> None:  # fmt: skip
+    def crash(*_: object) -> Any:
+        password = HUSH
+        raise RuntimeError(f"{len(password)} characters did not fit into {FORMS[0]} whsec_{SIGNING}")
+
+    matrix.node(channel=puppet())
+    if stage == "send":
+        theatre.play = crash
+    else:
+        theatre.play = lambda message: Permanent("refused")
+        monkeypatch.setattr("scheduling.outcomes.settlement", crash)
+        monkeypatch.setattr("scheduling.outcomes.bare", lambda result: result)
+        monkeypatch.setattr("scheduling.sender.LEASE", timedelta(0))
+    deliver_at_last(*happen().task_ids)
+    lines = logged()
+    assert "characters did not fit into" in lines
+    assert HUSH not in lines
+    assert SIGNING not in lines
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("answer", [200, 404, 500])
+def test_an_api_key(monkeypatch: pytest.MonkeyPatch, valkey: Any, answer: int, logged: Logged) -> None:
+    def crash(*_: object, **__: object) -> Any:
+        raise RuntimeError(f"no room for {key}")
+
+    key = create_api_key("shop", ["customers"])
+    if answer == 500:
+        monkeypatch.setattr("scheduling.api.customers._told", crash)
+        Customer.objects.create(user_id="ann")
+    client = Client(raise_request_exception=False, headers={"authorization": f"Bearer {key}"})
+    if answer == 200:
+        seen = client.put("/api/v1/customers/ann", "{}", content_type="application/json")
+    else:
+        seen = client.get("/api/v1/customers/ann")
+    assert seen.status_code == answer, seen.content
+    lines = logged()
+    assert ("no room for at_…" in lines) == (answer == 500)
+    assert key not in lines
+
+
+@pytest.mark.django_db
+def test_what_an_administrator_saves_and_the_login_it_is_saved_with(
+    as_member: Callable[[str], Client], logged: Logged
+) -> None:
+    client = as_member("admin")
+    page = "/admin/scheduling/channelconfig/add/"
+    context = client.get(page).context
+    forms = [context["adminform"].form, *(each.formset.management_form for each in context["inline_admin_formsets"])]
+    data = {each.html_name: each.value() for form in forms for each in form if each.value() is not None}
+    secrets = {"secret_url": f"https://example.com/?token={HUSH}", "secret_secret": f"whsec_{SIGNING}"}
+    answer = client.post(page, data | {"key": "hook", "kind": "webhook"} | secrets)
+    assert answer.status_code == 302, answer.content.decode()
+    assert ChannelConfig.objects.get().config["secret"] == f"whsec_{SIGNING}"
+    lines = logged()
+    for secret in (HUSH, SIGNING, client.cookies["sessionid"].value):
+        assert secret not in lines
