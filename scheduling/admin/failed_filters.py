@@ -14,6 +14,8 @@ from scheduling.admin.wording import reason
 from scheduling.bulk.matching import state_of_failed
 from scheduling.models import ChannelConfig, FailedTask
 
+LOOKED_AT = 10_000  #: open ones, for the reasons that they have
+
 #: A run may have done half of its work before it failed.
 CLASSES_OF_JOBS = {"failed": _("The run failed"), "unknown": _("May have had its effect")}
 CLASSES = {
@@ -68,14 +70,14 @@ class ChannelFilter(DropdownFilter):  # type: ignore[misc]
 
 
 class CauseFilter(DropdownFilter):  # type: ignore[misc]
-    """The reasons that open ones have now."""
+    """The reasons that the latest open ones have now."""
 
     title = _("reason")
     parameter_name = "reason"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        found = FailedTask.objects.filter(state="open").values_list("reason", flat=True).distinct().order_by("reason")
-        return [(code, reason(code)) for code in found[:50]]
+        latest = FailedTask.objects.filter(state="open").order_by("-failed_at").values_list("reason", flat=True)
+        return [(code, reason(code)) for code in sorted(set(latest[:LOOKED_AT]))[:50]]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
         return queryset.filter(reason=self.value()) if self.value() else queryset

@@ -20,6 +20,7 @@ from unfold.contrib.filters.admin import ChoicesDropdownFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import ReadOnlyAdmin
+from scheduling.admin.counting import CappedPaginator
 from scheduling.admin.export import Exported
 from scheduling.admin.failed_actions import VERBS, act_page
 from scheduling.admin.failed_bulk import bulk
@@ -32,6 +33,9 @@ from scheduling.admin.wording import reason
 from scheduling.failed_search import failed_named
 from scheduling.masking import masked, masked_json, masked_text
 from scheduling.models import FailedTask
+
+OPEN = FailedTask.State.OPEN
+GROUPED = 20_000  #: failed tasks that are looked at for their causes
 
 TONES = {
     "open": "danger", "retried": "info", "resolved_delivered": "success", "resolved_not_delivered": "warning",
@@ -67,6 +71,9 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
         OpenFilter, ("origin", ChoicesDropdownFilter), CauseFilter, ChannelFilter, ClassFilter,
         ("failed_at", SpanFilter),
     )  # fmt: skip
+    ordering = ("-pk",)  # ids grow with time, so the newest come first by the primary key
+    show_full_result_count = False
+    paginator = CappedPaginator
     search_fields = ("task_id",)
     search_help_text = _("Task, event, trace, user, shop or chat id in full, or words of the detail")
     actions = ()
@@ -149,12 +156,14 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
         return redirect("admin:scheduling_failedtask_groups")
 
     def groups_view(self, request: HttpRequest) -> HttpResponse:
-        """What failed for the same cause stands together: one fix, one click."""
+        """What failed for the same cause stands together: one fix, one click. Of what failed lately: a cause that is
+        not among so many has nearly gone."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        state = request.GET.get("state") or FailedTask.State.OPEN
+        state = request.GET.get("state") or OPEN
+        latest = FailedTask.objects.filter(state=state).order_by("-failed_at" if state == OPEN else "-pk").values("pk")
         groups = (
-            FailedTask.objects.filter(state=state)
+            FailedTask.objects.filter(pk__in=latest[:GROUPED])
             .values("fingerprint")
             .annotate(
                 count=Count("pk"),
@@ -167,7 +176,7 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
             )
             .order_by("-count")[:100]
         )
-        may_act = state == FailedTask.State.OPEN and self.has_act_permission(request)
+        may_act = state == OPEN and self.has_act_permission(request)
         listed = [
             {
                 **group,
@@ -184,6 +193,7 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
             "ops/failed_groups.html",
             gettext("Failed tasks by cause"),
             groups=listed,
+            most=GROUPED if latest[GROUPED : GROUPED + 1].exists() else 0,
             states=[(value, label, value == state) for value, label in FailedTask.State.choices],
             back=self.url("changelist"),
         )

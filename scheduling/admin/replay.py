@@ -68,7 +68,7 @@ def replay_page(tasks_admin: Any, request: HttpRequest, fingerprint: str) -> Htt
     if not tasks_admin.has_act_permission(request):
         raise PermissionDenied
     group = FailedTask.objects.filter(fingerprint=fingerprint).exclude(origin=FailedTask.Origin.MESSAGE)
-    example = group.order_by("-failed_at").first()
+    example = next(iter(group.order_by()[:1]), None)  # the newest would be the end of a sort of all of them
     if example is None:
         raise Http404
     asked_at = instant_of(request)

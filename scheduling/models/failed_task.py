@@ -54,7 +54,11 @@ class FailedTask(models.Model):
         verbose_name = _("failed task")
         verbose_name_plural = _("failed tasks")
         ordering = ["-failed_at"]
-        indexes = [models.Index(fields=["-failed_at"], name="failed_open", condition=Q(state="open"))]
+        indexes = [
+            models.Index(fields=["-failed_at"], name="failed_open", condition=Q(state="open")),
+            # Read by who asks how the last of a cause fared.
+            models.Index(fields=["fingerprint", "acted_at"], name="failed_retried", condition=Q(state="retried")),
+        ]
         permissions = [("act_on_failedtask", _("Can retry, resolve, ignore and archive failed tasks"))]
 
     def __str__(self) -> str:

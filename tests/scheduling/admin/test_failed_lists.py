@@ -1,0 +1,82 @@
+"""Failed tasks by the hundred thousand: their lists look at the latest, and at no more than they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+
+from scheduling.admin import counting, failed_filters, failed_task, replay
+from scheduling.models import FailedTask
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+def fail(reason: str, fingerprint: str = "", **changes: Any) -> FailedTask:
+    given = {"origin": "touch", "failure": "failed", "reason": reason, "fingerprint": fingerprint or reason}
+    return FailedTask.objects.create(**given | changes)
+
+
+def test_rows_are_counted_so_far_and_no_further(
+    viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "MOST", 2)
+    rows = [fail("connect") for _ in range(2)]
+    shown = viewer.get(admin_url("failedtask_changelist")).context["cl"]
+    assert (shown.result_count, shown.full_result_count) == (2, None)
+    rows += [fail("connect") for _ in range(3)]
+    shown = viewer.get(admin_url("failedtask_changelist")).context["cl"]
+    assert shown.result_count == 3
+    assert [row.pk for row in shown.result_list] == [row.pk for row in reversed(rows)][: len(shown.result_list)]
+
+
+def test_the_reasons_to_choose_from_are_those_of_the_latest(
+    viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for reason in ("oldest", "later", "latest", "later"):
+        fail(reason)
+    fail("handled", state="ignored")
+    monkeypatch.setattr(failed_filters, "LOOKED_AT", 3)
+    specs = viewer.get(admin_url("failedtask_changelist")).context["cl"].filter_specs
+    (causes,) = [each for each in specs if isinstance(each, failed_filters.CauseFilter)]
+    assert [code for code, _ in causes.lookup_choices] == ["later", "latest"]
+
+
+@pytest.mark.parametrize("state", ["open", "ignored"])
+def test_causes_are_those_of_the_latest_and_the_page_says_so(
+    viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    for reason in ("oldest", "later", "latest", "later"):
+        fail(reason, state=state)
+    url = f"{admin_url('failedtask_groups')}?state={state}"
+    page = viewer.get(url)
+    assert next((group["reason"], group["count"]) for group in page.context["groups"]) == ("later", 2)
+    assert (len(page.context["groups"]), page.context["most"]) == (3, 0)
+    monkeypatch.setattr(failed_task, "GROUPED", 3)
+    page = viewer.get(url)
+    assert [(group["reason"], group["count"]) for group in page.context["groups"]] == [("later", 2), ("latest", 1)]
+    assert "There are more: these are the causes of the latest 3." in page.content.decode()
+
+
+def test_the_last_of_a_cause_are_found_by_an_index() -> None:
+    """The page that shows how they fare looks again every few seconds, and a cause may be half of the table."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO scheduling_failedtask (id, origin, failure, reason, detail, payload, attempts, channel,"
+            " fingerprint, state, failed_at, acted_at, actor_name, action_reason)"
+            " SELECT gen_random_uuid(), 'touch', 'failed', 'connect', '', '{}', '[]', '', 'same', 'retried',"
+            " statement_timestamp(), statement_timestamp() - n * interval '1 s', '', '' FROM generate_series(1, 5000) n"
+        )
+        cursor.execute("ANALYZE scheduling_failedtask")
+    group = FailedTask.objects.filter(fingerprint="same").exclude(origin=FailedTask.Origin.MESSAGE)
+    plan = group.filter(state=FailedTask.State.RETRIED).order_by("-acted_at")[: replay.FEW].explain()
+    assert "failed_retried" in plan
+    assert "Sort" not in plan
+    times = [each.row.acted_at for each in replay._tried(group)]
+    assert times == sorted(times, reverse=True)
+    assert len(times) == replay.FEW
