@@ -23,6 +23,8 @@ def follow(
     """Note what is seen of it now (None: it does not hold) and say what its receiver should be told."""
     if value is None:
         return _absent(alert, now, holds_for)
+    if not _may_know(alert) and alert.gone_at is not None and now - alert.gone_at >= holds_for:
+        alert.since, alert.first_value = now, value  # looks are so far apart that one says enough
     alert.gone_at, alert.value = None, value
     if alert.told_at is None:
         if rising and not alert.tried and value < alert.first_value:
@@ -33,11 +35,17 @@ def follow(
 
 
 def _absent(alert: Alert, now: datetime, holds_for: timedelta) -> Word:
-    """Whoever may have been told of it is told that it is over: an answer that was lost says nothing."""
-    if alert.told_at is None and not alert.tried:
-        return Word.FORGET
-    alert.gone_at = alert.gone_at or now
+    """Whoever may have been told of it is told that it is over. Before that, one look may miss what others see: only
+    two in a row say that it is gone."""
+    missed, alert.gone_at = alert.gone_at is not None, alert.gone_at or now
+    if not _may_know(alert):
+        return Word.FORGET if missed else Word.NOTHING
     return Word.OVER if now - alert.gone_at >= holds_for else Word.NOTHING
+
+
+def _may_know(alert: Alert) -> bool:
+    """An answer that was lost says nothing."""
+    return alert.told_at is not None or alert.tried
 
 
 def begin(receiver_id: int, condition: str, subject: str, value: float, now: datetime) -> Alert:

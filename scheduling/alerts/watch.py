@@ -8,7 +8,6 @@ that comes twice is better than one that does not come. While the database is aw
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
@@ -20,6 +19,7 @@ from scheduling import routing
 from scheduling.alerts import figures, telling
 from scheduling.alerts.conditions import Figures, conditions
 from scheduling.alerts.following import Word, begin, follow, said
+from scheduling.alerts.outage import DATABASE, Known
 from scheduling.alerts.telling import Line, Say
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
 from scheduling.models import Alert, AlertReceiver
@@ -28,17 +28,7 @@ log = structlog.get_logger(__name__)
 
 LEASE = timedelta(seconds=90)  #: longer than the longest call of a channel and the statements around it
 SOONEST, LATEST = timedelta(seconds=15), timedelta(minutes=10)  #: between two tries to tell a receiver
-DATABASE = "database"
 BROKE = "internal_error"  #: the problem of a receiver whose pass broke; it goes with the next one that does not
-
-
-@dataclass
-class Known:
-    """A receiver as the database last knew it."""
-
-    receiver: AlertReceiver
-    line: Line
-    outage: Alert | None = None  #: that the database is away, while it cannot be stored
 
 
 class Watch:
@@ -56,7 +46,8 @@ class Watch:
             self._look_without_database(now)
 
     def _look(self, now: datetime) -> None:
-        self.hand_in()
+        for each in self._known.values():
+            each.is_there(now)
         enabled = dict(AlertReceiver.objects.filter(enabled=True).values_list("pk", "limits"))
         self._known = {pk: known for pk, known in self._known.items() if pk in enabled}
         if not enabled:
@@ -94,7 +85,8 @@ class Watch:
         except routing.NoTarget as error:
             self._known.pop(receiver.pk, None)
             return error
-        self._known[receiver.pk] = Known(receiver, line)
+        before = self._known.get(receiver.pk)
+        self._known[receiver.pk] = Known(receiver, line, before.outage if before else None)
         return line
 
     # --- while the database is away -----------------------------------------------------------------------------------
@@ -104,7 +96,7 @@ class Watch:
             receiver = known.receiver
             if DATABASE not in receiver.limits:
                 continue
-            alert = known.outage = known.outage or begin(receiver.pk, DATABASE, "", 1.0, now)
+            alert = known.goes_on(now)
             word = _word(alert, 1.0, now, receiver)
             if word and _may_try(receiver, now):
                 alert.tried = True
@@ -113,19 +105,7 @@ class Watch:
     def hand_in(self) -> None:
         """What was said meanwhile, so that its end is said as well, by whoever looks next."""
         for known in self._known.values():
-            if known.outage is not None and known.outage.tried:
-                _hand_in(known.outage)
-            known.outage = None
-
-
-@transaction.atomic
-def _hand_in(alert: Alert) -> None:
-    """Whoever has the receiver may be about to write its own row of this: it is written over, never exchanged."""
-    if not AlertReceiver.objects.select_for_update().filter(pk=alert.receiver_id).exists():
-        return
-    standing = Alert.objects.filter(receiver_id=alert.receiver_id, condition=DATABASE, subject=alert.subject)
-    alert.pk = standing.values_list("pk", flat=True).first()
-    alert.save(force_insert=alert.pk is None, force_update=alert.pk is not None)
+            known.hand_in()
 
 
 # --- under the lease ------------------------------------------------------------------------------------------------

@@ -35,7 +35,23 @@ def test_it_is_said_when_it_has_held_for_long_enough_and_once() -> None:
 
 def test_what_is_over_before_it_was_said_is_forgotten() -> None:
     story = Story()
-    assert [story.at(0, 10), story.at(1, None)] == ["", Word.FORGET]
+    assert [story.at(0, 10), story.at(0.2, None), story.at(0.4, None)] == ["", "", Word.FORGET]
+
+
+def test_one_look_that_misses_it_takes_nothing_back() -> None:
+    """One in six, and at the very time when it is to be said."""
+    story = Story()
+    seen = {sixth / 6: None if sixth % 6 == 0 else 10.0 for sixth in range(1, 14)}
+    words = {minutes: story.at(minutes, value) for minutes, value in seen.items()}
+    assert [minutes for minutes, word in words.items() if word] == [13 / 6]
+    assert words[13 / 6] == Word.BEGINS
+    assert story.alert.since == BEGAN
+
+
+def test_looks_that_are_far_apart_need_no_second_one() -> None:
+    story = Story()
+    assert [story.at(0, 10), story.at(2, None), story.at(4, 10), story.at(6, 10)] == ["", "", "", Word.BEGINS]
+    assert story.alert.since == BEGAN + 4 * MINUTE
 
 
 def test_what_goes_on_is_said_again_now_and_then() -> None:

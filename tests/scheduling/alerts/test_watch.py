@@ -249,6 +249,59 @@ def test_a_database_that_is_away_is_told_from_memory_and_once(
 
 
 @pytest.mark.django_db(transaction=True)
+def test_a_database_that_answers_now_and_then_is_told_once(
+    robot: Robot, on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One look in six reaches it: neither that nor what was said before begins the outage anew."""
+    on_duty(limits={"database": 0}, holds_for=timedelta(minutes=1))
+    watching = Watch()
+    look(0, watching)
+    with monkeypatch.context() as outage:
+        really = Watch._look
+        reached: list[int] = []
+
+        def now_and_then(self: Watch, at: Any) -> None:
+            if (at - BEGAN).total_seconds() % 60:
+                raise OperationalError("the database is away")
+            reached.append(1)
+            really(self, at)
+
+        outage.setattr(Watch, "_look", now_and_then)
+        for seconds in range(10, 300, 10):
+            look(seconds, watching)
+    assert len(reached) == 4
+    (told,) = robot.taken
+    assert told.startswith("【告警】PostgreSQL 没有及时响应\n自 11-21 16:00:10 起，已持续 1 分钟。\n")
+    for seconds in (300, 310, 360, 370):
+        look(seconds, watching)
+    assert [each.splitlines()[0] for each in robot.taken[1:]] == ["【已恢复】PostgreSQL 没有及时响应"]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("holds_for", [0, 15])
+def test_a_database_that_goes_again_is_told_again(
+    robot: Robot, on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch, holds_for: int
+) -> None:
+    on_duty(limits={"database": 0}, holds_for=holds_for * SECOND)
+    watching = Watch()
+    look(0, watching)
+
+    def away(*_: Any) -> Any:
+        raise OperationalError("the database is away")
+
+    for begin_at in (10, 100):
+        with monkeypatch.context() as outage:
+            outage.setattr(Watch, "_look", away)
+            for seconds in range(begin_at, begin_at + 30, 10):
+                look(seconds, watching)
+        for seconds in range(begin_at + 30, begin_at + 60, 10):
+            look(seconds, watching)
+    assert [each.splitlines()[0] for each in robot.taken] == [
+        "【告警】PostgreSQL 没有及时响应", "【已恢复】PostgreSQL 没有及时响应",
+    ] * 2  # fmt: skip
+
+
+@pytest.mark.django_db(transaction=True)
 def test_what_a_beat_said_that_lost_the_database_alone_is_called_over_by_its_heir(
     robot: Robot, on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
