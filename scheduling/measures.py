@@ -6,13 +6,18 @@ Labels are bounded: a kind, a queue, a rule; never a customer, a chat or a touch
 
 from __future__ import annotations
 
+import platform
 import time
+import tomllib
 from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import cache, wraps
+from pathlib import Path
 from typing import Any, ParamSpec
 
+import celery
+import django
 import structlog
 from prometheus_client import Counter, Gauge, Histogram
 
@@ -65,6 +70,12 @@ pool_processes = Gauge(
 processes = Gauge(
     "aftertouch_processes", "Living processes: web, worker, beat, watcher.", ["kind"], multiprocess_mode="livesum"
 )
+build = Gauge(
+    "aftertouch_build_info",
+    "What the living processes run: 1 for each set of versions.",
+    ["version", "python", "django", "celery"],
+    multiprocess_mode="livemax",
+)
 sockets = Gauge(
     "aftertouch_websocket_connections", "WebSockets in live chats, by side.", ["role"], multiprocess_mode="livesum"
 )
@@ -102,6 +113,14 @@ def harmless(measure: Callable[Words, None]) -> Callable[Words, None]:
 def alive(kind: str) -> None:
     """This process lives, as long as its number does."""
     processes.labels(kind).set(1)
+    build.labels(*versions()).set(1)
+
+
+@cache
+def versions() -> tuple[str, str, str, str]:
+    """Ours, and of what we stand on. Nobody installs us as a package, so the file says it."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    return project["version"], platform.python_version(), django.get_version(), celery.__version__
 
 
 @harmless
