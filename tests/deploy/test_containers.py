@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import re
 import shlex
+import signal
+import sys
+from contextlib import chdir
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped,unused-ignore]
 import pytest
 import yaml
 
+from config.embedded.ports import free_port
+from config.embedded.processes import wait_until
 from config.environment import ROOT, Environment
 from config.queues import CORE_QUEUES, RPA_QUEUES
 from config.settings.celery import CELERY_BROKER_TRANSPORT_OPTIONS
 from rpa_tasks.models import Job
 from scheduling import sql
+from tests.deploy.test_scraping import PATIENCE, asked
+from tests.faults.brokers import Server
 
 DEPLOY = ROOT / "deploy"
 COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
@@ -22,6 +32,9 @@ MANIFESTS = [
     for path in sorted((DEPLOY / "kubernetes").glob("*.yaml"))
     for document in yaml.safe_load_all(path.read_text())
 ]
+WITH_METRICS = ["sh", "deploy/with_metrics.sh"]
+PORT = Environment.model_fields["aftertouch_metrics_port"].default
+SILENT = {"migrate", "flower"}  #: what counts nothing
 SERVICE_KEYS = {
     "build", "cap_drop", "command", "depends_on", "env_file", "environment", "healthcheck", "image", "init", "ports",
     "read_only", "restart", "security_opt", "shm_size", "stop_grace_period", "tmpfs", "ulimits", "volumes",
@@ -52,7 +65,8 @@ def test_services_and_units_run_the_same() -> None:
 
 
 def _plain(words: list[str]) -> list[str]:
-    """Without the number of processes, and without how Python is called."""
+    """Without the number of processes, without how Python is called, and without what is beside it."""
+    words = words[len(WITH_METRICS) :] if words[: len(WITH_METRICS)] == WITH_METRICS else words
     words = words[: words.index("-c")] + words[words.index("-c") + 2 :] if "-c" in words else list(words)
     return [word for word in words if word not in ("-m", "python")]
 
@@ -78,12 +92,54 @@ def test_what_counts_is_in_memory_and_never_shared() -> None:
     assert "AFTERTOUCH_METRICS_DIR=/run/aftertouch/metrics" in (DEPLOY / "Dockerfile").read_text()
 
 
+def test_whoever_counts_is_served_by_its_own_container() -> None:
+    """Web knows only what web counts: without the others' figures alerts would say that no worker and no beat lives."""
+    services = {name: each for name, each in COMPOSE["services"].items() if each["image"].startswith("aftertouch")}
+    deployments = {each["metadata"]["name"]: each for _, each in MANIFESTS if each["kind"] == "Deployment"}
+    counting = set(services) - SILENT
+    assert set(deployments) == counting
+    for name in counting:
+        container = _container(name)
+        for command in (services[name]["command"], container["command"]):
+            assert command[:2] == WITH_METRICS, name
+        assert {"name": "metrics", "containerPort": PORT} in container["ports"], name
+    assert services["web"]["environment"]["AFTERTOUCH_METRICS_HOUSE"] == "true"
+    assert {"name": "AFTERTOUCH_METRICS_HOUSE", "value": "true"} in _container("web")["env"]
+
+
+def test_what_serves_the_figures_comes_back_and_the_program_is_the_one_that_is_told_to_stop(tmp_path: Path) -> None:
+    port = free_port()
+    env = {
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "DJANGO_SETTINGS_MODULE": "config.settings.local",
+        "AFTERTOUCH_METRICS_PORT": str(port), "AFTERTOUCH_STATE_DIR": str(tmp_path),
+        "AFTERTOUCH_METRICS_DIR": str(tmp_path / "metrics"), "AFTERTOUCH_METRICS_ADDRESS": "127.0.0.1",
+    }  # fmt: skip
+    script = Server([*WITH_METRICS, "sleep", "600"], tmp_path / "container.log", env)
+    with chdir(ROOT):
+        script.start()
+    assert script.process
+    try:
+        answers = partial(asked, f"127.0.0.2:{port}", "core-1:9102")
+        assert wait_until(answers, PATIENCE, pause=0.2), script.log.read_text()
+        main = psutil.Process(script.process.pid)
+        assert main.cmdline() == ["sleep", "600"]
+        (serving,) = [each for each in main.children(recursive=True) if "serve_metrics" in each.cmdline()]
+        serving.kill()
+        assert wait_until(lambda: not serving.is_running(), PATIENCE)
+        assert wait_until(answers, PATIENCE, pause=0.2), script.log.read_text()
+        assert main.is_running()
+        main.terminate()
+        assert script.process.wait(PATIENCE) == -signal.SIGTERM
+    finally:
+        script.kill()
+
+
 def test_web_believes_the_proxy_and_starts_only_where_it_is_named() -> None:
     for command in (COMPOSE["services"]["web"]["command"], _container("web")["command"]):
         assert "AFTERTOUCH_TRUSTED_PROXIES" in command[command.index("--forwarded-allow-ips") + 1]
         assert "--proxy-headers" in command
     assert ":?" in COMPOSE["services"]["web"]["command"][-1]
-    (variable,) = _container("web")["env"]
+    (variable,) = [each for each in _container("web")["env"] if each["name"] == "AFTERTOUCH_TRUSTED_PROXIES"]
     assert "optional" not in variable["valueFrom"]["secretKeyRef"]
 
 
