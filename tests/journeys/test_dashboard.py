@@ -15,6 +15,8 @@ from django.utils.timezone import now
 
 from tests.pictures import picture
 
+CHARTS = ("ended", "reasons", "lateness", "events", "failures", "runs", "silences")
+
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
@@ -78,6 +80,31 @@ def busy_week(matrix: Any) -> None:
         Complaint.objects.create(event=event, customer=ann, touch=touch, complained_at=now())
 
 
+@pytest.fixture
+def busy_shops_and_chats(transactional_db: None) -> None:
+    """A day of runs, and of guide messages."""
+    from rpa_tasks.models import Flow, Job, Platform, Run, Shop
+    from sessions.models import NudgeTally
+
+    dice = random.Random(11)
+    platform = Platform.objects.create(key="pdd", name="Pinduoduo")
+    flow = Flow.objects.create(platform=platform, task_type="sync_order", command=["true"])
+    shop = Shop.objects.create(platform=platform, shop_id="s1")
+    jobs, runs = [], []
+    for _ in range(400):
+        at = now() - timedelta(hours=dice.random() * 24)
+        outcomes = dice.choices([["succeeded"], ["transient", "succeeded"], ["business"]], [80, 14, 6])[0]
+        state = "succeeded" if outcomes[-1] == "succeeded" else "failed"
+        job = Job(shop=shop, flow=flow, state=state, lease_no=len(outcomes), due_at=at, planned_at=at, settled_at=at)
+        jobs.append(job)
+        runs += [Run(job=job, number=number, lease_no=number, started_at=at, ended_at=at, outcome=outcome)
+                 for number, outcome in enumerate(outcomes, 1)]  # fmt: skip
+    Job.objects.bulk_create(jobs)
+    Run.objects.bulk_create(runs)
+    for hour in range(24):
+        NudgeTally.objects.create(at=now() - timedelta(hours=hour), tag="default", sent=dice.randrange(1, 6))
+
+
 def pass_until(page: Any, selector: str) -> None:
     """Ten seconds after ten seconds: a look that is still under way plans the next one only when it is over."""
     from playwright.sync_api import TimeoutError as TooLate
@@ -94,7 +121,7 @@ def fits(page: Any) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
-@pytest.mark.usefixtures("busy_week", "valkey")
+@pytest.mark.usefixtures("busy_week", "busy_shops_and_chats", "valkey")
 def test_the_overview_tells_how_the_house_is_doing(ops: Callable[..., Any], live_server: Any) -> None:
     for name, language, scheme, width in (
         ("dashboard", "zh-hans", "light", 1400),
@@ -105,11 +132,15 @@ def test_the_overview_tells_how_the_house_is_doing(ops: Callable[..., Any], live
         page.goto(f"{live_server.url}/admin/")
         page.wait_for_selector("#chart-ended")
         assert fits(page), name
+        assert [page.locator(f"#chart-{key}").count() for key in CHARTS] == [1] * len(CHARTS)
         picture(page, name, full_page=True)
     page.goto(f"{live_server.url}/admin/?days=7")
-    page.click("#table-reasons summary")
+    for key in CHARTS:
+        page.click(f"#table-{key} summary")
+        assert page.locator(f"#table-{key} tbody tr").count() == 7
     assert fits(page)
-    assert page.locator("#table-reasons tbody tr").count() == 7
+    page.set_viewport_size({"width": 1400, "height": 900})
+    picture(page, "dashboard-week", full_page=True)
 
 
 @pytest.mark.usefixtures("busy_week", "valkey")
