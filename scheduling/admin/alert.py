@@ -18,6 +18,7 @@ from unfold.decorators import action, display
 from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
 
 from scheduling.admin.base import OpsAdmin, plainly
+from scheduling.admin.community import written
 from scheduling.admin.fields import DurationField, NumberField
 from scheduling.admin.merging import MergingForm
 from scheduling.admin.try_out import told
@@ -27,7 +28,7 @@ from scheduling.alerts.conditions import Condition, Unit, conditions, usual_limi
 from scheduling.channels.registry import channel_kinds
 from scheduling.durations import format_duration, from_seconds, to_seconds
 from scheduling.ids import new_id
-from scheduling.models import Alert, AlertReceiver, ChannelConfig
+from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
 from scheduling.models.secret import Sealed, Unreadable
 from scheduling.routing import NoTarget
 
@@ -84,6 +85,8 @@ class AlertReceiverForm(MergingForm):
         if "channel" in self.fields:  # viewers have none
             usable = Q(kind__in=outside(), retired_at=None) | Q(pk=self.instance.channel_id)
             self.fields["channel"].queryset = ChannelConfig.objects.filter(usable)  # type: ignore[attr-defined]
+            known = Q(pk__in=written().values("pk")) | Q(pk=self.instance.community_id)
+            self.fields["community"].queryset = Community.objects.filter(known)  # type: ignore[attr-defined]
         limits = self.instance.limits if self.instance.pk else usual_limits()
         for key, condition in conditions().items():
             field = self.fields[f"limit_{key}"] = limit_field(condition)

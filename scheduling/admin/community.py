@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from django.contrib import admin
+from django.db.models import QuerySet
+from django.db.models.functions import Length
 from django.http import HttpRequest
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
@@ -20,6 +22,13 @@ from scheduling.validation import check_community, kind_of
 
 def channels_by_key() -> dict[str, str]:
     return dict(ChannelConfig.objects.filter(retired_at=None).values_list("key", "kind"))
+
+
+def written() -> QuerySet[Community]:
+    """Chats that people wrote something about, to choose from. All others write themselves down when they are first
+    counted: as many as there are conversations."""
+    known = Community.objects.alias(size=Length("targets")).exclude(name="", size=0)
+    return known.filter(retired_at=None)
 
 
 def places(stored: Mapping[str, Any]) -> list[tuple[str, list[str]]]:

@@ -14,7 +14,8 @@ from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 
 from scheduling import configuration, routing
-from scheduling.admin.fields import DataField
+from scheduling.admin.community import written
+from scheduling.admin.fields import DataField, SuggestingInput
 from scheduling.admin.wording import complaint, reason
 from scheduling.channels.base import Delivered, Message, Outcome, Unknown
 from scheduling.channels.once import send_once
@@ -25,6 +26,7 @@ from scheduling.rendering import CannotRender, render
 from scheduling.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 
 SAMPLE_USER = "sample"
+SUGGESTED = 500  #: chats, of those that can be typed
 
 
 def sample_customer(user_id: str) -> CustomerSpec:
@@ -54,6 +56,10 @@ def preview(request: HttpRequest, subject: str, body: str) -> HttpResponse:
     return JsonResponse({"body": body, "subject": subject, "problem": ""})
 
 
+def known_communities() -> list[tuple[str, str]]:
+    return list(written().values_list("chat_id", "name")[:SUGGESTED])
+
+
 class TestForm(forms.Form):
     channel = forms.ModelChoiceField(
         ChannelConfig.objects.filter(retired_at=None), label=gettext_lazy("channel"), widget=UnfoldAdminSelectWidget
@@ -62,7 +68,8 @@ class TestForm(forms.Form):
         Community.objects.filter(retired_at=None),
         label=gettext_lazy("community"),
         required=False,
-        widget=UnfoldAdminSelectWidget,
+        to_field_name="chat_id",
+        widget=SuggestingInput(known_communities),
         help_text=gettext_lazy("For robots of group chats and webhooks."),
     )
     user_id = forms.CharField(

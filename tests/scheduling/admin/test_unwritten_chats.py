@@ -1,0 +1,60 @@
+"""Chats that write themselves down are as many as conversations: nobody chooses among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test import Client
+
+from scheduling.models import AlertReceiver, ChannelConfig, Community
+
+pytestmark = pytest.mark.django_db
+
+Url = Callable[..., str]
+
+
+@pytest.fixture
+def chats() -> None:
+    """One with a name, one with a robot, and one that was counted."""
+    Community.objects.create(chat_id="named", name="Regulars")
+    Community.objects.create(chat_id="robot", targets={"webhook": {"url": "https://example.com/in"}})
+    with connection.cursor() as cursor:  # as delivery does
+        cursor.execute("INSERT INTO scheduling_community (chat_id, name, targets) VALUES ('counted', '', '')")
+
+
+@pytest.mark.usefixtures("chats")
+def test_alerts_go_to_chats_that_people_wrote_down(editor: Client, admin_url: Url, filled: Any) -> None:
+    def offered(page: Any) -> list[str]:
+        field = page.context["adminform"].form.fields["community"]
+        return [row.chat_id for row in field.queryset]
+
+    assert offered(editor.get(admin_url("alertreceiver_add"))) == ["named", "robot"]
+    hook = ChannelConfig.objects.create(key="ops", kind="webhook", config={"url": "https://example.com/in"})
+    counted = Community.objects.get(chat_id="counted")
+    row = AlertReceiver.objects.create(name="us", channel=hook, community=counted, limits={})
+    url = admin_url("alertreceiver_change", row.pk)
+    assert offered(editor.get(url)) == ["counted", "named", "robot"], "what was chosen stays"
+    answer = editor.post(url, filled(url, name="we"))
+    assert answer.status_code == 302, answer.context["adminform"].form.errors
+    row.refresh_from_db()
+    assert (row.name, row.community) == ("we", counted)
+
+
+@pytest.mark.usefixtures("chats")
+def test_a_test_goes_to_any_chat_and_those_are_suggested(
+    editor: Client, admin_url: Url, matrix: Any, receiver: Any, valkey: Any
+) -> None:
+    template = matrix.template("guide")
+    hook = ChannelConfig.objects.create(key="ops", kind="webhook", config={"url": receiver.url})
+    url = admin_url("template_send_test", template.pk)
+    page = editor.get(url).content.decode()
+    assert ("named" in page, "Regulars" in page, "robot" in page, "counted" in page) == (True, True, True, False)
+    given = {"channel": hook.pk, "user_id": "ann", "event_data": "{}"}
+    page = editor.post(url, given | {"community": "counted"}).content.decode()
+    assert "Delivered" in page
+    assert receiver.bodies[0]["data"]["chat_id"] == "counted"
+    form = editor.post(url, given | {"community": "nowhere"}).context["form"]
+    assert list(form.errors) == ["community"]
