@@ -1,0 +1,94 @@
+"""The house does not start on figures that contradict each other: each check holds its peace until one does."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import Celery, _state, current_app
+from django.core.checks import run_checks
+from django.core.management import call_command
+from django.core.management.base import SystemCheckError
+
+from scheduling import checks
+from scheduling.ledger import HINT_LEASE
+from scheduling.sender import BATCH_DEADLINE, LEASE
+from scheduling.validation import MAX_TIMEOUT
+
+SECOND = timedelta(seconds=1)
+
+
+def found() -> list[str]:
+    """Ids of all errors of this kind, as `manage.py check` collects them."""
+    return [str(each.id) for each in run_checks() if str(each.id).startswith("aftertouch.E")]
+
+
+def test_the_house_as_it_is_has_none() -> None:
+    assert found() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("BATCH_DEADLINE", LEASE - MAX_TIMEOUT - 3 * SECOND), ("MAX_TIMEOUT", LEASE - BATCH_DEADLINE - 3 * SECOND)],
+)
+def test_a_batch_or_a_call_that_outlasts_the_lease(monkeypatch: pytest.MonkeyPatch, name: str, most: timedelta) -> None:
+    monkeypatch.setattr(checks, name, most)
+    assert found() == []
+    monkeypatch.setattr(checks, name, most + SECOND)
+    assert found() == ["aftertouch.E001"]
+    with pytest.raises(SystemCheckError, match=r"aftertouch\.E001"):
+        call_command("check")
+
+
+def test_a_lease_that_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "LEASE", BATCH_DEADLINE + MAX_TIMEOUT)
+    assert found() == ["aftertouch.E001"]
+
+
+def test_a_broker_that_gives_hints_out_again_while_they_wait(settings: Any) -> None:
+    needed = 2 * (settings.AFTERTOUCH_HORIZON + HINT_LEASE + BATCH_DEADLINE)
+    for seconds, errors in (
+        (needed.total_seconds(), ["aftertouch.E002"]), (needed.total_seconds() + 1, []), (None, []),
+    ):  # fmt: skip
+        options = settings.CELERY_BROKER_TRANSPORT_OPTIONS | {"visibility_timeout": seconds}
+        settings.CELERY_BROKER_TRANSPORT_OPTIONS = options
+        assert found() == errors
+    settings.CELERY_BROKER_TRANSPORT_OPTIONS = {}  # RabbitMQ has none
+    assert found() == []
+
+
+def test_a_horizon_that_outlasts_what_the_broker_keeps(settings: Any) -> None:
+    seconds = settings.CELERY_BROKER_TRANSPORT_OPTIONS["visibility_timeout"]
+    settings.AFTERTOUCH_HORIZON = timedelta(seconds=seconds / 2)
+    assert "aftertouch.E002" in found()
+
+
+@pytest.mark.parametrize(
+    ("registry", "value"),
+    [
+        ("CHANNELS", {"pigeon": "scheduling.channels.pigeon.Pigeon"}),
+        ("REPUBLISHERS", {"touch": "scheduling.failed_tasks.no_such_name"}),
+        ("PRESENCE", ["no.such.module.presence"]),
+        ("ALERTS", ["no.such.module.alerts"]),
+    ],
+)
+def test_a_registry_that_names_what_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, registry: str, value: Any
+) -> None:
+    setattr(settings, registry, value)
+    (error,) = checks.registries_name_what_exists()
+    assert error.id == "aftertouch.E003"
+    assert error.msg.startswith(f"{registry} names ")
+
+
+def test_a_process_without_the_application_of_the_house() -> None:
+    """What `shared_task` would then publish to: amqp on this machine."""
+    ours = current_app._get_current_object()
+    other = Celery("somebody", set_as_current=False)
+    try:
+        _state._set_current_app(other)
+        assert found() == ["aftertouch.E004"]
+    finally:
+        _state._set_current_app(ours)
+    assert found() == []
