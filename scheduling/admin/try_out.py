@@ -66,7 +66,7 @@ class TestForm(forms.Form):
     )
     community = forms.ModelChoiceField(
         Community.objects.filter(retired_at=None),
-        label=gettext_lazy("community"),
+        label=gettext_lazy("chat id"),
         required=False,
         to_field_name="chat_id",
         widget=SuggestingInput(known_communities),
