@@ -1,0 +1,97 @@
+"""A task whose infrastructure is away is tried again by itself, later each time, and done once it is back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.signals import task_prerun, task_retry
+from django.db import OperationalError, connection
+
+from scheduling import tasks
+from scheduling.models import FailedTask, Touch
+from tests.scheduling.core.conftest import fall_due
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+class Outage:
+    """PostgreSQL is away for this thread until the given try; what was put off, and for how long."""
+
+    def __init__(self) -> None:
+        self.back_at = 0  #: 0: it never comes back
+        self.put_off: dict[int, float] = {}  #: seconds, by the tries before
+        self.settings = connection.settings_dict
+        self.begin()
+
+    def begin(self) -> None:
+        connection.close()
+        connection.settings_dict = self.settings | {"PORT": "1"}  # nobody listens there; other threads go on
+
+    def end(self, **_: Any) -> None:
+        connection.close()
+        connection.settings_dict = self.settings
+
+    def next_try(self, task: Any, **_: Any) -> None:
+        if self.back_at and task.request.retries == self.back_at:
+            self.end()
+
+    def note(self, request: Any, reason: Any, **_: Any) -> None:
+        self.put_off[request.retries] = reason.when
+
+
+@pytest.fixture
+def touch(matrix: Any, happen: Any) -> Touch:
+    matrix.node()
+    (task_id,) = happen().task_ids
+    fall_due(task_id)
+    return Touch.objects.get(pk=task_id)
+
+
+@pytest.fixture
+def outage(touch: Touch, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outage]:
+    """With the longest of the pauses that chance may choose: each is at most that."""
+    monkeypatch.setattr("celery.utils.time.random.randrange", lambda end: end - 1)
+    outage = Outage()
+    task_prerun.connect(outage.next_try, weak=False)
+    task_retry.connect(outage.note, weak=False)
+    yield outage
+    task_prerun.disconnect(outage.next_try)
+    task_retry.disconnect(outage.note)
+    outage.end()
+
+
+def test_it_waits_longer_each_time_and_does_its_work_when_the_database_is_back(touch: Touch, outage: Outage) -> None:
+    outage.back_at = 3
+    tasks.deliver.apply([[str(touch.task_id)]])
+    assert outage.put_off == {0: 1, 1: 2, 2: 4}
+    touch.refresh_from_db()
+    assert (touch.state, touch.attempt) == ("delivered", 1)
+
+
+def test_after_the_last_try_the_touch_waits_as_before_for_whoever_asks_next(touch: Touch, outage: Outage) -> None:
+    result = tasks.deliver.apply([[str(touch.task_id)]])
+    assert outage.put_off == {0: 1, 1: 2, 2: 4, 3: 8, 4: 15}
+    assert not result.successful()
+    assert isinstance(result.result, OperationalError)
+    outage.end()
+    before = touch.state
+    touch.refresh_from_db()
+    assert (touch.state, touch.attempt, FailedTask.objects.count()) == (before, 0, 0)
+    tasks.deliver.apply([[str(touch.task_id)]])
+    touch.refresh_from_db()
+    assert touch.state == "delivered"
+
+
+def test_what_is_wrong_with_the_work_itself_is_not_tried_again(
+    touch: Touch, outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outage.end()
+
+    def broken(_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr("scheduling.delivery.deliver", broken)
+    assert not tasks.deliver.apply([[str(touch.task_id)]]).successful()
+    assert outage.put_off == {}
