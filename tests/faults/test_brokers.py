@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,11 +18,22 @@ pytestmark = pytest.mark.faults
 UnderLoad = Callable[..., AbstractContextManager[Run]]
 CORE = "ticks,touch.high,touch.normal,touch.low"
 DELIVERED = "Task scheduling.deliver["
+BATCHES = 40  #: of both together, before their shares are looked at
+SHARE = 0.2  #: of each at least; what the first took before the second was there is its own for some seconds
 
 
 def node(made: House, folder: Path) -> AbstractContextManager[Program]:
-    environment = {**made.stack.environment, "AFTERTOUCH_STATE_DIR": str(folder)}
+    servers = made.stack.endpoints
+    environment = {
+        **made.stack.environment, "AFTERTOUCH_STATE_DIR": str(folder),
+        "DATABASE_URL": servers.database_url, "REDIS_URL": servers.redis_url,
+    }  # fmt: skip
     return worker(environment, "-Q", CORE, "-c", "2", "-n", f"{folder.name}@%h")
+
+
+def batches(log: str) -> int:
+    """That ended here. One that was received may still go elsewhere."""
+    return len(re.findall(rf"{re.escape(DELIVERED)}[0-9a-f-]+\] succeeded", log))
 
 
 def test_sentinels_name_another_primary(state_folder: Callable[[str], Path], under_load: UnderLoad) -> None:
@@ -53,8 +65,14 @@ def test_one_of_two_nodes_is_killed_and_a_third_joins_while_sentinels_name_anoth
             node(made, state_folder("second")) as second,
         ):
             second.await_ready()
-            made.wait(lambda: second.log.count(DELIVERED) >= 5, "the second node has its share", 120)
-            shares = (made.stack.log("core").count(DELIVERED), second.log.count(DELIVERED))
+            before_second = batches(made.stack.log("core"))
+            shares = [0, 0]
+
+            def both_have_their_share() -> bool:
+                shares[:] = batches(made.stack.log("core")) - before_second, batches(second.log)
+                return sum(shares) >= BATCHES and min(shares) >= SHARE * sum(shares)
+
+            made.wait(both_have_their_share, f"each of two nodes has {SHARE:.0%} of at least {BATCHES} batches", 120)
             run.strike()
             second.kill()
             run.go_on(10)
@@ -63,9 +81,8 @@ def test_one_of_two_nodes_is_killed_and_a_third_joins_while_sentinels_name_anoth
                 run.strike()
                 watched.primary.kill()
                 made.wait(lambda: watched.primary_port() not in (0, before), "another primary is named")
-                made.wait(lambda: DELIVERED in third.log, "the third node has its share", 120)
+                made.wait(lambda: batches(third.log) > 0, "the third node has its share", 120)
             run.notes.append(f"batches of the two nodes: {shares[0]} and {shares[1]}")
-        assert shares[0]
 
 
 @pytest.mark.rabbitmq
