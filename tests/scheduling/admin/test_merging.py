@@ -77,7 +77,10 @@ def test_two_that_changed_the_same_are_told_and_nothing_is_saved(
     page = filled(url)
     Node.objects.filter(pk=node.pk).update(rollout_percent=7)
     answer = editor.post(url, {**page, "rollout_percent": "50", "delay": "44m"})
-    assert "Somebody else has changed this since you opened the page. It is now: 7. Open the page again" in answer.content.decode()
+    assert (
+        "Somebody else has changed this since you opened the page. It is now: 7. Open the page again"
+        in answer.content.decode()
+    )
     before = node.delay
     node.refresh_from_db()
     assert (node.rollout_percent, node.delay) == (7, before)

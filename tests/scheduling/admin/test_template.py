@@ -100,7 +100,9 @@ def test_a_test_without_a_target_says_so(matrix: Any, editor: Client, admin_url:
     robot = ChannelConfig.objects.create(key="robot", kind="wecom")
     community = Community.objects.create(chat_id="c1")
     template = matrix.template("guide")
-    page = editor.post(admin_url("template_send_test", template.pk), {"channel": robot.pk, "community": community.chat_id})
+    page = editor.post(
+        admin_url("template_send_test", template.pk), {"channel": robot.pk, "community": community.chat_id}
+    )
     assert page.context["result"]["title"] == "Not sent"
     assert "Nowhere to send it" in page.context["result"]["text"]
 
