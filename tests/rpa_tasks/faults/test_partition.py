@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import redis
 
 from config.embedded.processes import is_alive, send
 from rpa_tasks.demo_shop.market import Market as DemoMarket
@@ -40,8 +41,7 @@ def test_a_node_is_cut_off_and_comes_back(the_yard: Yard, told: Callable[[str], 
         the_yard.node("island", env=_through(wires, endpoints)) as island,
         the_yard.node("mainland", slots=2, ready=False) as mainland,
     ):
-        for process in _when_ready(mainland):
-            process.suspend()  # so that the island gets the jobs
+        _suspend(the_yard, mainland)  # so that the island gets the jobs
         tasks = _publish(market)
         first = the_yard.await_effects(market.log, tasks)
         guard = psutil.Process(first[1].pid).parent()
@@ -159,9 +159,20 @@ def _publish(market: Market) -> list[str]:
     return [held, market.publish(market.shops[1], "loose", payload=payload)]
 
 
-def _when_ready(node: Any) -> list[psutil.Process]:
+def _suspend(yard: Yard, node: Any) -> None:
+    """And let the broker give up on it: it hands a token to whoever has waited longest, stopped or not."""
     node.program.await_ready()
-    return list(node.family())
+    family = list(node.family())
+    for process in family:
+        process.suspend()
+    ports = {str(each.laddr.port) for process in family for each in process.net_connections("tcp")}
+    with redis.Redis.from_url(yard.stack.endpoints.redis_url, decode_responses=True) as broker:
+
+        def is_waited_for() -> bool:
+            return any("b" in each["flags"] and each["addr"].split(":")[-1] in ports for each in broker.client_list())
+
+        assert any(each["addr"].split(":")[-1] in ports for each in broker.client_list())
+        yard.wait(lambda: not is_waited_for(), "the broker waits for nobody who is stopped")
 
 
 def _just_after_a_renewal(yard: Yard, tasks: list[str]) -> float:
