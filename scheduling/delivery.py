@@ -125,8 +125,7 @@ def _conclude(results: Sequence[Result]) -> None:
         ends = [each for each in settlements if each.task_id in stood]
         told = [each for each in results if each[0].claim.task_id in stood]
         outcomes.record_attempts(told)
-        buried = {each.task_id: each for each in ends if each.state in ("failed", "unknown")}
-        failures.bury_touches(list(buried))
+        failures.bury_touches([each.task_id for each in ends if each.state in ("failed", "unknown")])
         outcomes.disable_targets(results)
     outcomes.measure(told)
     outcomes.measure_ends(Counter((each.state, each.reason) for each in ends))
@@ -315,13 +314,12 @@ class _Batch:
 
     def _say_turned_down(self) -> None:
         """What is delivered has its line from the channel that calls nobody, or from the sender."""
-        if all(decision.state in ("running", "delivered") for decision in self.decisions):
+        turned_down = [each for each in self.decisions.items() if each[0].state not in ("running", "delivered")]
+        if not turned_down:
             return
         rows = {row.claim.task_id: row for row in self.due}
         alike: dict[tuple[str, str], list[str]] = {}
-        for decision, task_ids in self.decisions.items():
-            if decision.state in ("running", "delivered"):
-                continue
+        for decision, task_ids in turned_down:
             for row in (rows[task_id] for task_id in task_ids):
                 if row.claim.task_id in self.buried:
                     _say(row.claim.task_id, row.event.trace_id, decision, node=self.config.nodes[row.node_id].key)
