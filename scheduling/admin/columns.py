@@ -36,6 +36,12 @@ def spans(days: int) -> list[Span]:
     return list(_days(days) if days > 1 else _hours())
 
 
+def reach(spans: list[Span], span: Span | None) -> tuple[datetime, datetime]:
+    """Of this column; of all of them where it is None."""
+    first, last = (span, span) if span else (spans[0], spans[-1])
+    return first.hours[0], last.until
+
+
 def tallies(past: Past[T], spans: list[Span], patience: Patience) -> list[T | None]:
     """By column. None where there is too much to count now."""
     found = past.hours([hour for span in spans for hour in span.hours], now(), patience)

@@ -12,7 +12,7 @@ from django.utils.translation import gettext_lazy
 
 from scheduling import pulse
 from scheduling.admin.charts import Bucket, Chart, Series, stacked
-from scheduling.admin.columns import Span, tallies
+from scheduling.admin.columns import Span, reach, tallies
 from scheduling.admin.patience import Patience
 from scheduling.admin.ranked import Names, ranked
 from scheduling.admin.spans import span_link
@@ -41,16 +41,12 @@ class Ended:
         return self.spans[0].hours[0]
 
     @property
-    def until(self) -> datetime:
-        return self.spans[-1].until
-
-    @property
     def whole(self) -> Tally | None:
         """The sum, None where a part is missing."""
         return None if None in self.tallies else sum(filter(None, self.tallies), Tally())
 
     def link(self, span: Span | None = None, **filters: str) -> str:
-        since, until = (span.hours[0], span.until) if span else (self.since, self.until)
+        since, until = reach(self.spans, span)
         return span_link(TOUCHES, "settled_at", since, until, **filters)
 
 

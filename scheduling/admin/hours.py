@@ -7,7 +7,7 @@ from django.utils.translation import gettext_lazy
 
 from scheduling import pulse
 from scheduling.admin.charts import Bucket, Chart, Goal, Series, paired
-from scheduling.admin.columns import Span, tallies
+from scheduling.admin.columns import Span, reach, tallies
 from scheduling.admin.pace import seconds
 from scheduling.admin.patience import Patience
 from scheduling.admin.ranked import Names, ranked
@@ -28,7 +28,7 @@ def lateness(spans: list[Span], patience: Patience) -> Chart:
     found = tallies(pulse.past_lateness, spans, patience)
 
     def link(span: Span | None = None) -> str:
-        since, until = (span.hours[0], span.until) if span else (spans[0].hours[0], spans[-1].until)
+        since, until = reach(spans, span)
         return span_link("scheduling_touch", "settled_at", since, until, state__exact="delivered")
 
     def bucket(span: Span, late: Late | None) -> Bucket:
@@ -63,7 +63,7 @@ def events(spans: list[Span], patience: Patience) -> Chart:
     """Taken in, by type."""
 
     def link(kind: str, span: Span | None) -> str:
-        since, until = (span.hours[0], span.until) if span else (spans[0].hours[0], spans[-1].until)
+        since, until = reach(spans, span)
         return span_link("scheduling_event", "received_at", since, until, **({"type": kind} if kind else {}))
 
     counts = tallies(pulse.past_events, spans, patience)
