@@ -90,15 +90,13 @@ def kill(pid: int) -> None:
 
 
 def visit(port: int, url: str, site: Any) -> str:
-    """Open the page; returns the cookies that came with it."""
+    """Open the page; returns the cookies that came with it. The browser has the answer by then, with the cookies in it:
+    the site notes a visit before."""
     before = len(site.visits)
-    devtools._get(port, f"/json/new?{url}", 10, method="PUT")
+    opened = devtools._get(port, f"/json/new?{url}", 10, method="PUT")["id"]
     path = url.removeprefix(site.url)
-
-    def seen() -> list[str]:
-        return [cookies or "none" for visited, cookies in site.visits[before:] if visited == path]
-
-    return str(eventually(seen, f"{url} was not visited")[0])
+    eventually(lambda: (opened, path) in [(page["id"], page["title"]) for page in devtools.pages(port)], f"no {url}")
+    return next(cookies or "none" for visited, cookies in site.visits[before:] if visited == path)
 
 
 def cookies(port: int) -> dict[str, str]:

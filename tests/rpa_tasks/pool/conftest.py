@@ -86,6 +86,7 @@ class _Pages(BaseHTTPRequestHandler):
     server: Site
 
     def do_GET(self) -> None:
+        self.server.visits.append((self.path, self.headers.get("Cookie", "")))
         self.send_response(200)
         self.send_header("Content-Type", "text/html; charset=utf-8")
         if self.path.startswith("/login"):
@@ -93,7 +94,6 @@ class _Pages(BaseHTTPRequestHandler):
             self.send_header("Set-Cookie", "passing=1; HttpOnly")
         self.end_headers()
         self.wfile.write(f"<title>{self.path}</title><p>订单 {self.path}</p>".encode())
-        self.server.visits.append((self.path, self.headers.get("Cookie", "")))
 
     def log_message(self, *_: Any) -> None:
         pass
