@@ -156,8 +156,10 @@ def main(words: list[str]) -> int:
 
 
 def examine() -> None:
-    """One question a line: {"do": "connect" | "navigate", "port", "profile", "seconds"}; one health a line back."""
+    """Says {"ready": true}; then one question a line: {"do": "connect" | "navigate", "port", "profile", "seconds"}, and
+    one health a line back."""
     with sync_playwright() as playwright:
+        _say({"ready": True})
         browsers: dict[int, Browser] = {}
         for line in sys.stdin:
             question = json.loads(line)

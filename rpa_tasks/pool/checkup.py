@@ -29,6 +29,7 @@ from rpa_tasks.pool.upkeep import recorded
 log = structlog.get_logger(__name__)
 
 EVERY = 60.0  #: seconds
+START = 60.0  #: seconds for the examiner itself to be there; no browser's fault
 PATIENCE = 10.0  #: seconds for connecting, and for the page
 SLOWER = 3.0  #: times its first page
 NOTICED = 0.5  #: seconds below which slower is only a busy machine
@@ -40,6 +41,9 @@ def check_idle() -> None:
     if not due:
         return
     with _examiner() as examiner:
+        if not _is_ready(examiner):
+            log.warning("examiner_not_started")  # which says nothing about the browsers
+            return
         for record in due:
             _ask(examiner, record, "connect")
             with unused(record.slot) as slot:
@@ -81,6 +85,12 @@ def _examiner() -> Iterator[subprocess.Popen[bytes]]:
             yield examiner
         finally:
             examiner.kill()
+
+
+def _is_ready(examiner: subprocess.Popen[bytes]) -> bool:
+    """Waits for it. Python, Playwright and its driver may need longer than a browser is given."""
+    assert examiner.stdout
+    return bool(select.select([examiner.stdout], [], [], START)[0] and examiner.stdout.readline())
 
 
 def _ask(examiner: subprocess.Popen[bytes], record: Record, what: str) -> dict[str, Any]:

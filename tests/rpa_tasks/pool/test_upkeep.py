@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -160,9 +161,16 @@ def test_a_browser_that_cannot_show_a_page_is_ended(lend: Lend, monkeypatch: pyt
     assert states() == {}
 
 
-def test_a_sick_browser_does_not_cost_a_healthy_one(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_examiner_that_does_not_start_costs_no_browser(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
+    lend("s1").give_back()
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    checkup.check_idle()
+
+    assert states() == {"s1": "idle"}
+
+
+def test_a_sick_browser_does_not_cost_a_healthy_one(lend: Lend) -> None:
     """The examiner is asked about both; the first one hangs it."""
-    monkeypatch.setattr(checkup, "PATIENCE", 3.0)
     sick, healthy = lend("s1"), lend("s2")
     sick.give_back()
     healthy.give_back()
