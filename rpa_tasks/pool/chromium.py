@@ -109,14 +109,17 @@ def _flags(profile: Path) -> list[str]:
 
 def _spawn(command: list[str], *, log: Path, slot: int, profile: Path) -> int:
     """The pid. NoBrowser: it cannot be executed."""
-    answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
-        [sys.executable, "-I", "-S", str(SPAWNER), str(log), *command],
-        env=_environment(slot, profile),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=START_TIMEOUT,
-        check=False,
-    )
+    try:
+        answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
+            [sys.executable, "-I", "-S", str(SPAWNER), str(log), *command],
+            env=_environment(slot, profile),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=START_TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise NoBrowser(BROWSER_FAILED, "It could not be started in time.") from error
     try:
         return int(json.loads(answer.stdout)["pid"])
     except (ValueError, KeyError) as error:

@@ -54,6 +54,16 @@ def test_chromium_starts_and_says_nothing(
     assert states() == {}
 
 
+def test_a_machine_too_busy_to_start_anything(lend: Lend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "late.py").write_text("import time; time.sleep(1000)")
+    monkeypatch.setattr(chromium, "SPAWNER", tmp_path / "late.py")
+    monkeypatch.setattr(chromium, "START_TIMEOUT", 0.5)
+    with pytest.raises(NoBrowser) as refused:
+        lend("s1")
+    assert refused.value.reason == BROWSER_FAILED
+    assert states() == {}
+
+
 def test_too_little_room_on_the_disk(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chromium, "LEAST_FREE", 2**62)
     with pytest.raises(NoBrowser) as refused:
