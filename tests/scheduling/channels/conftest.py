@@ -17,8 +17,9 @@ from pytest_django import Settings
 from redis import Redis
 from redis.exceptions import ConnectionError as Unreachable
 
+from config.embedded.ports import free_port
 from scheduling.channels.transport import close_shared_transport
-from tests.scheduling.channels.receivers import Cast, free_port
+from tests.scheduling.channels.receivers import Cast
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -30,7 +31,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     async def story() -> None:
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await pyfuncitem.obj(**arguments)
         finally:
             await close_shared_transport()

@@ -129,8 +129,3 @@ async def read_request(reader: asyncio.StreamReader) -> Request:
     method, target, _ = first.split(" ")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
     return Request(method, target, headers, await reader.readexactly(int(headers.get("content-length", 0))))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])

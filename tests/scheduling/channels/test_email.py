@@ -13,11 +13,12 @@ import pytest
 from django.core import mail, signing
 from pytest_django import Settings
 
+from config.embedded.ports import free_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.email import Email, one_line
 from scheduling.channels.smtp import Conversation, Relay, parse_relay
 from scheduling.channels.unsubscribe import make_token, read_token
-from tests.scheduling.channels.receivers import Cast, free_port
+from tests.scheduling.channels.receivers import Cast
 from tests.scheduling.channels.relays import RelayServer, Talk
 
 TIMEOUT = timedelta(seconds=5)
@@ -277,7 +278,7 @@ async def test_many_slow_mails_run_side_by_side(cast: Cast) -> None:
         return "250 2.0.0 ok"
 
     async with RelayServer({"RCPT": wait_for_all}) as relay:
-        outcomes = await asyncio.gather(*(sent(cast, relay.url) for _ in range(20)))
+        outcomes = await asyncio.gather(*(sent(cast, relay.url, timedelta(seconds=15)) for _ in range(20)))
 
     assert all(isinstance(outcome, Delivered) for outcome in outcomes)
 

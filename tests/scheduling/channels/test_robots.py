@@ -175,7 +175,7 @@ async def test_what_a_vendor_says_can_be_stored(cast: Cast, robot: type[Robot]) 
 async def test_silence_is_unknown_and_nothing_is_sent_twice(cast: Cast, robot: type[Robot]) -> None:
     async with Receiver(lambda request, writer: never()) as receiver:
         message = cast.message(target={"url": receiver.url.removesuffix("/hook") + PATHS[robot]})
-        outcome = await robot({}, timedelta(milliseconds=100)).send(message, datetime.now(UTC) + TIMEOUT)
+        outcome = await robot({}, timedelta(seconds=1)).send(message, datetime.now(UTC) + TIMEOUT)
 
     assert isinstance(outcome, Unknown)
     assert len(receiver.requests) == 1

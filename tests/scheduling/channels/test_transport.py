@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from config.embedded.ports import free_port
 from scheduling.channels.destinations import PrivateHosts
 from scheduling.channels.failures import NoAnswer, NotSent, Refused
 from scheduling.channels.replies import Response
@@ -22,7 +23,7 @@ from scheduling.channels.transport import (
     look_up,
     shared_transport,
 )
-from tests.scheduling.channels.receivers import Receiver, Request, always, free_port, never, read_request, reply, reset
+from tests.scheduling.channels.receivers import Receiver, Request, always, never, read_request, reply, reset
 
 LOOPBACK = PrivateHosts.parse(["127.0.0.1"])
 SHORT = timedelta(seconds=1)

@@ -10,9 +10,10 @@ import pytest
 import time_machine
 from standardwebhooks.webhooks import Webhook as Verifier
 
+from config.embedded.ports import free_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.webhook import Webhook, read_secrets, signed_headers
-from tests.scheduling.channels.receivers import Cast, Receiver, Request, always, free_port, never, reply, reset
+from tests.scheduling.channels.receivers import Cast, Receiver, Request, always, never, reply, reset
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
@@ -190,10 +191,10 @@ async def test_connection_refused_is_transient(cast: Cast) -> None:
 
 async def test_silence_is_unknown_by_the_sooner_of_deadline_and_timeout(cast: Cast) -> None:
     async with Receiver(lambda request, writer: never()) as receiver:
-        by_timeout = Webhook({"url": receiver.url}, timedelta(milliseconds=100))
+        by_timeout = Webhook({"url": receiver.url}, timedelta(seconds=1))
         assert await by_timeout.send(cast.message(), far()) == Unknown("timeout", "no answer within the time limit")
         by_deadline = Webhook({"url": receiver.url}, TIMEOUT)
-        deadline = datetime.now(UTC) + timedelta(milliseconds=100)
+        deadline = datetime.now(UTC) + timedelta(seconds=1)
         assert isinstance(await by_deadline.send(cast.message(), deadline), Unknown)
 
 
