@@ -22,7 +22,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WORKER = (
     "-m celery -A config worker -Q ticks,touch.high,touch.normal,touch.low -P threads -c 2 --without-gossip -l warning"
 )
-SOON = 30_000  #: ms; silence comes after 5 s, on a busy machine later
+SOON = 120_000  #: ms; silence comes after 5 s, on a busy machine later
 GUIDE = "#user .bubble.guide"
 
 
@@ -67,6 +67,7 @@ def visit(chromium: Any, stack: str) -> Iterator[Callable[..., Any]]:
         contexts.append(
             chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 960}, locale=language)
         )
+        contexts[-1].set_default_timeout(SOON)
         tab = contexts[-1].new_page()
         tab.troubles = []
         tab.on("pageerror", lambda error: tab.troubles.append(str(error)))
@@ -126,7 +127,6 @@ def test_who_pings_is_not_silent_and_a_transfer_pauses(visit: Callable[..., Any]
     tab.wait_for_selector("#standing[data-kind=paused]", timeout=SOON)
     tab.click("#silence")
     write(tab, "#agent", "I am your new agent")
-    tab.wait_for_selector("#standing[data-kind=armed]", timeout=SOON)
     tab.wait_for_selector(GUIDE, timeout=SOON)
     armed_for = Event.objects.get(type="session.silent").data
     assert armed_for["tag"] == "demo"
@@ -135,8 +135,8 @@ def test_who_pings_is_not_silent_and_a_transfer_pauses(visit: Callable[..., Any]
 def test_a_page_that_lost_its_connection_catches_up(stack: str, visit: Callable[..., Any], gate: Gate) -> None:
     tab = visit(stack.replace(urlsplit(stack).netloc, f"127.0.0.1:{gate.port}"))
     write(tab, "#user", "Hello")
-    tab.click("#silence")
     other = visit(f"{stack}?{urlsplit(tab.url).query}")
+    tab.click("#silence")
     gate.shut()
     tab.wait_for_selector("#user:not([data-state=open])", timeout=SOON)
     write(other, "#agent", "While you were away")
