@@ -9,6 +9,7 @@ import pytest
 import requests
 
 from tests.sessions.faults.conftest import Crowded
+from tests.sessions.faults.crowd import Person
 from tests.sessions.faults.house import House, Program
 from tests.sessions.faults.odd_clock import set_clock
 
@@ -33,19 +34,23 @@ def test_one_of_two_web_nodes_and_one_of_two_watchers_are_taken_away(chat_house:
         house.await_watcher(watcher)
         with crowded(house, "SIGTERM of a web node and of a watcher", stays, goes) as run:
             run.go_on()
-            moved = [person for person in run.crowd.people if person.client.node == goes.address]
+            moved = [(person.client, len(person.client.codes)) for person in run.crowd.people if is_on(goes, person)]
             first, second = run.chance.sample([goes, watcher], 2)
             first.process.send_signal(signal.SIGTERM)
             run.go_on()
             second.process.send_signal(signal.SIGTERM)
             assert watcher.process.wait(30) == 0
             goes.process.wait(30)
-            house.wait(lambda: all(person.client.connected.is_set() for person in run.crowd.people), "all are back")
+            house.wait(lambda: all(is_on(stays, person) for person in run.crowd.people), "all are back")
             run.go_on()
             run.notes.append(f"{len(moved)} of {len(run.crowd.people)} connections came back on the other node")
         assert moved
         assert {person.client.node for person in run.crowd.people} == {stays.address}
-        assert {person.client.codes[0] for person in moved} == {RESTARTS}
+        assert {client.codes[before] for client, before in moved} == {RESTARTS}
+
+
+def is_on(node: Program, person: Person) -> bool:
+    return person.client.node == node.address and person.client.connected.is_set()
 
 
 @pytest.mark.campaign
