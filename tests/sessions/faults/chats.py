@@ -23,6 +23,7 @@ class Chat:
     session: str
     moments: list[float]
     sent: int = 0
+    doubtful: set[int] = field(default_factory=set)  #: words that may have counted though no answer came
 
 
 @dataclass
@@ -87,6 +88,8 @@ class Chatter:
             store.note_activity(frames)
         except StoreAway:
             self.refused += 1
+            for chat in chats:
+                chat.doubtful.add(chat.sent)
             return
         for chat in chats:
             if self._speaks(chat, now, False):
@@ -123,7 +126,7 @@ def count(house: House, chatter: Chatter) -> Count:
     problems += [
         f"{chat.session} was silent {per_session[chat.session]} times, and wrote {len(chat.moments)} times"
         for chat in chatter.chats
-        if per_session[chat.session] > len(chat.moments) and not chatter.keeps_pinging
+        if per_session[chat.session] > len(chat.moments) + len(chat.doubtful) and not chatter.keeps_pinging
     ]
     states = Counter(f"{touches[0][0]} {touches[0][1]}".strip() for touches in by_event.values())
     return Count(len(last), len(by_event), states, problems)
