@@ -31,7 +31,7 @@ def lazy_reader(address: str) -> Any:
         raw.connect((host, int(port)))
         raw.settimeout(None)
         url = f"ws://{address}/ws/v1/sessions/s1?token={quote(token())}"
-        return connect(url, sock=raw.dup(), max_queue=1, compression=None)
+        return connect(url, sock=raw.dup(), open_timeout=PATIENCE, max_queue=1, compression=None)
 
 
 def push(count: int, session: str = "s1") -> None:
