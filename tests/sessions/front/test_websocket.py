@@ -272,7 +272,8 @@ def test_what_cannot_be_a_frame_ends_its_connection_and_no_other(
     enter: Open, sent: str | bytes, code: int, reason: str
 ) -> None:
     bob, odd = enter(role="agent"), enter()
-    odd.socket.send(sent)
+    with suppress(ConnectionClosed):  # it need not have been sent to its end
+        odd.socket.send(sent)
     found = odd.close_code()
     assert found[0] == code
     assert reason in found[1]
