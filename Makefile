@@ -30,7 +30,7 @@ run: setup ## servers, web, worker, beat and Flower, until Ctrl-C
 	@exec $(PY) -m config.stack run
 
 demo: setup ## a tour that proves itself: real events, a real receiver, what was delivered and why not, shops in a real browser
-	@.ci/packages chromium
+	@.ci/packages chromium libatomic1
 	@exec $(PY) -m config.demo
 
 test: setup ## all tests, each fault once (ARGS="-k name" picks)

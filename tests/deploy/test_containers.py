@@ -1,10 +1,12 @@
-"""The form of what describes containers. There is no engine here, so nothing of it was ever started."""
+"""The form of what describes containers, and what of it needs no engine; test_composed.py starts them."""
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import signal
+import subprocess
 import sys
 from contextlib import chdir
 from functools import partial
@@ -198,3 +200,38 @@ def test_the_image_has_what_runs() -> None:
     assert {name.lower() for name in names} <= set(Environment.model_fields)
     stages = set(re.findall(r"^FROM \S+ AS (\w+)$", text, re.MULTILINE))
     assert {each["build"]["target"] for each in COMPOSE["services"].values() if "build" in each} <= stages
+
+
+def test_a_program_misses_no_file_in_the_image(tmp_path: Path) -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    for sources, target in re.findall(r"^COPY (.+) (\S+)$", text, re.MULTILINE):
+        for source in sources.split():
+            _copy(ROOT / source, tmp_path / target / ("" if (ROOT / source).is_dir() else Path(source).name))
+    state = {"DJANGO_SETTINGS_MODULE": "config.settings.local", "AFTERTOUCH_STATE_DIR": str(tmp_path / "state")}
+    done = subprocess.run(
+        [sys.executable, "manage.py", "shell", "-c", LOOKS],
+        cwd=tmp_path,
+        env=state,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+LOOKS = """
+from django.core.management import call_command
+from scheduling import measures
+from scheduling.management.commands import bootstrap
+call_command("check")
+measures.versions()
+bootstrap.SHIPPED.read_bytes()
+"""
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    else:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(source, target)
