@@ -23,7 +23,7 @@ from tests.scheduling.core.puppets import Puppet, Theatre
 from tests.scheduling.core.receivers import ScriptedReceiver
 
 Answer = TypeVar("Answer")
-PATIENCE = 20  #: seconds after which a test that waits for something gives up
+PATIENCE = 60  #: seconds after which a test that waits for something gives up
 
 
 @pytest.fixture
@@ -178,5 +178,5 @@ def hook(matrix: Any, receiver: ScriptedReceiver) -> Any:
     from scheduling.models import ChannelConfig
 
     return ChannelConfig.objects.create(
-        key="hook", kind="webhook", idempotent=True, config={"url": receiver.url}, timeout=timedelta(seconds=5)
+        key="hook", kind="webhook", idempotent=True, config={"url": receiver.url}, timeout=timedelta(seconds=20)
     )

@@ -47,11 +47,12 @@ class Puppet:
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
         theatre = self.theatre
+        blocks = theatre.blocks  # before anybody sees that it was heard, and lets those after it pass
         theatre.heard.append(message)
         theatre.in_transaction.append(connection.in_atomic_block)
         theatre.on_stage.set()
-        if theatre.blocks:
-            await asyncio.to_thread(theatre.let_go.wait, 20)
+        if blocks:
+            await asyncio.to_thread(theatre.let_go.wait, 60)
         answer = theatre.play(message)
         if isinstance(answer, Exception):
             raise answer

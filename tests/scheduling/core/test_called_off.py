@@ -11,7 +11,7 @@ import pytest
 from scheduling import delivery
 from scheduling.channels.base import Delivered, Transient
 from scheduling.models import Touch
-from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due
+from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_at_last, fall_due
 from tests.scheduling.core.puppets import Theatre
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -23,7 +23,7 @@ def send_in_vain(task_id: UUID, theatre: Theatre, meanwhile: Callable[[], Any]) 
     theatre.play = lambda message: Transient("http_503")
     fall_due(task_id)
     delivery.deliver([task_id])
-    assert theatre.on_stage.wait(10)
+    assert theatre.on_stage.wait(PATIENCE)
     happened = meanwhile()
     theatre.let_go.set()
     deliver([])

@@ -122,7 +122,7 @@ def test_what_fell_due_between_the_claim_and_the_question_is_owed_a_hint_too(wai
 
 
 def test_what_is_not_due_within_the_horizon_stays_in_the_table(waiting: Any) -> None:
-    waiting(1, seconds=31)
+    waiting(1, seconds=90)
     assert touches.hand_over(horizon=timedelta(seconds=30)) == []
 
 

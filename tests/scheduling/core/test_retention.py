@@ -265,7 +265,7 @@ def test_a_pass_that_is_killed_in_the_middle_of_a_batch_has_deleted_all_of_it_or
         with program(FORGETTING) as forgetting:
             assert wait_until(lambda: elsewhere(lambda: waits_for_a_lock("forgetting")), 120)
             forgetting.kill()
-    assert wait_until(lambda: not elsewhere(lambda: is_connected("forgetting")), 10)
+    assert wait_until(lambda: not elsewhere(lambda: is_connected("forgetting")), 120)
     assert (Touch.objects.count(), Verdict.objects.count(), Attempt.objects.count()) == (2, 2, 2)
 
     assert retention.forget()["scheduling_touch"] == 2

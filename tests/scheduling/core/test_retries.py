@@ -14,7 +14,7 @@ from scheduling.channels.base import Delivered, Message, Outcome, Permanent
 from scheduling.models import Attempt, DisabledTarget, FailedTask, Touch
 from scheduling.sender import LEASE
 from scheduling.touches import touches
-from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, lapse, rows
+from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_at_last, fall_due, lapse, rows
 from tests.scheduling.core.puppets import Theatre
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -225,7 +225,7 @@ def test_a_result_that_comes_after_its_lease_was_taken_is_dropped(
 
     theatre.blocks = True
     delivery.deliver([task_id])
-    assert theatre.on_stage.wait(10)
+    assert theatre.on_stage.wait(PATIENCE)
     lapse(task_id)
     dispatcher.rescue()
     theatre.blocks = False
@@ -281,6 +281,6 @@ def no_answer_first() -> Any:
 
 
 def wait_for(state: str, task_id: UUID) -> None:
-    ends_at = now() + timedelta(seconds=10)
+    ends_at = now() + timedelta(seconds=25)
     while Touch.objects.get(pk=task_id).state != state:
         assert now() < ends_at, f"never {state}"
