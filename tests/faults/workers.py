@@ -15,7 +15,7 @@ from pathlib import Path
 from config.embedded.processes import wait_until
 from config.environment import ROOT
 
-READY_WITHIN = 60.0
+READY_WITHIN = 180.0
 
 
 @dataclass

@@ -473,6 +473,9 @@ def test_figures_are_read_from_indexes(read: Callable[[], Any], index: str, monk
     monkeypatch.setattr(pulse.sql, "rows", explained)
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
+        if index == "touch_due":
+            # Of few rows it tells the same at the same price, and which one is taken is up to the last vacuum.
+            cursor.execute("DROP INDEX touch_waiting")
     read()
     assert index in "\n".join(plans)
     assert "Seq Scan on scheduling_" not in "\n".join(plans)

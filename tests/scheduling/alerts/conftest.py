@@ -78,7 +78,9 @@ def on_duty(robot: Robot, valkey: Any) -> Callable[..., AlertReceiver]:
     telling._gate.cache_clear()  # it keeps to the server of the settings of whoever came first
 
     def on_duty(name: str = "on duty", **changes: Any) -> AlertReceiver:
-        channel, _ = ChannelConfig.objects.get_or_create(key="ops", kind="wecom")
+        channel, _ = ChannelConfig.objects.get_or_create(
+            key="ops", kind="wecom", defaults={"timeout": timedelta(seconds=20)}
+        )
         place, _ = Community.objects.get_or_create(chat_id="ops", defaults={"targets": {"ops": {"url": robot.url}}})
         given = {"channel": channel, "community": place, "limits": {"paused": 3600}, **changes}
         return AlertReceiver.objects.create(name=name, **given)

@@ -18,7 +18,7 @@ from tests.faults.workers import celery, worker
 from tests.scheduling.alerts.conftest import Robot
 from tests.scheduling.api.serving import Gate, database_url
 
-PATIENCE = 90
+PATIENCE = 180
 UNATTENDED = "queue_unattended"
 CORE = "ticks,touch.high,touch.normal,touch.low"
 NOBODY, LOST = (
