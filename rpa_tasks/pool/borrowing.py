@@ -22,6 +22,7 @@ from rpa_tasks.pool.slots import Slot, own_records, take_slot
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY = 0.03  #: seconds
+ALIVE_WITHIN = 1.0  #: seconds in which a browser that is in order says who it is
 TIME_TO_START = 1.0  #: seconds of the wait that must be left to start a browser, except at the first look
 
 
@@ -168,7 +169,7 @@ def is_in_order(record: Record) -> bool:
     ):
         return False
     try:
-        return devtools.address(record.port, timeout=1.0) == record.path
+        return devtools.address(record.port, timeout=ALIVE_WITHIN) == record.path
     except devtools.NoAnswer:
         return False
 

@@ -16,7 +16,7 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
 HOST = "127.0.0.1"
-TIMEOUT = 3.0
+TIMEOUT = 3.0  #: seconds, unless the caller says otherwise
 CLOSING = 2.0  #: seconds for pages to go; one that asks whether it may be left stays
 
 
@@ -24,9 +24,9 @@ class NoAnswer(Exception):
     """The browser did not answer in time, or not as a browser does."""
 
 
-def address(port: int, *, timeout: float = TIMEOUT) -> str:
+def address(port: int, *, timeout: float | None = None) -> str:
     """The path of the browser's own WebSocket, with its random part. NoAnswer."""
-    answer = _get(port, "/json/version", timeout)
+    answer = _get(port, "/json/version", TIMEOUT if timeout is None else timeout)
     if not isinstance(answer, dict) or not isinstance(url := answer.get("webSocketDebuggerUrl"), str):
         raise NoAnswer(f"Port {port} answers, but not as a browser.")
     return urlsplit(url).path
@@ -57,8 +57,9 @@ def leave_one_blank_page(port: int) -> bool:
     return closed
 
 
-def call(port: int, path: str, method: str, *, timeout: float = TIMEOUT, **params: Any) -> dict[str, Any]:
+def call(port: int, path: str, method: str, *, timeout: float | None = None, **params: Any) -> dict[str, Any]:
     """One command to the browser itself. NoAnswer, also where it refuses."""
+    timeout = TIMEOUT if timeout is None else timeout
     try:
         with connect(
             f"ws://{HOST}:{port}{path}",

@@ -17,6 +17,7 @@ from rpa_tasks.pool.singleton import release_singleton
 
 log = structlog.get_logger(__name__)
 
+ANSWER_WITHIN = 2.0  #: seconds for a browser to take in that it is to close
 CLOSING = 3.0  #: seconds for a browser that was asked to close: it writes its cookies
 GRACE = 2.0  #: seconds between SIGTERM and SIGKILL
 
@@ -61,7 +62,7 @@ def _asked_to_close(record: Record) -> bool:
         return False
     try:
         logins.keep(record.port, record.path, places.profile(record.profile))
-        devtools.call(record.port, record.path, "Browser.close", timeout=2.0)
+        devtools.call(record.port, record.path, "Browser.close", timeout=ANSWER_WITHIN)
     except devtools.NoAnswer:
         return False
     return True

@@ -18,12 +18,13 @@ from rpa_tasks.pool import devtools
 log = structlog.get_logger(__name__)
 
 NAME = ".session-cookies.json"
+ANSWER_WITHIN = 2.0  #: seconds for a browser to say what it has
 KEPT = ("name", "value", "domain", "path", "secure", "httpOnly", "sameSite", "priority", "sourceScheme", "partitionKey")
 
 
 def keep(port: int, path: str, profile: Path) -> None:
     """Before the browser is asked to close. devtools.NoAnswer."""
-    cookies = devtools.call(port, path, "Storage.getCookies", timeout=2.0)["cookies"]
+    cookies = devtools.call(port, path, "Storage.getCookies", timeout=ANSWER_WITHIN)["cookies"]
     lasting = [{key: cookie[key] for key in KEPT if key in cookie} for cookie in cookies if cookie["session"]]
     try:
         _write(profile / NAME, lasting)

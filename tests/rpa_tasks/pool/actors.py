@@ -10,15 +10,39 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from config.environment import ROOT
 from rpa_tasks.guard.processes import environment, everyone, look
-from rpa_tasks.pool import devtools, registry
+from rpa_tasks.pool import borrowing, chromium, devtools, ending, logins, registry
 from rpa_tasks.pool.browser_processes import MARKER, command_line
 
 PATIENCE = 60.0  #: seconds for a machine that does other things, too
+
+
+#: How long a browser may take before this process gives it up.
+LIMITS = (
+    (borrowing, "ALIVE_WITHIN"), (chromium, "START_TIMEOUT"), (devtools, "TIMEOUT"), (devtools, "CLOSING"),
+    (ending, "ANSWER_WITHIN"), (ending, "CLOSING"), (logins, "ANSWER_WITHIN"),
+)  # fmt: skip
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A browser that only waits for a processor is none that hangs."""
+    for module, name in LIMITS:
+        monkeypatch.setattr(module, name, PATIENCE / 2)
+
+
+def hang(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float = 1.0) -> None:
+    """Stop the browser; whoever meets it finds that out soon."""
+    for module in (ending, logins):
+        monkeypatch.setattr(module, "ANSWER_WITHIN", limit)
+    monkeypatch.setattr(borrowing, "ALIVE_WITHIN", limit)
+    os.kill(pid, signal.SIGSTOP)
 
 
 def eventually(condition: Callable[[], Any], otherwise: str, *, within: float = PATIENCE) -> Any:
@@ -93,10 +117,17 @@ def visit(port: int, url: str, site: Any) -> str:
     """Open the page; returns the cookies that came with it. The browser has the answer by then, with the cookies in it:
     the site notes a visit before."""
     before = len(site.visits)
-    opened = devtools._get(port, f"/json/new?{url}", 10, method="PUT")["id"]
+    opened = devtools._get(port, f"/json/new?{url}", PATIENCE, method="PUT")["id"]
     path = url.removeprefix(site.url)
-    eventually(lambda: (opened, path) in [(page["id"], page["title"]) for page in devtools.pages(port)], f"no {url}")
+    eventually(lambda: (opened, path) in _shown(port), f"no {url}")
     return next(cookies or "none" for visited, cookies in site.visits[before:] if visited == path)
+
+
+def _shown(port: int) -> list[tuple[str, str]]:
+    """Id and title of each page; none while the browser is too busy to tell."""
+    with suppress(devtools.NoAnswer):
+        return [(page["id"], page["title"]) for page in devtools.pages(port)]
+    return []
 
 
 def cookies(port: int) -> dict[str, str]:

@@ -16,15 +16,16 @@ import pytest
 
 from rpa_tasks.pool import Borrowed, borrow, upkeep
 from rpa_tasks.pool.chromium import NAMES
-from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, living
+from tests.rpa_tasks.pool.actors import BorrowerProcess, be_patient, eventually, living
 
 
 @pytest.fixture
-def state(settings: Any) -> Iterator[Path]:
+def state(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty state directory. Short, as a UNIX socket's path must be; and on a disk, as a profile is."""
     folder = Path(tempfile.mkdtemp(prefix="pool-"))
     settings.AFTERTOUCH_STATE_DIR = folder
     settings.AFTERTOUCH_RPA_BROWSERS = 3
+    be_patient(monkeypatch)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
 

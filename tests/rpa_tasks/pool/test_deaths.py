@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,17 @@ import pytest
 from rpa_tasks.guard.processes import everyone
 from rpa_tasks.pool import PROFILE_BUSY, Borrowed, NoBrowser, devtools, ending, places, registry, upkeep
 from rpa_tasks.pool.singleton import release_singleton
-from tests.rpa_tasks.pool.actors import BorrowerProcess, cookies, eventually, is_gone, kill, living, record_of, states
+from tests.rpa_tasks.pool.actors import (
+    BorrowerProcess,
+    cookies,
+    eventually,
+    hang,
+    is_gone,
+    kill,
+    living,
+    record_of,
+    states,
+)
 
 pytestmark = [pytest.mark.browser, pytest.mark.faults]
 Lend = Callable[..., Borrowed]
@@ -91,10 +100,10 @@ def test_a_browser_that_dies_in_mid_run_leaves_a_profile_that_works(lend: Lend) 
     assert cookies(second.port) == {}
 
 
-def test_a_browser_that_hangs_is_killed(lend: Lend) -> None:
+def test_a_browser_that_hangs_is_killed(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     first = lend("s1")
     first.give_back()
-    os.kill(first.pid, signal.SIGSTOP)
+    hang(first.pid, monkeypatch)
 
     second = lend("s1")
     assert not second.warm

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from rpa_tasks.pool import Borrowed, checkup, recent, registry, upkeep, view, warmth
-from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, is_gone, kill, record_of, states
+from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, hang, is_gone, kill, record_of, states
 
 pytestmark = pytest.mark.browser
 Lend = Callable[..., Borrowed]
@@ -154,7 +152,7 @@ def test_a_browser_that_cannot_show_a_page_is_ended(lend: Lend, monkeypatch: pyt
     monkeypatch.setattr(checkup, "PATIENCE", 1.0)
     borrowed = lend("s1")
     borrowed.give_back()
-    os.kill(borrowed.pid, signal.SIGSTOP)
+    hang(borrowed.pid, monkeypatch)
     checkup.check_idle()
 
     assert is_gone(borrowed.pid)
@@ -169,12 +167,12 @@ def test_an_examiner_that_does_not_start_costs_no_browser(lend: Lend, monkeypatc
     assert states() == {"s1": "idle"}
 
 
-def test_a_sick_browser_does_not_cost_a_healthy_one(lend: Lend) -> None:
+def test_a_sick_browser_does_not_cost_a_healthy_one(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     """The examiner is asked about both; the first one hangs it."""
     sick, healthy = lend("s1"), lend("s2")
     sick.give_back()
     healthy.give_back()
-    os.kill(sick.pid, signal.SIGSTOP)
+    hang(sick.pid, monkeypatch, limit=5.0)
     checkup.check_idle()
 
     assert is_gone(sick.pid)
