@@ -140,11 +140,11 @@ os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings.test"
 from rpa_tasks.guard.clock import clock
 from rpa_tasks.guarded import Ending, Guarded, Order
 
-order = Order(argv=["/bin/sh", "-c", sys.argv[1]], env=json.loads(sys.argv[3]), timeout=1000, grace=0.5, extension=3.0,
+order = Order(argv=["/bin/sh", "-c", sys.argv[1]], env=json.loads(sys.argv[3]), timeout=1000, grace=0.5, extension=8.0,
               log_path=sys.argv[2])
 guarded = Guarded(order)
 while not isinstance(event := guarded.next_event(0.1), Ending):
-    guarded.extend(clock() + 3.0)
+    guarded.extend(clock() + 8.0)
     print(event, flush=True)
 print(event, flush=True)
 """
@@ -152,7 +152,7 @@ print(event, flush=True)
 
 @contextmanager
 def start_runner(house: House, script: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """A runner in a process of its own that renews a lease of three seconds ten times a second; and its command."""
+    """A runner in a process of its own that renews a lease of eight seconds ten times a second; and its command."""
     argv = [sys.executable, "-c", RUNNER, script, str(house.log), json.dumps(house.env)]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as runner:
         try:
