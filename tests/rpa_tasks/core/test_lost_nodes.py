@@ -25,10 +25,9 @@ def test_its_locks_are_given_up_by_the_database(market: Any) -> None:
     with psycopg.connect(**connection.get_connection_params() | {"cursor_factory": psycopg.ClientCursor}) as gone:
         ((given,),) = gone.execute("SHOW idle_in_transaction_session_timeout").fetchall()
         assert given == "1min"
-        gone.execute("SET idle_in_transaction_session_timeout = '1s'")  # all that this test shortens
-        gone.commit()
         gone.execute("SELECT FROM rpa_tasks_job FOR NO KEY UPDATE")
         assert passes.rescue() == 0
+        gone.execute("SET LOCAL idle_in_transaction_session_timeout = '1s'")  # all that this test shortens
         with transaction.atomic():
             Job.objects.select_for_update(no_key=True).get()  # waits until the database has ended it
         assert passes.rescue() == 1

@@ -195,17 +195,24 @@ def test_the_last_progress_stays_with_the_job(does: Any) -> None:
     assert (job.state, job.progress, job.progress_message) == ("succeeded", 1.0, "page 9 of 9")
 
 
-def test_a_lease_is_renewed_while_the_command_lives(does: Any, race: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_renewed_while_the_command_lives(
+    does: Any, race: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(runner, "RENEW", 0.2)
-    job = does("time.sleep(3)", run=False)
+    seen = tmp_path / "seen"
+    job = does(f"import os\nwhile not os.path.exists('{seen}'): time.sleep(0.05)", run=False)
     leases: set[Any] = set()
 
     def look(number: int) -> Any:
         if number == 0:
             return runner.work(EVERY)
-        while len(leases) < 3 and not Job.objects.filter(pk=job.pk, state="succeeded").exists():
-            leases.update(Job.objects.filter(pk=job.pk, state="running").values_list("lease_until", flat=True))
-            time.sleep(0.05)
+        deadline = time.monotonic() + 30
+        try:
+            while len(leases) < 3 and time.monotonic() < deadline:
+                leases.update(Job.objects.filter(pk=job.pk, state="running").values_list("lease_until", flat=True))
+                time.sleep(0.05)
+        finally:
+            seen.touch()
         return None
 
     race(2, look)
