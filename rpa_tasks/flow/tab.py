@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Playwright
 
 HOST = "127.0.0.1"
-CONNECT_TIMEOUT = 15.0  #: seconds
+CONNECT_TIMEOUT = 45.0  #: seconds; a Chromium that waits for a processor answers late
 PATIENCE = 30.0  #: seconds that a step on the page may take, unless the flow says otherwise
 CLOSING_TIMEOUT = 2.0  #: seconds
 
