@@ -49,7 +49,7 @@ def web(**environ: str) -> Iterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(4096)
-        words = ["-m", "uvicorn", "config.asgi:application", "--fd", str(listener.fileno()), *FLAGS.split()]
+        words = ["-m", "uvicorn", "tests.patient_asgi:application", "--fd", str(listener.fileno()), *FLAGS.split()]
         words += ["--log-level", "warning", "--no-access-log"]
         with process(*words, pass_fds=(listener.fileno(),), **environ):
             yield f"127.0.0.1:{listener.getsockname()[1]}"

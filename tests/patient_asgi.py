@@ -1,0 +1,12 @@
+"""The web process for tests. A machine that stalls for seconds is no server that is away."""
+
+from __future__ import annotations
+
+from config.asgi import application
+from scheduling import redis_server, views
+from scheduling.api import rates
+from sessions import hub
+
+__all__ = ["application"]
+
+redis_server.PATIENCE = rates.SOCKET_TIMEOUT = views.PROBE_TIMEOUT = hub.TELL_WITHIN = 20.0
