@@ -16,7 +16,7 @@ from pytest_django import Settings
 
 from scheduling.channels.unsubscribe import make_token
 from scheduling.models import Customer
-from tests.scheduling.api.serving import Client, eventually, told
+from tests.scheduling.api.serving import PATIENCE, Client, eventually, told
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -32,7 +32,7 @@ def test_a_live_process_asks_nobody(client: Browser, django_assert_num_queries: 
 
 
 def test_a_ready_node_says_what_it_found(server: str) -> None:
-    answer = requests.get(f"{server}/health/ready", timeout=20)
+    answer = requests.get(f"{server}/health/ready", timeout=PATIENCE)
     found = answer.json()
     assert (answer.status_code, found["status"]) == (200, "ok")
     assert {found[part]["status"] for part in ("database", "redis", "broker")} == {"ok"}
@@ -41,7 +41,7 @@ def test_a_ready_node_says_what_it_found(server: str) -> None:
 def test_a_browsers_requests_leave_no_connection_behind(gated: str) -> None:
     before = _connections()
     for _ in range(10):
-        requests.get(f"{gated}/health/ready", timeout=20)
+        requests.get(f"{gated}/health/ready", timeout=PATIENCE)
     eventually(lambda: _connections() <= before)
 
 
@@ -60,15 +60,15 @@ def test_a_clock_that_is_wrong_makes_a_node_not_ready(client: Browser) -> None:
 def test_metrics_count_events(api: Client, server: str) -> None:
     api.event(told("e1", subject="somebody-4711"))
     api.event(told("e1", subject="somebody-4711"))
-    text = requests.get(f"{server}/metrics", timeout=20).text
+    text = requests.get(f"{server}/metrics", timeout=PATIENCE).text
     assert 'aftertouch_events_ingested_total{result="accepted"}' in text
     assert 'aftertouch_api_request_duration_seconds_bucket{le="0.005",route="api/v1/events",status="202"}' in text
     assert "somebody-4711" not in text
 
 
 def test_the_api_describes_itself(server: str) -> None:
-    assert requests.get(f"{server}/api/v1/docs", timeout=20).status_code == 200
-    described = requests.get(f"{server}/api/v1/openapi.json", timeout=20).json()
+    assert requests.get(f"{server}/api/v1/docs", timeout=PATIENCE).status_code == 200
+    described = requests.get(f"{server}/api/v1/openapi.json", timeout=PATIENCE).json()
     assert (
         "application/cloudevents-batch+json" in described["paths"]["/api/v1/events"]["post"]["requestBody"]["content"]
     )
