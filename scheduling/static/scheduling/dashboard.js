@@ -10,6 +10,7 @@ document.addEventListener("DOMContentLoaded", () => {
     if (!board || !said) return;
     let timer = null;
     let asking = false;
+    let again = false; // asked for while a look was under way, which may have read before that
 
     const held = () => hold.getAttribute("aria-pressed") === "true";
 
@@ -29,9 +30,13 @@ document.addEventListener("DOMContentLoaded", () => {
     };
 
     const look = async () => {
-        if (asking) return;
+        if (asking) {
+            again = true;
+            return;
+        }
         clearTimeout(timer);
         asking = true;
+        again = false;
         try {
             const answer = await fetch(location.href, {
                 credentials: "same-origin", headers: { "X-Live": "1" }, signal: AbortSignal.timeout(PATIENCE),
@@ -45,7 +50,8 @@ document.addEventListener("DOMContentLoaded", () => {
             tell("failed");
         } finally {
             asking = false;
-            plan();
+            if (again) look();
+            else plan();
         }
     };
 
