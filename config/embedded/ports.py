@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import random
 import socket
+import sys
+from contextlib import ExitStack
 
 # Below the range from which the kernel takes the ports of outgoing connections: a client that tries to reach a dead
 # server on a port of that range can be given the very port and so keep it from coming back.
@@ -11,6 +14,9 @@ SERVER_PORTS = range(20_000, 32_000)
 
 # Never the same row of ports in two processes, however the program around us seeds its own chance.
 _chance = random.SystemRandom()
+
+_claims = ExitStack()
+atexit.register(_claims.close)
 
 
 def is_free(port: int, host: str = "127.0.0.1") -> bool:
@@ -25,11 +31,29 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
+def claim(port: int) -> bool:
+    """Keep it from all others on this machine that ask here, until this process ends: what is to listen there may take
+    a minute to start. An abstract socket leaves no file behind; only Linux has them."""
+    if sys.platform != "linux":
+        return True
+    mark = socket.socket(socket.AF_UNIX)
+    try:
+        mark.bind(f"\0aftertouch-port-{port}")
+    except OSError:
+        mark.close()
+        return False
+    _claims.enter_context(mark)
+    return True
+
+
 def free_port(preferred: int | None = None) -> int:
-    """The preferred port if it is free, else some free one."""
+    """The preferred port if it is free, else some free one that nobody else has been given.
+
+    The preferred one is not claimed: it is its server's own, which comes back to it.
+    """
     if preferred and is_free(preferred):
         return preferred
     while True:
         port = _chance.choice(SERVER_PORTS)
-        if is_free(port):
+        if is_free(port) and claim(port):
             return port

@@ -1,0 +1,30 @@
+"""Ports that are given out are not given out twice, though what is to listen there takes its time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from config.embedded.ports import claim, free_port, is_free
+from config.environment import ROOT
+
+
+def claimed_elsewhere(port: int) -> bool:
+    """By a process that ends thereafter."""
+    code = f"from config.embedded.ports import claim; raise SystemExit(not claim({port}))"
+    return subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="claims are Linux's")
+def test_a_port_is_given_to_one_process_until_that_ends() -> None:
+    port = free_port()
+    assert is_free(port), "nobody listens there yet"
+    assert not claim(port)
+    assert not claimed_elsewhere(port)
+    assert free_port(port) == port, "its own server comes back to it"
+    never_given = 100_000 + os.getpid()
+    assert claimed_elsewhere(never_given)
+    assert claimed_elsewhere(never_given)
