@@ -17,6 +17,7 @@ from redis.exceptions import ResponseError
 from config.beat import PASSES, SCHEDULE
 from config.beat_leader import LeaderScheduler
 from config.celery import app
+from config.embedded.processes import wait_until
 from config.pile import Pile
 from config.settings.logging import WithoutPasses
 from rpa_tasks.tasks import publish_for_shops
@@ -29,6 +30,8 @@ LONG_AGO = datetime(2026, 3, 1, tzinfo=UTC)
 @pytest.fixture
 def scheduler(transactional_db: None, valkey: Any) -> Iterator[LeaderScheduler]:
     made = LeaderScheduler(app=app)
+    # The lock of the test before goes with its backend, some time after its connection was closed.
+    assert wait_until(lambda: bool(made._holds_lock()), 60)
     yield made
     made.close()
 
