@@ -18,10 +18,22 @@ from config.environment import ROOT
 SHOPS = ("s1", "s2", "s3")
 PATIENCE = 120.0
 ENDED = ("succeeded", "failed", "unknown", "cancelled")
+#: Prints why no browser can be had; nothing where one is found.
+LOOK = """
+from rpa_tasks.pool.chromium import find_chromium
+from rpa_tasks.pool.errors import NoBrowser
+try:
+    find_chromium()
+except NoBrowser as error:
+    print(error.detail)
+"""
 
 
 def order_sync(demo: Any, say: Any) -> None:
     say("\nThree shops' orders, read in Chromium; somebody clicks twice:")
+    if why := demo.stack.manage("shell", "--no-imports", "-c", LOOK).strip():
+        say(f"  Not shown. {why} Debian: apt-get install chromium libatomic1")
+        return
     demo.stack.manage("apply_config", str(ROOT / "rpa_tasks" / "demo.yaml"))
     with demo_shop() as site:
         # Both clicks at the same moment, for all shops.
