@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from django.conf import settings
 from django.contrib.auth.models import Group, User
+from django.db import connection
 
+from config.embedded.processes import wait_until
 from scheduling.management.commands.bootstrap import Command
 
 PASSWORD = "a day in operations"
+PATIENCE = 90_000  #: ms; a machine that stalls is no page that does not come
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
@@ -54,6 +57,7 @@ def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
         hire(group)
         context = chromium.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
         context.add_cookies([{"name": "django_language", "value": language, "url": live_server.url}])
+        context.set_default_timeout(PATIENCE)
         contexts.append(context)
         watch_policy(context, violations)
         page = context.new_page()
@@ -67,7 +71,19 @@ def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
     yield ops
     for context in contexts:
         context.close()
+    wait_until(nobody_asks, 30)
     assert violations == []
+
+
+def nobody_asks() -> bool:
+    """A look that a closed page has begun goes on in the server; the tables are emptied next, and it would stand in the
+    way of that."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
+            " AND pid <> pg_backend_pid() AND state <> 'idle'"
+        )
+        return not cursor.fetchall()
 
 
 def hire(group: str) -> None:

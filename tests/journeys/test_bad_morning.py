@@ -90,6 +90,7 @@ def test_a_spike_is_found_tried_and_mended_and_a_rule_edited(
     page.fill("[name=reason]", "合作方已恢复")
     page.click("button[name=few]")
     page.wait_for_selector("#replay-tried tbody tr")
+    page.wait_for_load_state("domcontentloaded")
     assert page.locator("#replay-tried tbody tr").count() == FEW
     deliver_what_waits()
     page.wait_for_selector("#replay-tried:not([data-live-again])")  # it looks again by itself

@@ -69,6 +69,7 @@ def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: 
     page.fill("[name=user_id]", "ann")
     page.click("text=开始预演")
     page.wait_for_selector(".at-outcome:has-text('会发送')")
+    page.wait_for_load_state("domcontentloaded")
     assert "您好 王小安" in page.inner_text(".at-outcome")
     picture(page, "preview")
 
@@ -80,6 +81,7 @@ def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: 
     page.goto(f"{live_server.url}/admin/scheduling/touch/?q={task_id}")
     page.click("#result_list tbody th a")
     page.wait_for_selector(".at-timeline")
+    page.wait_for_load_state("domcontentloaded")
     said = page.inner_text(".at-timeline")
     assert [words in said for words in ("事件", "已计划", "规则检查通过", "第 1 次发送", "已送达")] == [True] * 5
     assert "您好 王小安，这是使用指南" in said

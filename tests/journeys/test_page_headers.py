@@ -9,7 +9,7 @@ import pytest
 from django.contrib import admin
 from django.urls import reverse
 
-from tests.journeys.conftest import watch_policy
+from tests.journeys.conftest import PATIENCE, watch_policy
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
@@ -54,6 +54,7 @@ def test_the_back_office_keeps_to_its_policy(ops: Callable[..., Any], live_serve
 @pytest.mark.parametrize("path", ["/u/no-token", "/demo/chat/", "/api/v1/docs"])
 def test_pages_outside_of_it_keep_to_theirs(chromium: Any, live_server: Any, path: str) -> None:
     context, violations = chromium.new_context(), []
+    context.set_default_timeout(PATIENCE)
     watch_policy(context, violations)
     page = context.new_page()
     answer = page.goto(f"{live_server.url}{path}", wait_until="networkidle")

@@ -14,6 +14,7 @@ from django.db import connections
 from django.urls import reverse
 from django.utils.timezone import now
 
+from config.embedded.processes import wait_until
 from rpa_tasks import runner, tokens
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
 from scheduling.models import FailedTask
@@ -119,7 +120,8 @@ def test_a_morning_with_the_shops(ops: Callable[..., Any], market: Market, go: C
     assert Job.objects.filter(payload={"day": "today"}, source="admin: ops").count() == 2
 
     # Its page follows the run without being asked.
-    running = Job.objects.get(shop__shop_id="s1")
+    assert wait_until(Job.objects.filter(state="running").exists, 60)
+    running = Job.objects.get(state="running")  # of two that nobody has served yet, either comes first
     go(page, "rpa_tasks_job_change", running.pk)
     page.wait_for_selector(".at-progress:has-text('第 4 页，共 10 页')")
     page.evaluate("window.stayed = true")
@@ -141,12 +143,15 @@ def test_a_morning_with_the_shops(ops: Callable[..., Any], market: Market, go: C
     assert Shop.objects.get(shop_id="s3").login_state == LoginState.OK
 
     # A running job is cancelled.
+    assert wait_until(
+        lambda: not Job.objects.exclude(state="succeeded").exists(), 60
+    )  # what runs would be held as well
     market.hold()
     run_now(page, go, "s4")
     doomed = Job.objects.get(shop__shop_id="s4")
     go(page, "rpa_tasks_job_change", doomed.pk)
     page.wait_for_selector(".at-progress")
-    page.click("a.at-button:has-text('取消')")
+    page.dispatch_event("a.at-button:has-text('取消')", "click")  # the page may put a new one there under the mouse
     page.click("form button:has-text('取消任务')")
     page.wait_for_selector(".at-job-now .at-tag:has-text('已取消')")
     doomed.refresh_from_db()
@@ -213,9 +218,10 @@ def test_nothing_is_asked_while_the_tab_is_hidden(
     page.reload()
     page.clock.run_for(4_000)
     page.wait_for_selector(f"[id=\"{running.pk}-progress\"]:has-text('40 %')")
+    page.evaluate("window.away = true")
+    page.clock.run_for(4_000)  # one may have been on its way
     before = len(asked)
     assert before >= 1
-    page.evaluate("window.away = true")
     page.clock.run_for(60_000)
     assert len(asked) == before
     Job.objects.filter(pk=running.pk).update(progress=0.8)
