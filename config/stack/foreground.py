@@ -25,7 +25,7 @@ from config.stack.programs import Program
 from config.stack.supervision import Supervisor, start_supervisor, write_configuration
 from config.stack.watch import Watch
 
-LIVE_WITHIN = 90.0
+LIVE_WITHIN = 240.0
 LOOK_EVERY = 1.0  #: seconds; each look asks the supervisor
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 compared with, not bound

@@ -22,7 +22,7 @@ from config.stack import ownership
 from config.stack.errors import StackError
 from config.stack.supervision import Supervisor, dying_with_us
 
-READY_WITHIN = 180.0
+READY_WITHIN = 600.0  # a stack that ends is noticed at once
 # Somebody else's servers are not for trying things out on; `env` may name them on purpose.
 NOT_INHERITED = (
     "DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL",

@@ -33,7 +33,7 @@ def stack() -> Iterator[RunningStack]:
 
 
 def status_of(url: str, login: str = "") -> int:
-    connection = HTTPConnection(urlsplit(url).netloc, timeout=10)
+    connection = HTTPConnection(urlsplit(url).netloc, timeout=PATIENCE)
     try:
         token = base64.b64encode(login.encode()).decode()
         connection.request("GET", urlsplit(url).path, headers={"Authorization": f"Basic {token}"} if login else {})
