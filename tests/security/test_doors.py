@@ -59,7 +59,7 @@ def test_every_request_to_the_api_needs_a_key_with_its_one_scope(web: str) -> No
 
     def ask(method: str, path: str, key: str = "") -> int:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return requests.request(method, web + path, data="{", headers=headers, timeout=30).status_code
+        return requests.request(method, web + path, data="{", headers=headers, timeout=90).status_code
 
     asked = list(operations())
     assert len(asked) > 20
@@ -188,6 +188,6 @@ def test_a_body_without_end_is_not_read(web: str) -> None:
     """It would lie on the disk of the web node, before anybody asked who sends it."""
     there = urlsplit(web)
     for header, status in (("Content-Length: 10000000000", b"413"), ("Transfer-Encoding: chunked", b"411")):
-        with socket.create_connection((there.hostname, there.port), timeout=30) as connected:
+        with socket.create_connection((there.hostname, there.port), timeout=90) as connected:
             connected.sendall(f"POST /admin/login/ HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n".encode())
             assert status in connected.recv(1000).split(b"\r\n")[0]
