@@ -142,7 +142,7 @@ def _sentinel(folder: Path, primary: int) -> Iterator[RedisServer]:
     home.mkdir(parents=True)
     (home / "sentinel.conf").write_text(
         f"port {port}\nbind 127.0.0.1\ndir {home}\nsentinel monitor {MASTER} 127.0.0.1 {primary} 2\n"
-        f"sentinel down-after-milliseconds {MASTER} 2000\nsentinel failover-timeout {MASTER} 10000\n"
+        f"sentinel down-after-milliseconds {MASTER} 5000\nsentinel failover-timeout {MASTER} 10000\n"
         f"sentinel parallel-syncs {MASTER} 1\n"
     )
     server = RedisServer([str(binary()), str(home / "sentinel.conf"), "--sentinel"], home / "log", port=port)

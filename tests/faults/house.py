@@ -37,7 +37,7 @@ def configuration(receiver: EffectReceiver) -> dict[str, Any]:
     retry = ["1s", "1s", "2s", "2s", "4s", "4s", "8s", "8s", "8s", "8s"]
     free = {"cap": "ignore", "dedupe": "ignore", "conversation": "ignore", "quiet_hours": "ignore"}
     node = {"stage": "faults", "trigger": "load.step", "template": "words", "channel": "once", "guards": free}
-    hook = {"kind": "webhook", "secret": SECRET, "timeout": "10s", "retry": retry}
+    hook = {"kind": "webhook", "secret": SECRET, "timeout": "20s", "retry": retry}
     return {
         "version": 1,
         "channels": [

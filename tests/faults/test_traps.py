@@ -19,7 +19,7 @@ from kombu import Connection, Exchange
 
 from config.queues import CORE_QUEUES, RPA_QUEUES, declared_queues
 from tests.faults.brokers import RedisServer, missing_for_rabbitmq, rabbitmq, redis_server
-from tests.faults.house import House
+from tests.faults.house import PATIENCE, House
 from tests.faults.workers import Program, worker
 
 pytestmark = pytest.mark.faults
@@ -121,7 +121,7 @@ def test_what_nobody_can_run_is_buried_and_the_queues_go_on(
         for queue in ("touch.normal", "touch.high"):
             last = f"m{uuid4().hex}"
             push(broker, queue, envelope("traps.divide", last, 1))
-            the_house.wait(lambda last=last: bool(buried(the_house, last)), f"{queue} goes on", timeout=20)  # type: ignore[misc]
+            the_house.wait(lambda last=last: bool(buried(the_house, last)), f"{queue} goes on")  # type: ignore[misc]
         assert guarded.is_alive()
     found = {name: buried(the_house, mark) for name, mark in marks.items()}
     assert {name: [row[0] for row in rows] for name, rows in found.items()} == {
@@ -131,7 +131,7 @@ def test_what_nobody_can_run_is_buried_and_the_queues_go_on(
 
 
 def _await_burials(house: House, program: Program, marks: dict[str, str]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while missing := [name for name, mark in marks.items() if not buried(house, mark)]:
         assert program.is_alive(), f"the worker has ended:\n{program.log}"
         assert time.monotonic() < deadline, f"not buried: {missing}\n{program.log}"
@@ -155,7 +155,7 @@ def test_a_task_out_of_memory_fails_alone(the_house: House, broker: RedisServer,
         guarded.await_log("eight exabytes")
         last = f"m{uuid4().hex}"
         push(broker, "touch.normal", envelope("traps.divide", last, 1))
-        the_house.wait(lambda: bool(buried(the_house, last)), "the next one runs", timeout=20)
+        the_house.wait(lambda: bool(buried(the_house, last)), "the next one runs")
         assert guarded.is_alive()
 
 
@@ -191,7 +191,7 @@ def test_a_worker_that_holds_a_message_survives_an_outage_of_redis(
             broker.start()
         back_at, last = time.monotonic(), f"m{uuid4().hex}"
         push(broker, "touch.normal", envelope("traps.divide", last, 1))
-        the_house.wait(lambda: bool(buried(the_house, last)), "it consumes again", timeout=30)
+        the_house.wait(lambda: bool(buried(the_house, last)), "it consumes again")
         assert guarded.is_alive()
     took = time.monotonic() - back_at
     told(f"Redis outage while a message is held · the same worker consumes again {took:.1f} s after")
