@@ -13,8 +13,8 @@ import psutil
 from tests.rpa_tasks.faults.effects import Effect, at_once
 from tests.rpa_tasks.faults.yard import Market, Node, Yard
 
-#: A guard that hears nothing for 6 s ends its command; leases are let lapse by the tests once that has happened.
-QUICK = {"RENEW": 0.5, "EXTENSION": 6}
+#: A guard that hears nothing for 15 s ends its command; leases are let lapse by the tests once that has happened.
+QUICK = {"RENEW": 0.5, "EXTENSION": 15}
 
 
 @dataclass

@@ -46,7 +46,7 @@ def _strike(yard: Yard, market: Market, name: str, strike: Callable[[Yard], None
     strike(yard)
     struck_at = time.monotonic()
     go.touch()
-    yard.wait(lambda: not yard.unsettled(tasks), "all jobs end", 90, 0.1)
+    yard.wait(lambda: not yard.unsettled(tasks), "all jobs end", 240, 0.1)
     assert {yard.job(task)["state"] for task in tasks} == {"succeeded"}
     assert [len(market.log.of(task)) for task in tasks] == [1] * len(tasks)
     return f"{name}: all ended {time.monotonic() - struck_at:.1f} s after it"
@@ -85,7 +85,7 @@ def test_rabbitmq_carries_the_tokens(state_folder: Callable[[str], Path], told: 
                 market.publish(name, "act", priority=priority, dedupe_key=str(priority)): market.platform
                 for market in (plain, shop, platform) for name in market.shops for priority in (0, 1, 2)
             }  # fmt: skip
-            made.wait(lambda: not made.unsettled(list(tasks)), "all jobs end", 60)
+            made.wait(lambda: not made.unsettled(list(tasks)), "all jobs end", 240)
             took = time.monotonic() - began_at
             rows = [made.job(task) for task in tasks]
             keys = Counter(heard())

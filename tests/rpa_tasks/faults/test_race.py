@@ -17,7 +17,7 @@ from tests.rpa_tasks.faults.yard import Market, Yard, desk
 pytestmark = pytest.mark.faults
 
 DESKS, SHOPS, SLOTS, EACH = 8, 50, 4, 60
-WITHIN = 120.0
+WITHIN = 360.0
 
 
 def orders(market: Market, chance: random.Random, desk: int) -> list[tuple[str, dict[str, Any]]]:

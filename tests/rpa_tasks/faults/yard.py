@@ -22,7 +22,7 @@ from config.stack import RunningStack, running_stack
 from tests.faults.workers import Program, worker
 from tests.rpa_tasks.faults.effects import Effect, EffectLog
 
-PATIENCE = 60.0
+PATIENCE = 180.0
 ACT = ["{python}", "-I", str(Path(__file__).with_name("act.py")), "{param}"]
 TIERS = "high,normal,low"
 ENDS = ("succeeded", "cancelled", "failed", "unknown")
