@@ -127,6 +127,8 @@ class Foreground:
             states = Supervisor(self.state_dir).states()
         except (OSError, HTTPException, RpcError):
             return False
+        if broken := [program for program, state in states.items() if state == "FATAL"]:
+            raise StackError(f"{' and '.join(broken)} cannot be started. {self.last_words()}")
         if any(state != "RUNNING" for state in states.values()):
             return False
         return "web" not in states or self.web_answers()

@@ -19,9 +19,11 @@ import pytest
 from config.embedded import servers
 from config.embedded.processes import carrying, is_alive, wait_until
 from config.embedded.secrets import secret
-from config.environment import ROOT
-from config.stack import RunningStack, ownership, running_stack
-from config.stack.supervision import SOCKET_PATH_LIMIT, socket_path
+from config.environment import ROOT, Environment
+from config.stack import RunningStack, foreground, ownership, running_stack
+from config.stack.errors import StackError
+from config.stack.programs import Program
+from config.stack.supervision import SOCKET_PATH_LIMIT, socket_path, start_supervisor, write_configuration
 
 PATIENCE = 60.0
 
@@ -102,6 +104,19 @@ def test_a_taken_port_names_its_setting_and_nothing_is_started(tmp_path: Path, v
     assert f"port {port}" in refused.stderr
     assert f"set {variable} " in refused.stderr
     assert not (tmp_path / "state" / "postgres").exists()
+
+
+def test_a_program_that_cannot_be_started_is_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = Program("broken", "-c exit(3)")
+    settings = Environment(aftertouch_state_dir=tmp_path)
+    monkeypatch.setattr(foreground, "LIVE_WITHIN", 600.0)
+    stack = foreground.Foreground(settings, tmp_path, [program])
+    stack.supervisor = start_supervisor(write_configuration(settings, tmp_path, [program]), stack.environment)
+    try:
+        with pytest.raises(StackError, match="broken cannot be started"):
+            stack.await_live()
+    finally:
+        stack.stop()
 
 
 @pytest.mark.faults
