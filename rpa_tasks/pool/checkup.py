@@ -49,6 +49,8 @@ def check_idle() -> None:
             with unused(record.slot) as slot:
                 if slot and slot.record == record:  # not used since
                     _examine(examiner, slot, record)
+            if examiner.poll() is not None:
+                return  # nobody asked the others: they are due still, and the next look has an examiner of its own
 
 
 def _examine(examiner: subprocess.Popen[bytes], slot: Slot, record: Record) -> None:
@@ -94,7 +96,7 @@ def _is_ready(examiner: subprocess.Popen[bytes]) -> bool:
 
 
 def _ask(examiner: subprocess.Popen[bytes], record: Record, what: str) -> dict[str, Any]:
-    """Its health. The examiner is killed where it does not answer in time; later questions then fail at once."""
+    """Its health. The examiner is killed where it does not answer in time; the next question then fails at once."""
     question = {"do": what, "port": record.port, "profile": str(places.profile(record.profile)), "seconds": PATIENCE}
     assert examiner.stdin
     assert examiner.stdout
@@ -103,6 +105,7 @@ def _ask(examiner: subprocess.Popen[bytes], record: Record, what: str) -> dict[s
         if select.select([examiner.stdout], [], [], PATIENCE + 5)[0]:
             return dict(json.loads(examiner.stdout.readline()))
         examiner.kill()
+        examiner.wait()
         return {"ok": False, "reason": "no answer", "seconds": 0.0}
     except (OSError, ValueError) as error:
         return {"ok": False, "reason": f"not examined: {error!r}", "seconds": 0.0}

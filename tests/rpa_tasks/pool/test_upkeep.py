@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,6 +178,25 @@ def test_a_sick_browser_does_not_cost_a_healthy_one(lend: Lend, monkeypatch: pyt
 
     assert is_gone(sick.pid)
     assert states() == {"s2": "idle"}
+
+
+def test_an_examiner_that_hangs_costs_one_browser_a_look(
+    lend: Lend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for shop in ("s1", "s2", "s3"):
+        lend(shop).give_back()
+    hanging = tmp_path / "examiner"
+    hanging.write_text("#!/bin/sh\necho '{\"ready\": true}'\nexec sleep 600\n")
+    hanging.chmod(0o700)
+    with monkeypatch.context() as patched:
+        patched.setattr(checkup, "PATIENCE", 0.0)
+        patched.setattr(sys, "executable", str(hanging))
+        checkup.check_idle()
+    left = set(states())
+    assert len(left) == 2
+
+    checkup.check_idle()
+    assert set(states()) == left  # asked by an examiner that works
 
 
 def test_a_dead_browser_is_cleared_away(lend: Lend) -> None:
