@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import random
 import socket
-import sys
 from contextlib import ExitStack
 
 # Below the range from which the kernel takes the ports of outgoing connections: a client that tries to reach a dead
@@ -33,9 +32,7 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 def claim(port: int) -> bool:
     """Keep it from all others on this machine that ask here, until this process ends: what is to listen there may take
-    a minute to start. An abstract socket leaves no file behind; only Linux has them."""
-    if sys.platform != "linux":
-        return True
+    a minute to start. An abstract socket, as Linux has them, leaves no file behind."""
     mark = socket.socket(socket.AF_UNIX)
     try:
         mark.bind(f"\0aftertouch-port-{port}")

@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 from config.embedded.ports import claim, free_port, is_free
 from config.environment import ROOT
 
@@ -18,7 +16,6 @@ def claimed_elsewhere(port: int) -> bool:
     return subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="claims are Linux's")
 def test_a_port_is_given_to_one_process_until_that_ends() -> None:
     port = free_port()
     assert is_free(port), "nobody listens there yet"

@@ -31,7 +31,9 @@ class Watchers:
             self.second.kill()
             self.second = self.house.watcher()
         else:
-            self.house.stack.kill("watcher")
+            stack = self.house.stack
+            stack.wait_until(lambda: "watcher" in stack.pids, PATIENCE, "the start after the last kill")
+            stack.kill("watcher")
 
 
 @pytest.fixture
