@@ -97,11 +97,10 @@ def test_rabbitmq_is_killed_and_started_again(state_folder: Callable[[str], Path
             node.kill()
             before = len(run.load.accepted)
             run.go_on(20)
-            meanwhile = sorted(each.took for each in run.load.accepted[before:])
-            median, slowest = meanwhile[len(meanwhile) // 2], meanwhile[-1]
+            slowest = max(each.took for each in run.load.accepted[before:])
             run.strike()
             node.start()
             run.go_on(15)
-            run.notes.append(f"202 while it was away: after {median * 1000:.0f} ms, at worst {slowest:.2f} s")
+            run.notes.append(f"202 while it was away: at worst {slowest:.2f} s")
         assert made.stack.pids["core"] == worker
-    assert median < 1  # the worst says more about the machine than about us
+    assert slowest < 3

@@ -32,7 +32,7 @@ def test_events_are_accepted_quickly_while_the_broker_hangs(the_house: House, un
         the_house.stack.kill("Valkey", signal.SIGSTOP)
         try:
             before = len(run.load.accepted)
-            run.go_on(60)
+            run.go_on(60, timeout=30)
             meanwhile = sorted(each.took for each in run.load.accepted[before:])
         finally:
             the_house.stack.kill("Valkey", signal.SIGCONT)
@@ -40,4 +40,5 @@ def test_events_are_accepted_quickly_while_the_broker_hangs(the_house: House, un
         run.go_on(20)
         median, worst = meanwhile[len(meanwhile) // 2], meanwhile[-1]
         run.notes.append(f"meanwhile 202 after {median * 1000:.0f} ms, at worst {worst:.2f} s")
-    assert median < 1  # the worst says more about the machine than about us
+    assert median < 0.25
+    assert worst < 3

@@ -127,6 +127,7 @@ def test_who_pings_is_not_silent_and_a_transfer_pauses(visit: Callable[..., Any]
     tab.wait_for_selector("#standing[data-kind=paused]", timeout=SOON)
     tab.click("#silence")
     write(tab, "#agent", "I am your new agent")
+    tab.wait_for_selector("#standing[data-kind=armed]", timeout=SOON)
     tab.wait_for_selector(GUIDE, timeout=SOON)
     armed_for = Event.objects.get(type="session.silent").data
     assert armed_for["tag"] == "demo"
