@@ -23,7 +23,6 @@ from config.environment import ROOT, environment
 
 PATIENCE = 180  #: seconds after which a test that waits for something gives up
 NOWHERE = "redis://127.0.0.1:1/0"
-TOO_LATE = ("is slow", "takes too long")  #: what is said where time ran out; a deadlock is a 503 too, and says neither
 
 
 def database_url(port: int | None = None) -> str:
@@ -65,17 +64,10 @@ class Client:
     address: str
     key: str
 
-    def __call__(
-        self, method: str, path: str, body: Any = None, *, patient: bool = True, **options: Any
-    ) -> requests.Response:
-        """Comes again, if it is patient, where the house had no time for it."""
+    def __call__(self, method: str, path: str, body: Any = None, **options: Any) -> requests.Response:
         headers = {"Authorization": f"Bearer {self.key}"} | options.pop("headers", {})
         url = f"{self.address}/api/v1{path}"
-        for _ in range(10 if patient else 1):
-            answer = requests.request(method, url, json=body, headers=headers, timeout=PATIENCE, **options)
-            if not is_too_late(answer):
-                break
-        return answer
+        return requests.request(method, url, json=body, headers=headers, timeout=PATIENCE, **options)
 
     def get(self, path: str, **params: Any) -> requests.Response:
         return self("GET", path, params=params)
@@ -89,10 +81,6 @@ class Client:
     def raw(self, body: bytes, content_type: str = "application/cloudevents+json", **headers: str) -> requests.Response:
         sent = {"Authorization": f"Bearer {self.key}", "Content-Type": content_type} | headers
         return requests.post(f"{self.address}/api/v1/events", data=body, headers=sent, timeout=PATIENCE)
-
-
-def is_too_late(answer: Any) -> bool:
-    return answer.status_code == 503 and any(words in answer.json()["detail"] for words in TOO_LATE)
 
 
 def told(id: str = "e1", **changes: Any) -> dict[str, Any]:

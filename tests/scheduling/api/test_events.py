@@ -145,7 +145,7 @@ def test_a_hundred_copies_at_once_are_one_event(api: Client, matrix: Any) -> Non
 
     def send(_: int) -> Any:
         """A house that has too much to do says so, and a sender comes again."""
-        while (answer := api.event(told(), patient=False)).status_code == 503 and len(late) < 1000:
+        while (answer := api.event(told())).status_code == 503 and len(late) < 1000:
             late.append(answer)
         return answer
 

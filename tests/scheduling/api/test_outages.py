@@ -50,7 +50,7 @@ def test_a_transaction_that_is_killed_is_never_answered_with_202(api: Client, ap
     Customer.objects.create(user_id="ann")
     with transaction.atomic():
         Customer.objects.select_for_update().get(user_id="ann")
-        answer: Future[Any] = apart.submit(api.event, told(), patient=False)
+        answer: Future[Any] = apart.submit(api.event, told())
         first = eventually(blocked_writers)[0]
         assert not answer.done()
         kill(first)
@@ -67,7 +67,7 @@ def test_a_connection_that_breaks_once_is_not_noticed(api: Client, apart: Thread
     Customer.objects.create(user_id="ann")
     with transaction.atomic():
         Customer.objects.select_for_update().get(user_id="ann")
-        answer: Future[Any] = apart.submit(api.event, told(), patient=False)
+        answer: Future[Any] = apart.submit(api.event, told())
         kill(eventually(blocked_writers)[0])
     assert answer.result().status_code == 202
     assert Event.objects.count() == 1
@@ -79,7 +79,7 @@ def test_without_a_database_the_answer_is_503_and_soon(gated: str, gate: Gate, k
 
     gate.shut()
     calls = [("POST", "/events", told("during")), ("GET", "/touches", None), ("PUT", "/customers/ann", {})]
-    answers = [shop(*call, patient=False) for call in calls]
+    answers = [shop(*call) for call in calls]
     ready = requests.get(f"{gated}/health/ready", timeout=PATIENCE)
     live = requests.get(f"{gated}/health/live", timeout=PATIENCE)
 
@@ -102,7 +102,7 @@ def test_a_list_that_takes_too_long_is_given_up_and_says_so(api: Client) -> None
     paths = ["/touches", "/failed-tasks", "/rpa/jobs", "/rpa/shops"]
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("LOCK TABLE scheduling_touch, scheduling_failedtask, rpa_tasks_job, rpa_tasks_shop")
-        answers = at_once(len(paths), lambda number: api("GET", paths[number], patient=False))
+        answers = at_once(len(paths), lambda number: api.get(paths[number]))
     assert [answer.status_code for answer in answers] == [503] * len(paths)
     for answer in answers:
         assert answer.headers["Content-Type"] == "application/problem+json"
@@ -132,7 +132,7 @@ def test_who_comes_in_does_not_wait_for_those_who_read(house: None, key: str, va
 
 def test_a_stranger_is_not_taken_for_one_while_nobody_can_tell(gated: str, gate: Gate, key: str) -> None:
     gate.shut()
-    assert Client(gated, key).event(told(), patient=False).status_code == 503
+    assert Client(gated, key).event(told()).status_code == 503
 
 
 def test_without_redis_a_node_is_ready_but_says_so(alone: str, house: None) -> None:
