@@ -76,12 +76,13 @@ def _patience() -> Iterator[None]:
     from scheduling.admin import home, patience
     from scheduling.api import rates
     from scheduling.channels import quota
+    from sessions import hub
 
     with pytest.MonkeyPatch.context() as patched:
         for place, name in (
             (redis_server, "PATIENCE"), (quota, "SOCKET_TIMEOUT"), (rates, "SOCKET_TIMEOUT"),
             (queue_figures, "PATIENCE"), (views, "PROBE_TIMEOUT"), (home, "PATIENCE"), (patience.Patience, "EACH"),
-            (metrics, "PATIENCE"), (metrics, "DEADLINE"),
+            (metrics, "PATIENCE"), (metrics, "DEADLINE"), (hub, "TELL_WITHIN"),
         ):  # fmt: skip
             patched.setattr(place, name, 20.0)
         patched.setattr(patience, "PATIENCE", "20s")

@@ -8,16 +8,9 @@ import pytest
 from scheduling import services
 from scheduling.management.commands.bootstrap import EVENT_TYPES
 from scheduling.models import Configuration, EventType, Scope
-from sessions import hub
 from sessions.models import SilencePolicy
 from tests.scheduling.api.serving import Client
 from tests.sessions.front.serving import Page, web
-
-
-@pytest.fixture(autouse=True)
-def _patient_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody repeats what these tests tell themselves and what was given up."""
-    monkeypatch.setattr(hub, "TELL_WITHIN", 20.0)
 
 
 @pytest.fixture
