@@ -46,7 +46,6 @@ CONFIG: dict[str, Any] = {
         }
     ],
 }
-DEMO_SHOP = ["exec", "-T", "-d", "execution", "python", "-m", "rpa_tasks.demo_shop"]
 
 
 def missing() -> str:
@@ -120,17 +119,18 @@ class Composed:
 
 @pytest.fixture
 def composed(tmp_path: Path) -> Iterator[Composed]:
+    if gap := missing():
+        pytest.skip(f"missing service: {gap}")
     composed = Composed(tmp_path)
     try:
         composed("build", within=1800)
-        composed("up", "-d", "--wait-timeout", str(WITHIN), within=2 * WITHIN)
+        composed("up", "-d", within=2 * WITHIN)
         yield composed
     finally:
         composed("down", "-v", "--rmi", "local", "--timeout", "20")
 
 
 @pytest.mark.campaign
-@pytest.mark.skipif(bool(missing()), reason=f"missing service: {missing()}")
 def test_composed_services_deliver_a_touch_and_run_a_job(composed: Composed) -> None:
     everything = {*composed("config", "--services").split()} - {"migrate"}
     assert wait_until(lambda: composed.running() == everything, WITHIN), composed("ps", "-a")
@@ -157,7 +157,7 @@ def _deliver(composed: Composed) -> None:
 
 
 def _synchronise(composed: Composed) -> None:
-    composed(*DEMO_SHOP)
+    composed("exec", "-T", "-d", "execution", "python", "-m", "rpa_tasks.demo_shop")
     payload = {"site": "http://127.0.0.1:8765", "login": True}
     job = {"platform": "demo", "shop_id": "s1", "task_type": "sync_order", "payload": payload}
     task_id = composed.call("api/v1/rpa/jobs", job)["task_id"]
