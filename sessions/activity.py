@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from scheduling.activity import raise_last_active
+from sessions.brief import brief_transaction
 from sessions.store import Store
 
-BATCH = 300  #: customers a pass: a watcher does this between two looks at its deadlines
+BATCH = 300  #: customers a pass: a watcher does this between two looks at its deadlines, and again while more wait
 
 
 def note(store: Store) -> int:
@@ -14,6 +15,9 @@ def note(store: Store) -> int:
     if not by_shard:
         return 0
     seen = {user_id: at for users in by_shard.values() for user_id, at in users.items()}
-    raise_last_active(seen)
-    store.forget_active(by_shard)
-    return len(seen)
+    with brief_transaction():
+        noted = raise_last_active(seen)
+    done = {shard: noted & users.keys() for shard, users in by_shard.items()}
+    if noted:
+        store.forget_active({shard: users for shard, users in done.items() if users})
+    return len(noted)

@@ -6,54 +6,68 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Any
 
 from django.http import HttpRequest
 from ninja import Router, Status
 
-from scheduling.api.auth import ApiKeyAuth, charge_events, principal_of
+from scheduling.api.auth import ApiKeyAuth, charge_events, charge_request, principal_of
 from scheduling.api.problems import RETRY_AFTER, Problem
 from scheduling.api.schemas import ProblemOut
-from scheduling.errors import FieldError, InvalidInput
-from sessions import hub, inbox, tokens
-from sessions.desk import Slip, desk
+from scheduling.errors import FieldError, InvalidInput, NotFound
+from sessions import glance, hub, inbox, store, tokens
+from sessions.desk import STALE_SEQ, Slip, desk
 from sessions.frames import AGENT, Frame, check_id
 from sessions.gathering import Overloaded
-from sessions.schemas import ActivityIn, BatchActivityIn, BatchOut, NotedOut, TokenIn, TokenOut
+from sessions.schemas import ActivityIn, BatchActivityIn, BatchOut, NotedOut, SessionOut, TokenIn, TokenOut
 from sessions.server import StoreAway
-from sessions.store import COUNTED, DROPPED, IDLE, Noted, instant
+from sessions.store import COUNTED, DROPPED, IDLE, REFUSED, Noted
 
 router = Router(tags=["sessions"], auth=ApiKeyAuth("sessions"))
 PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
 BATCH_LIMIT = 500
+UNCHARGED = ApiKeyAuth("sessions", charged=False)  #: the view charges, once it knows whose frames these are
+OTHER_USER = "must be the user of this session, in frames of the agent as well"
 OUTCOMES = {COUNTED: "counted", DROPPED: "dropped", IDLE: "idle"}
 
 
-@router.post("/sessions/activity", response={200: BatchOut, PROBLEMS: ProblemOut})
-async def post_batch(request: HttpRequest, batch: list[BatchActivityIn]) -> dict[str, Any]:
-    """Note up to 500 frames, those of one session in their order. All of them count, or none where one does not fit."""
-    if not batch:
-        raise InvalidInput.of("", "the batch is empty")
-    if len(batch) > BATCH_LIMIT:
-        raise Problem(413, f"A batch may have {BATCH_LIMIT} frames; this one has {len(batch)}.")
+@router.post("/sessions/activity", response={200: BatchOut, PROBLEMS: ProblemOut}, auth=UNCHARGED)
+async def post_batch(request: HttpRequest, sessions: list[BatchActivityIn]) -> dict[str, Any]:
+    """Note up to 500 frames, those of one session in their order. None counts where one does not fit. Prefer this to
+    single frames: a batch is one request. Where the key's rate is spent, frames of known sessions count all the same,
+    and those of others are `dropped` for `rate`."""
+    if not sessions:
+        raise InvalidInput.of("sessions", "the batch is empty")
+    if len(sessions) > BATCH_LIMIT:
+        raise Problem(413, f"A batch may have {BATCH_LIMIT} frames; this one has {len(sessions)}.")
     frames, errors = [], []
-    for place, each in enumerate(batch):
+    for place, each in enumerate(sessions):
         try:
             frames.append(_frame(each.session_id, each))
         except InvalidInput as error:
-            errors += [FieldError(f"{place}.{wrong.field}", wrong.message) for wrong in error.errors]
+            errors += [FieldError(f"sessions.{place}.{wrong.field}", wrong.message) for wrong in error.errors]
     if errors:
         raise InvalidInput(*errors)
-    await charge_events(principal_of(request), len(frames))
-    noted = await _note(frames)
-    found = Counter(OUTCOMES[each.outcome] for each in noted)
-    return {**{name: found[name] for name in OUTCOMES.values()}, "items": [_told(each) for each in noted]}
+    admitted = await _admitted(request, frames, batch=True)
+    noted = iter(await _note([frame for frame, is_in in zip(frames, admitted, strict=True) if is_in]))
+    items = [
+        _batch_item(place, next(noted)) if is_in else {"outcome": "dropped", "deadline": None, "dropped": "rate"}
+        for place, is_in in enumerate(admitted)
+    ]
+    found = Counter(each["outcome"] for each in items)
+    return {**{name: found[name] for name in (*OUTCOMES.values(), "refused")}, "items": items}
 
 
-@router.post("/sessions/{path:session_id}/activity", response={200: NotedOut, PROBLEMS: ProblemOut})
+@router.post("/sessions/{path:session_id}/activity", response={200: NotedOut, PROBLEMS: ProblemOut}, auth=UNCHARGED)
 async def post_activity(request: HttpRequest, session_id: str, activity: ActivityIn) -> dict[str, Any]:
-    """Note one frame: the session is armed anew, paused or closed."""
-    (noted,) = await _note([_frame(session_id, activity)])
+    """Note one frame: the session is armed, paused or closed. A frame of a known session is never refused for the
+    key's rate."""
+    frame = _frame(session_id, activity)
+    await _admitted(request, [frame], batch=False)
+    (noted,) = await _note([frame])
+    if noted.outcome == REFUSED:
+        raise InvalidInput.of("user_id", OTHER_USER)
     return _told(noted)
 
 
@@ -63,6 +77,31 @@ async def post_token(request: HttpRequest, session_id: str, wish: TokenIn) -> di
     admission = tokens.Admission(session_id, wish.user_id, wish.chat_id, wish.tag, wish.role)
     token, expires_at = tokens.issue(admission, timedelta(seconds=wish.ttl_seconds))
     return {"token": token, "expires_at": expires_at}
+
+
+@router.get("/sessions/{path:session_id}", response={200: SessionOut, PROBLEMS: ProblemOut})
+async def get_session(request: HttpRequest, session_id: str) -> dict[str, Any]:
+    """The session as Redis knows it. 404 where it does not: it is forgotten a day after its last frame, and an hour
+    after it was closed."""
+    check_id(session_id)
+    try:
+        found = await asyncio.to_thread(glance.at, store.live(), session_id)
+    except StoreAway as error:
+        raise _away() from error
+    if not found.armed_at:
+        raise NotFound("There is no such session.")
+    return {
+        "session_id": session_id,
+        "user_id": found.user_id,
+        "chat_id": found.chat_id,
+        "state": found.state,
+        "tags": [found.tag] if found.tag else [],
+        "policy": found.policy,
+        "deadline": found.deadline,
+        "last_user_at": found.last_user_at,
+        "last_agent_at": found.last_agent_at,
+        "nudges": found.nudges,
+    }
 
 
 @router.delete("/sessions/{path:session_id}", response={204: None, PROBLEMS: ProblemOut})
@@ -80,7 +119,31 @@ async def delete_session(request: HttpRequest, session_id: str) -> Status[None]:
 
 
 def _frame(session_id: str, told: ActivityIn) -> Frame:
-    return Frame(session_id, told.user_id, told.chat_id, told.sender, told.kind, told.seq, told.tag)
+    return Frame(
+        session_id, told.user_id, told.chat_id, told.sender, told.kind, told.seq, told.tag,
+        epoch=str(told.epoch), spoken=told.spoken,
+    )  # fmt: skip
+
+
+async def _admitted(request: HttpRequest, frames: Sequence[Frame], *, batch: bool) -> list[bool]:
+    """Charge the frames to the key, and return which of them may be noted. Where the rate is spent these are the
+    frames of known sessions: chats whose renewals were refused would all fall silent together. Raises a `Problem` with
+    status 429 where there is none."""
+    try:
+        await charge_request(principal_of(request))
+        if batch:
+            await charge_events(principal_of(request), len(frames))
+    except Problem as refused:
+        if refused.status != HTTPStatus.TOO_MANY_REQUESTS:
+            raise
+        try:
+            known = await asyncio.to_thread(store.live().known, [each.session_id for each in frames])
+        except StoreAway as error:
+            raise _away() from error
+        if not any(known):
+            raise
+        return known
+    return [True] * len(frames)
 
 
 async def _note(frames: Sequence[Frame]) -> list[Noted]:
@@ -100,5 +163,13 @@ def _away() -> Problem:
 
 
 def _told(noted: Noted) -> dict[str, Any]:
-    deadline = instant(noted.deadline_ms) if noted.deadline_ms else None
-    return {"outcome": OUTCOMES[noted.outcome], "deadline": deadline}
+    deadline = store.instant(noted.deadline_ms) if noted.deadline_ms else None
+    dropped = STALE_SEQ if noted.outcome == DROPPED else None
+    return {"outcome": OUTCOMES[noted.outcome], "deadline": deadline, "dropped": dropped}
+
+
+def _batch_item(place: int, noted: Noted) -> dict[str, Any]:
+    if noted.outcome != REFUSED:
+        return _told(noted)
+    wrong = {"field": f"sessions.{place}.user_id", "message": OTHER_USER}
+    return {"outcome": "refused", "deadline": None, "errors": [wrong]}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -20,7 +20,16 @@ RENEWED_EVERY = timedelta(hours=1)
 PAUSE_COUNTS = KEPT - 2 * RENEWED_EVERY  #: after its last frame; by then the session itself is still there
 TYPED_LATELY = timedelta(seconds=10)  #: who typed so lately, and has not sent it, is typing
 
-_WHAT = {(sender, kind): f"{sender[0]}:{kind}" for sender, kinds in KINDS.items() for kind in kinds}
+#: Side, flags and kind of a frame in one word (see note_activity.lua).
+_WHAT = {
+    (sender, kind, first_tag, spoken): f"{sender[0]}{first_tag + 2 * spoken}{kind}"
+    for sender, kinds in KINDS.items()
+    for kind in kinds
+    for first_tag in (False, True)
+    for spoken in (False, True)
+}
+
+_EPOCH, _MS = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 
 Silence = tuple[str, int]  #: a session and the arming that it was silent after
 
@@ -38,24 +47,30 @@ def _note_activity(shard: int, frames: Sequence[Frame]) -> Call:
     for frame in frames:
         names.append(prefix + frame.session_id)
         words += (
-            _WHAT[frame.sender, frame.kind], frame.user_id, frame.chat_id,
-            "" if frame.seq is None else frame.seq, frame.tag,
+            _WHAT[frame.sender, frame.kind, frame.first_tag, frame.spoken], frame.user_id, frame.chat_id,
+            order_of(frame.seq, frame.epoch), frame.tag,
         )  # fmt: skip
     return scripts.NOTE_ACTIVITY, names, words
 
 
-def note_presence(sessions: Mapping[str, str]) -> list[Call]:
-    """By user, the session of their last frame."""
+def order_of(seq: int | None, epoch: str) -> int | str:
+    """As the scripts read it."""
+    if seq is None:
+        return ""
+    return f"{seq}@{epoch}" if epoch else seq
+
+
+def note_presence(sessions: Mapping[str, str], wrote: Collection[str]) -> list[Call]:
+    """By user, the session of their last frame; and the users who wrote a message."""
     users = list(sessions)
     window = ms(settings.AFTERTOUCH_CONVERSATION_WINDOW)
-    return [
-        (
-            scripts.NOTE_PRESENCE,
-            [keys.PRESENCE[shard] + users[number] for number in numbers],
-            [window, *(sessions[users[number]] for number in numbers)],
-        )
-        for shard, numbers in by_shard(users).items()
-    ]
+    made: list[Call] = []
+    for shard, numbers in by_shard(users).items():
+        group = [users[number] for number in numbers]
+        writers = [each for each in group if each in wrote]
+        names = [keys.PRESENCE[shard] + each for each in group] + [keys.WROTE[shard] + each for each in writers]
+        made.append((scripts.NOTE_PRESENCE, names, [window, *(sessions[each] for each in group), *[""] * len(writers)]))
+    return made
 
 
 def note_expired(user_id: str, key: str, tag: str, window: timedelta) -> Call:
@@ -65,9 +80,13 @@ def note_expired(user_id: str, key: str, tag: str, window: timedelta) -> Call:
     return scripts.NOTE_EXPIRED, names, words
 
 
-def claim_silent(shard: int, limit: int, lease: timedelta) -> Call:
-    names = (keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard], keys.SESSION[shard])
-    return scripts.CLAIM_SILENT, names, (limit, ms(lease))
+def peek_silent(shard: int, limit: int) -> Call:
+    return scripts.PEEK_SILENT, (keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard]), (limit,)
+
+
+def claim_silent(shard: int, session_ids: Sequence[str], lease: timedelta) -> Call:
+    names = [keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard]]
+    return scripts.CLAIM_SILENT, names + [keys.SESSION[shard] + each for each in session_ids], (ms(lease), *session_ids)
 
 
 def confirm(silences: Sequence[Silence]) -> list[Call]:
@@ -88,12 +107,18 @@ def release(silences: Sequence[Silence]) -> list[Call]:
     ]
 
 
-def still_silent(silences: Sequence[Silence], groups: Mapping[int, Sequence[int]]) -> list[Call]:
+def still_silent(
+    silences: Sequence[Silence], groups: Mapping[int, Sequence[int]], send_until: Sequence[datetime | None]
+) -> list[Call]:
+    asked = [
+        (armed_at, 0 if until is None else (until - _EPOCH) // _MS)
+        for (_, armed_at), until in zip(silences, send_until, strict=True)
+    ]
     return [
         (
             scripts.STILL_SILENT,
             [keys.SIGNS[shard], *_sessions(shard, [silences[number] for number in numbers])],
-            [len(keys.SESSION[shard]), ms(TYPED_LATELY), *(silences[number][1] for number in numbers)],
+            [len(keys.SESSION[shard]), ms(TYPED_LATELY), *(word for number in numbers for word in asked[number])],
         )
         for shard, numbers in groups.items()
     ]
@@ -104,15 +129,24 @@ def tally() -> list[Call]:
     return [
         (
             scripts.TALLY,
-            [keys.DUE[shard], keys.INFLIGHT[shard], keys.PAUSED[shard], keys.COUNTS[shard], keys.SESSION[shard]],
+            [keys.DUE[shard], keys.INFLIGHT[shard], keys.PAUSED[shard], keys.COUNTS[shard]],
             [ms(PAUSE_COUNTS)],
         )
         for shard in range(keys.SHARDS)
     ]
 
 
+def forget_pauses(shard: int, session_ids: Sequence[str]) -> Call:
+    names = [keys.PAUSED[shard], keys.COUNTS[shard], *(keys.SESSION[shard] + each for each in session_ids)]
+    return scripts.FORGET_PAUSES, names, [ms(PAUSE_COUNTS), *session_ids]
+
+
 def presence_key(user_id: str) -> str:
     return keys.PRESENCE[keys.shard_of(user_id)] + user_id
+
+
+def wrote_key(user_id: str) -> str:
+    return keys.WROTE[keys.shard_of(user_id)] + user_id
 
 
 def by_shard(ids: Sequence[str]) -> dict[int, list[int]]:
@@ -124,7 +158,7 @@ def by_shard(ids: Sequence[str]) -> dict[int, list[int]]:
 
 
 def ms(span: timedelta) -> int:
-    return span // timedelta(milliseconds=1)
+    return span // _MS
 
 
 def _grouped(silences: Sequence[Silence]) -> list[tuple[int, list[Silence]]]:

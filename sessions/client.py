@@ -65,6 +65,7 @@ class SessionClient:
         self._task: asyncio.Task[None] | None = None
         self._repeating: asyncio.Task[None] | None = None
         self._in_order = False  #: nothing waits that has to go first
+        self._spoken = False  #: a message was acknowledged: pings say so, in case Redis loses the session
 
     async def __aenter__(self) -> SessionClient:
         self._task = asyncio.create_task(self._run())
@@ -183,7 +184,9 @@ class SessionClient:
             self._repeating = asyncio.create_task(self._send_waiting())
         elif kind == "message":
             self.cursor = frame["cursor"]
-        elif kind == "ack" or (kind == "error" and frame["reason"] in FINAL_ERRORS):
+        if kind == "ack" and frame["id"] in self._unacknowledged:
+            self._spoken = True
+        if kind == "ack" or (kind == "error" and frame["reason"] in FINAL_ERRORS):
             self._unacknowledged.pop(frame["id"], None)
         elif kind == "error" and frame["id"] in self._unacknowledged:
             asyncio.get_running_loop().call_later(FIRST_PAUSE * 2, self._repeat, frame["id"])
@@ -210,5 +213,5 @@ class SessionClient:
     async def _ping(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """What keeps the session from falling silent while its page is there."""
         while not socket.closed:
-            await self._send({"type": "ping"})
+            await self._send({"type": "ping", **({"spoken": True} if self._spoken else {})})
             await asyncio.sleep(self._ping_every)

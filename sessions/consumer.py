@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -24,7 +25,7 @@ from sessions.desk import Filed, Slip, desk
 from sessions.frames import USER, Frame
 from sessions.inbox import Post
 from sessions.server import StoreAway
-from sessions.store import DROPPED
+from sessions.store import COUNTED, DROPPED, REFUSED
 from sessions.wire import EVENT, Close, Incoming, Refused
 
 log = structlog.get_logger(__name__)
@@ -32,6 +33,7 @@ log = structlog.get_logger(__name__)
 EVENT_WITHIN = 10.0  #: seconds
 EVENTS_AT_ONCE = 8
 CATCH_UP = 20  #: messages at a time
+MOST_WAITING = 100  #: frames of a connection that are not noted yet
 AWAY = "the live sessions cannot be reached; send it again"
 PONG = '{"type":"pong"}'
 
@@ -50,6 +52,9 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         self.told_more = False  #: of something newer, while it was read
         self.events: set[asyncio.Task[None]] = set()
         self.joined = False
+        self.spoken = False  #: its user has written, so a ping arms the session again where Redis has lost it
+        self.waiting = 0  #: frames that are not noted yet
+        self.expiry: asyncio.TimerHandle | None = None
         try:
             while (message := await receive())["type"] != "websocket.disconnect":
                 if message["type"] == "websocket.connect":
@@ -68,10 +73,14 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         # Nobody needs the headers again, and they are a good part of what a quiet connection costs.
         self.scope = {"path": self.scope["path"], "url_route": self.scope["url_route"]}
         try:
-            self.admission = tokens.read(query.get("token", ""), self.scope["url_route"]["kwargs"]["session_id"])
+            token = query.get("token", "")
+            self.admission = tokens.read(token, self.scope["url_route"]["kwargs"]["session_id"])
+            self.side, self.ticket = self.admission.role, hash(token)
             await self._enter(query.get("cursor", ""))
         except tokens.BadToken as error:
             self.outlet.end(Close.BAD_TOKEN, f"token: {error}")
+        except hub.Crowded as error:
+            self.outlet.end(Close.TOO_MANY, f"the {error} has too many connections")
         except ValueError:
             self.outlet.end(Close.BAD_FRAME, "cursor: is not one that was given out")
         except Exception as error:
@@ -82,17 +91,26 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         """First listen, then look: what is said in between comes twice and is known by its cursor."""
         wanted = inbox.position(cursor) if cursor else None
         session_id = self.admission.session_id
-        self.joined = True
-        measures.socket_opened(self.admission.role)
         async with asyncio.timeout(hub.TELL_WITHIN):
             await hub.hub().join(session_id, self)
+            self.joined = True
+            measures.socket_opened(self.admission.role)
             (last,) = await asyncio.to_thread(inbox.live().last_cursors, [session_id])
+        left = max(0.0, self.admission.ends_at - time.time())
+        self.expiry = asyncio.get_running_loop().call_later(left, self._expire)
+        if wanted is not None and wanted > inbox.position(last):
+            wanted = inbox.position(inbox.START)  # of an inbox that was lost: see _catch_up
         self.cursor = wanted if wanted is not None else inbox.position(last)
         self._push({"type": "welcome", "session_id": session_id, "role": self.admission.role, "cursor": last})
         self._look_after(max(last, self.heard, key=inbox.position))
 
+    def _expire(self) -> None:
+        self.outlet.end(Close.BAD_TOKEN, "token: expired")
+
     async def websocket_disconnect(self) -> None:
         self.outlet.drop()
+        if self.expiry:
+            self.expiry.cancel()
         if self.catching_up:
             self.catching_up.cancel()
         if self.joined:
@@ -116,35 +134,48 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self.outlet.put(PONG)
         elif frame.kind == EVENT:
             self._take_event(frame)
+        if self.waiting >= MOST_WAITING:
+            raise Refused(Close.TOO_FAST, f"more than {MOST_WAITING} frames wait to be noted")
         slip = Slip(self._activity(frame), self._post(frame), look=frame.kind == "ping")
         try:
             desk().submit(slip, lambda filed: self._filed(frame, slip, filed))
         except gathering.Overloaded:
             self._refuse(frame, "overloaded", "too much waits; send it again in a moment")
+        else:
+            self.waiting += 1
 
     def _activity(self, frame: Incoming) -> Frame:
         """What the store makes of it. An event is a sign of its user's attention; of an agent it says nothing."""
         kind = frame.kind
         if kind == EVENT:
             kind = "read" if self.admission.role == USER else "ping"
-        return self.admission.frame(kind, None if frame.kind == EVENT else frame.seq)
+        seq, spoken = None if frame.kind == EVENT else frame.seq, frame.spoken or self.spoken
+        return self.admission.frame(kind, seq, epoch=frame.epoch, spoken=kind == "ping" and spoken)
 
     def _post(self, frame: Incoming) -> Post | None:
         if frame.kind != "message":
             return None
         me = self.admission
         named = f"{me.role}:{frame.id}" if frame.id else ""
-        numbered = f"{me.role}#{frame.seq}" if frame.seq is not None else ""
-        name = frame.id or str(new_id())
-        return Post(me.session_id, name, me.role, frame.text, key=named or numbered, seq=frame.seq)
+        numbered = f"{me.role}#{frame.epoch}#{frame.seq}" if frame.seq is not None else ""
+        return Post(
+            me.session_id, frame.id or str(new_id()), me.role, frame.text, key=named or numbered,
+            seq=frame.seq, epoch=frame.epoch, user_id=me.user_id,
+        )  # fmt: skip
 
     def _filed(self, frame: Incoming, slip: Slip, filed: Filed | Exception) -> None:
         """The store has it, or says why not."""
+        self.waiting -= 1
         if isinstance(filed, Exception):
             if not isinstance(filed, StoreAway):
                 log.error("frame_not_filed", kind=frame.kind, exc_info=filed)
             self._refuse(frame, "unavailable", AWAY)
             return
+        if filed.noted.outcome == REFUSED:
+            self.outlet.end(Close.OTHER_USER, "user_id: the session belongs to another user")
+            return
+        if frame.kind == "message" and filed.noted.outcome == COUNTED:
+            self.spoken = self.admission.role == USER
         if filed.last_cursor:
             self._look_after(filed.last_cursor)
         if slip.post and filed.posted:
@@ -189,7 +220,9 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
 
     def hear(self, told: dict[str, Any]) -> None:
         """The hub tells what was said in this session."""
-        if told["what"] == hub.MESSAGE:
+        if told["what"] == hub.LOST:
+            self._read_on()
+        elif told["what"] == hub.MESSAGE:
             if self.cursor is None:
                 self.heard = told["cursor"]
             elif inbox.position(told["before"]) == self.cursor and not self.catching_up:
@@ -205,8 +238,13 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self._push({"type": told["kind"], "from": told["side"]})
 
     def _look_after(self, last: str) -> None:
-        """Read what is between our cursor and this one, if anything is."""
-        if self.cursor is None or inbox.position(last) <= self.cursor or self.outlet.ended:
+        """Read what is between our cursor and this one, if anything is. A cursor below ours is one that we have, or
+        of an inbox that was lost and began again by a slower clock."""
+        if self.cursor is not None and inbox.position(last) != self.cursor:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self.cursor is None or self.outlet.ended:
             return
         self.told_more = True
         if not self.catching_up:
@@ -222,13 +260,22 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
                 missed = await asyncio.to_thread(inbox.live().since, self.admission.session_id, after, CATCH_UP)
                 for entry in missed:
                     self._push_entry(entry)
-                if not missed and not self.told_more:
+                if not missed and not await self._inbox_began_again() and not self.told_more:
                     return
                 await self.outlet.emptied()
         except StoreAway as error:
             log.info("not_caught_up", error=str(error))  # the next ping looks again
         finally:
             self.catching_up = None
+
+    async def _inbox_began_again(self) -> bool:
+        """Whether the inbox was lost, and its cursors are below ours by now: then all of it is new to us. Only while
+        nothing else moves our cursor, or one that is just behind would be taken for it."""
+        (last,) = await asyncio.to_thread(inbox.live().last_cursors, [self.admission.session_id])
+        if self.cursor is None or inbox.position(last) >= self.cursor:
+            return False
+        self.cursor = inbox.position(inbox.START)
+        return True
 
     def _push_entry(self, entry: inbox.Entry) -> None:
         position = inbox.position(entry.cursor)

@@ -1,7 +1,7 @@
 """The demo chat: a customer and an agent side by side, and beneath them what became of each silence.
 
-For demos, and for staff elsewhere. It lets nobody into a session of a real customer: the sessions that it opens have
-names of their own, and those are the only ones that it opens.
+For demos only; production settings have no address for it. The sessions that it opens have names of their own, and it
+opens no others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from functools import wraps
 from typing import Any
 
 from django.conf import settings
-from django.contrib.auth.views import redirect_to_login
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
@@ -51,19 +50,21 @@ PAUSES = {
 View = Callable[[HttpRequest], HttpResponse]
 
 
-def for_the_house(view: View) -> View:
-    @wraps(view)
-    def admitted(request: HttpRequest) -> HttpResponse:
-        if getattr(settings, "AFTERTOUCH_DEMO", False) or (request.user.is_active and request.user.is_staff):
-            return view(request)
-        return redirect_to_login(request.get_full_path(), settings.LOGIN_URL)
+def in_demo_only(view: View) -> View:
+    """Answer 404 outside of a demo, also to staff: the tokens plan touches and speak as an agent."""
 
-    return admitted
+    @wraps(view)
+    def answer(request: HttpRequest) -> HttpResponse:
+        if not getattr(settings, "AFTERTOUCH_DEMO", False):
+            raise Http404
+        return view(request)
+
+    return answer
 
 
 @never_cache
 @require_safe
-@for_the_house
+@in_demo_only
 def page(request: HttpRequest) -> HttpResponse:
     settled = {
         "begin": reverse("demo_chat_begin"),
@@ -77,7 +78,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 @never_cache
 @require_POST
-@for_the_house
+@in_demo_only
 def begin(request: HttpRequest) -> HttpResponse:
     """Tokens for both sides of a new session, or of the one that another tab has opened."""
     known = request.POST.get("session", "")
@@ -97,7 +98,7 @@ def begin(request: HttpRequest) -> HttpResponse:
 
 @never_cache
 @require_safe
-@for_the_house
+@in_demo_only
 def state(request: HttpRequest) -> HttpResponse:
     """How the session stands now, and its latest silences with what became of them."""
     session_id = request.GET.get("session", "")

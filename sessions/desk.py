@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
+from scheduling import measures
 from sessions.frames import Frame
 from sessions.gathering import Gathering
 from sessions.inbox import OVERTAKEN, Inbox, Post, Posted
-from sessions.store import Noted, Store
+from sessions.store import DROPPED, Noted, Store
 
 MOMENT = 0.02  #: seconds
+STALE_SEQ = "stale_seq"  #: why a frame was dropped: its seq is not above the last of its side
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Clerk:
         posts = _posts(slips)
         posted = dict(zip(posts, self.inbox.put(list(posts.values())), strict=True))
         noted = self.store.note_activity([slip.frame for slip in slips])
+        if stale := sum(each.outcome == DROPPED for each in noted):
+            measures.frames_not_counted(STALE_SEQ, stale)
         last = iter(self.inbox.last_cursors([slip.frame.session_id for slip in slips if slip.look]))
         return [
             Filed(each, posted.get(number), next(last) if slip.look else "")
@@ -56,20 +60,24 @@ class Clerk:
 
 
 def _posts(slips: Sequence[Slip]) -> dict[int, Post]:
-    """The messages by their place. What came in one batch with a higher seq before it is stored no more: the inbox
-    knows only what is counted. Whether it is there already, the inbox knows by its key."""
-    highest: dict[tuple[str, str], tuple[int, str]] = {}
+    """The messages by their place. What came in one batch with a higher seq before it, or after the next epoch began,
+    is stored no more: the inbox knows only what is counted. Whether it is there already, the inbox knows by its key."""
+    highest: dict[tuple[str, str], tuple[str, int, str]] = {}
+    former: set[tuple[str, str, str]] = set()
     posts = {}
     for number, slip in enumerate(slips):
         if (post := slip.post) is None:
             continue
         side, seq = (slip.frame.session_id, slip.frame.sender), slip.frame.seq
         if seq is not None:
-            last, key = highest.get(side, (-1, ""))
-            if seq < last or (seq == last and post.key != key):
-                post = replace(post, seq=OVERTAKEN)
+            epoch, last, key = highest.get(side, ("", -1, ""))
+            own = slip.frame.epoch or epoch
+            if (*side, own) in former or (own == epoch and (seq < last or (seq == last and post.key != key))):
+                post = replace(post, seq=OVERTAKEN, epoch="")
             else:
-                highest[side] = seq, post.key
+                if own != epoch and last >= 0:
+                    former.add((*side, epoch))
+                highest[side] = own, seq, post.key
         posts[number] = post
     return posts
 

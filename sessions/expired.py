@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from uuid import uuid4
 
 import structlog
 
@@ -15,17 +16,26 @@ from scheduling.errors import InvalidInput
 from sessions.frames import check_id
 from sessions.gateway import Pattern
 from sessions.pace import Backoff
-from sessions.server import Server, StoreAway
+from sessions.server import NotAllowed, Server, StoreAway
 from sessions.store import Store
 
 log = structlog.get_logger(__name__)
 
 BATCH = 500
 LISTEN = 0.5  #: seconds to wait for the first of a batch
+PROBE_WITHIN = 5.0  #: seconds
+HOW_TO_CONFIGURE = "Set it in the server's configuration file, or with CONFIG SET notify-keyspace-events Ex."
 
 
 class NotToldOfExpiry(Exception):
     """The server does not tell when keys expire."""
+
+
+def _not_allowed(error: NotAllowed) -> NotToldOfExpiry:
+    return NotToldOfExpiry(
+        f"The Redis user may not do “{error}”. Grant it the channel in the server's ACL: &__keyevent@*__:expired"
+        " (deploy/redis/users.acl has a user for this program)."
+    )
 
 
 class Listener:
@@ -41,19 +51,32 @@ class Listener:
         self.window = window
         self.stop = stop
         self.connected = threading.Event()
+        self.failure: NotToldOfExpiry | None = None  #: why it gave up, and set `stop`
         self._heard: list[tuple[str, str]] = []  #: and not yet noted
         self._backoff = Backoff(0.2, 30.0)
         self._thread = threading.Thread(target=self.run, name="listen-expired", daemon=True)
 
     def check(self) -> None:
         """Raises `NotToldOfExpiry`, or `StoreAway`."""
-        flags = self.gateway.keyspace_events()
-        if flags is None:
-            log.warning("keyspace_events_unknown", hint="CONFIG is not allowed; notify-keyspace-events must have Ex")
-        elif "E" not in flags or not {"x", "A"} & set(flags):
+        try:
+            with self.gateway.expiries():
+                flags = self.gateway.keyspace_events()
+            if flags is None:
+                self._probe()
+        except NotAllowed as error:
+            raise _not_allowed(error) from error
+        if flags is not None and ("E" not in flags or not {"x", "A"} & set(flags)):
+            raise NotToldOfExpiry(f"notify-keyspace-events is “{flags}” and must have E and x. {HOW_TO_CONFIGURE}")
+
+    def _probe(self) -> None:
+        """Where CONFIG is not allowed, as it should be: let a key of ours expire."""
+        heard = self.gateway.hears_expiry(f"{{at:watch}}:probe:{uuid4().hex}", PROBE_WITHIN)
+        if heard is None:
+            log.warning("keyspace_events_unknown", reason="neither CONFIG GET nor a key of its own is allowed")
+        elif not heard:
             raise NotToldOfExpiry(
-                f"The server does not tell when keys expire: notify-keyspace-events is “{flags}” and must have E and x."
-                " Set it in its configuration file, or with CONFIG SET notify-keyspace-events Ex."
+                f"A key expired and the server did not tell within {PROBE_WITHIN:.0f} s: notify-keyspace-events must"
+                f" have E and x. {HOW_TO_CONFIGURE}"
             )
 
     def await_check(self) -> None:
@@ -80,6 +103,11 @@ class Listener:
             except StoreAway as error:
                 self.connected.clear()
                 self._wait(error)
+            except NotAllowed as error:
+                # No retry changes that. A process that stayed would look alive and hear nothing.
+                self.connected.clear()
+                self.failure = _not_allowed(error)
+                self.stop.set()
             except Exception:
                 # Nobody sees that a thread has ended, and its process would look alive and hear nothing.
                 self.connected.clear()

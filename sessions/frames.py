@@ -17,7 +17,7 @@ KINDS = {USER: USER_KINDS, AGENT: AGENT_KINDS}
 
 ID_LENGTH = 128  #: of a session's id: an event's id is that and an instant
 USER_LENGTH = CHAT_LENGTH = 200
-TAG_LENGTH = 64
+TAG_LENGTH = EPOCH_LENGTH = 64
 MAX_SEQ = 2**53 - 1  #: what JSON and Lua count exactly
 
 _UNSTORABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
@@ -25,8 +25,9 @@ _UNSTORABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame of one side. `seq` grows over the life of the session, for each side alone: one that is not above the
-    last is a duplicate or came too late, and is dropped. A frame without one always counts. Raises `InvalidInput`."""
+    """One frame of one side. `user_id` is the session's user, in frames of the agent as well. `seq` grows over the life
+    of the session, for each side alone: one that is not above the last is a duplicate or came too late, and is dropped.
+    A frame without one always counts. Under a new `epoch` the counter may start again. Raises `InvalidInput`."""
 
     session_id: str
     user_id: str
@@ -35,6 +36,9 @@ class Frame:
     kind: str = "message"
     seq: int | None = None
     tag: str = ""  #: "": the one that the session has, else "default"
+    epoch: str = ""  #: of the counter; "": the one that it has
+    spoken: bool = False  #: the user has written before, so a ping of theirs arms a session that Redis has lost
+    first_tag: bool = False  #: the tag is only for a session that has none
 
     def __post_init__(self) -> None:
         if self._fits():
@@ -52,13 +56,14 @@ class Frame:
 
     def _fits(self) -> bool:
         """The same in one go, because it is done for every frame of 100,000 chats."""
-        texts = (self.session_id, self.user_id, self.chat_id, self.tag)
+        texts = (self.session_id, self.user_id, self.chat_id, self.tag, self.epoch)
         return (
             all(type(text) is str for text in texts)
             and 0 < len(self.session_id) <= ID_LENGTH
             and 0 < len(self.user_id) <= USER_LENGTH
             and len(self.chat_id) <= CHAT_LENGTH
             and len(self.tag) <= TAG_LENGTH
+            and len(self.epoch) <= EPOCH_LENGTH
             and self.kind in KINDS.get(self.sender, ())
             and (self.seq is None or (type(self.seq) is int and 0 <= self.seq <= MAX_SEQ))
             and not _UNSTORABLE.search("".join(texts))
@@ -70,6 +75,7 @@ _TEXTS = (
     ("user_id", USER_LENGTH, 1),
     ("chat_id", CHAT_LENGTH, 0),
     ("tag", TAG_LENGTH, 0),
+    ("epoch", EPOCH_LENGTH, 0),
 )
 
 
@@ -80,6 +86,10 @@ def _check_text(found: Findings, name: str, text: object, longest: int, least: i
         found.add(name, f"must have between {least} and {longest} characters")
     elif _UNSTORABLE.search(text):
         found.add(name, "must not have control characters or half a character")
+
+
+def has_control_characters(text: str) -> bool:
+    return bool(_UNSTORABLE.search(text))
 
 
 def check_id(session_id: str) -> None:

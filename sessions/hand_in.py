@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import structlog
 from django.conf import settings
-from django.db import DataError, IntegrityError
+from django.db import DataError, IntegrityError, OperationalError
 
 from scheduling import sql
 from scheduling.configuration import current
 from scheduling.dispatcher import doorbell
 from scheduling.errors import InvalidInput
-from scheduling.intake import NewEvent, record_events
+from scheduling.intake import NewEvent, locked_customers, record_events
+from sessions.brief import brief_transaction
 from sessions.presence import SILENT
 from sessions.store import Claim
 
@@ -22,19 +23,37 @@ SOURCE = "/sessions"
 
 
 def hand_in(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
-    """Record them in one transaction; those that were recorded before are not recorded twice. Returns those that the
-    database has now: all of them, unless one is such that it refuses it for good."""
+    """Record them in one transaction; those that were recorded before are not recorded twice.
+
+    Returns those that the database has now. A silence that it refuses for good is missing. So is one whose customer
+    another transaction holds for longer than an intake may wait: the end of its claim's lease brings it back.
+    """
     if not silences:
         return []
     try:
-        record_events([event_of(each, now_ms) for each in silences], announce=doorbell.ring)
+        with brief_transaction():
+            record_events([event_of(each, now_ms) for each in silences], announce=doorbell.ring)
     except (DataError, IntegrityError, InvalidInput) as error:
         if len(silences) == 1:
             log.error("silence_refused", session=silences[0].session_id, error=str(error))
             return []
-        half = len(silences) // 2
-        return hand_in(silences[:half], now_ms) + hand_in(silences[half:], now_ms)
+        return _hand_in_halves(silences, now_ms)
+    except OperationalError as error:
+        if not sql.is_lock_timeout(error):
+            raise
+        locked = locked_customers(each.user_id for each in silences)
+        free = [each for each in silences if each.user_id not in locked]
+        log.warning("customers_locked", silences=len(silences) - len(free))
+        if len(free) < len(silences):
+            return hand_in(free, now_ms)
+        # The lock was released since, or it was another row's: the others need not wait for their leases.
+        return _hand_in_halves(silences, now_ms) if len(silences) > 1 else []
     return list(silences)
+
+
+def _hand_in_halves(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
+    half = len(silences) // 2
+    return hand_in(silences[:half], now_ms) + hand_in(silences[half:], now_ms)
 
 
 def event_of(silence: Claim, now_ms: int) -> NewEvent:

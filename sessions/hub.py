@@ -15,8 +15,10 @@ from weakref import WeakKeyDictionary
 
 import structlog
 from channels.layers import get_channel_layer
+from django.conf import settings
 
 from sessions.inbox import Post, Posted
+from sessions.layer import RECEIVED_LIMIT
 
 log = structlog.get_logger(__name__)
 
@@ -25,12 +27,22 @@ TELLING_LIMIT = 10_000
 TOLD_AT_ONCE = 500
 BREATH = 32
 
-MESSAGE, SIGN, CLOSED = "message", "sign", "closed"
+MESSAGE, SIGN, CLOSED, LOST = "message", "sign", "closed", "lost"
 API = "api"  #: the side of who closes a session from outside
+
+
+class Crowded(Exception):
+    """The session, or the token, has as many connections as it may have in this process."""
 
 
 class Ear(Protocol):
     """A connection as the hub knows it. It must not block."""
+
+    @property
+    def side(self) -> str: ...
+
+    @property
+    def ticket(self) -> int: ...  # the same for connections with the same token
 
     def hear(self, told: dict[str, Any]) -> None: ...
 
@@ -48,14 +60,20 @@ class Hub:
         self._opening = asyncio.Lock()
 
     async def join(self, session_id: str, ear: Ear) -> None:
-        """From now on it hears what is said. Raises what the layer raises where Redis is away."""
-        async with self._opening:
-            if not self._channel:
-                self._channel = await self._layer.new_channel()
-                self._listener = asyncio.get_running_loop().create_task(self._listen())
+        """From now on it hears what is said. Raises `Crowded`, and what the layer raises where Redis is away."""
         group = group_of(session_id)
-        self._ears.setdefault(group, set()).add(ear)
+        ears = self._ears.setdefault(group, set())
+        # Each side by itself: a customer with many tabs must not keep the agent out.
+        if sum(each.side == ear.side for each in ears) >= settings.AFTERTOUCH_SESSION_SOCKETS:
+            raise Crowded("session")
+        if sum(each.ticket == ear.ticket for each in ears) >= settings.AFTERTOUCH_TOKEN_SOCKETS:
+            raise Crowded("token")
+        ears.add(ear)
         try:
+            async with self._opening:
+                if not self._channel:
+                    self._channel = await self._layer.new_channel()
+                    self._listener = asyncio.get_running_loop().create_task(self._listen())
             await self._layer.group_add(group, self._channel)
         except BaseException:
             await self.leave(session_id, ear)
@@ -64,8 +82,10 @@ class Hub:
     async def leave(self, session_id: str, ear: Ear) -> None:
         group = group_of(session_id)
         ears = self._ears.get(group, set())
+        if ear not in ears:
+            return
         ears.discard(ear)
-        if ears or group not in self._ears:
+        if ears:
             return
         del self._ears[group]
         try:
@@ -109,10 +129,19 @@ class Hub:
                 told = await self._layer.receive(self._channel)
                 for ear in list(self._ears.get(group_of(told["session"]), ())):
                     ear.hear(told)
+                if self._layer.overflowed(self._channel):
+                    self._look_again()
             except Exception:
                 log.exception("not_understood")
             if number % BREATH == 0:
                 await asyncio.sleep(0)  # a queue that is never empty never lets the outlets send
+
+    def _look_again(self) -> None:
+        """More came than this process could pass on, and some is lost: every connection looks into its inbox."""
+        log.warning("told_too_fast", limit=RECEIVED_LIMIT)
+        for ears in list(self._ears.values()):
+            for ear in list(ears):
+                ear.hear({"what": LOST})
 
 
 def message(post: Post, posted: Posted) -> dict[str, Any]:

@@ -16,12 +16,14 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from sessions import keys, store
+from sessions.calls import order_of
 from sessions.frames import AGENT, USER
 from sessions.scripts import Script
 from sessions.server import Call, Server
 
 KEPT = timedelta(hours=24)
 MOST = 100  #: messages
+MOST_BYTES = 131_072  #: of messages, beside the short ones: those of which `MOST` fit into it
 MOST_KEYS = 500  #: a repeat is known as one until so many others came
 OVERTAKEN = -1  #: in place of a seq: stored by no means, but told apart from a repeat of what is there
 START = "0-0"  #: the cursor before the first message
@@ -42,6 +44,8 @@ class Post:
     text: str
     key: str = ""  #: a second post with it is the same message; "": nobody repeats it
     seq: int | None = None
+    epoch: str = ""  #: of the counter of `seq`
+    user_id: str = ""  #: whose session it has to be; "": the writer does not say
     more: Mapping[str, str] = field(default_factory=dict)  #: what else a page may know of it
 
     def body(self) -> str:
@@ -52,7 +56,7 @@ class Post:
 
 
 class Posted(NamedTuple):
-    """`outcome`: stored, duplicate, replayed (its seq is not above the last) or no_session."""
+    """`outcome`: stored, duplicate, replayed (its seq is not above the last), no_session or other_user."""
 
     outcome: str
     cursor: str  #: of the message, "" unless it was stored
@@ -116,7 +120,7 @@ def _put(post: Post) -> Call:
     names = [keys.SESSION[keys.shard_of(post.session_id)] + post.session_id]
     names += [_stream(post.session_id), _once(post.session_id)]
     words = [_KEPT_MS, MOST, MOST_KEYS, post.key, post.body(), _SIDES.get(post.sender, "")]
-    return PUT, names, [*words, "" if post.seq is None else post.seq]
+    return PUT, names, [*words, order_of(post.seq, post.epoch), MOST_BYTES, post.user_id]
 
 
 _KEPT_MS = KEPT // timedelta(milliseconds=1)

@@ -9,23 +9,20 @@ from django.db import Error, transaction
 from django.db.models.signals import post_delete, post_save
 
 from sessions.models import Campaign, SilencePolicy
-from sessions.policy_set import PolicySet
+from sessions.policy_set import PoliciesUnknown, PolicySet
 from sessions.server import StoreAway
 from sessions.store import live
 
 log = structlog.get_logger(__name__)
 
-_last_read = PolicySet({})
-
 
 def current() -> PolicySet:
-    """What the tables say, or, while the database is away, what they said when this process last read them."""
-    global _last_read
+    """Read the tables. Raises `PoliciesUnknown` while the database is away: the store then knows what it last held."""
     try:
-        _last_read = read()
+        return read()
     except Error as error:
         log.warning("policies_not_read", error=str(error))
-    return _last_read
+        raise PoliciesUnknown from error
 
 
 def read() -> PolicySet:

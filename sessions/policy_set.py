@@ -32,6 +32,10 @@ class Override:
     threshold: timedelta
 
 
+class PoliciesUnknown(Exception):
+    """The tables cannot be read."""
+
+
 SHIPPED_DEFAULT = Policy(jitter=timedelta(seconds=5))
 
 

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import ClassVar
 
 from django.conf import settings
 
 from scheduling.presence import Question
 from sessions.gateway import is_back
+from sessions.server import StoreAway
 from sessions.store import Store, live
 
 SILENT = "session.silent"
 
 
 class Live:
-    """Raises `StoreAway` where the store does not answer: then nobody knows, and nothing is sent."""
+    """Raises `StoreAway` where the store does not answer: then every answer is unknown."""
+
+    event_types: ClassVar[frozenset[str]] = frozenset({SILENT})
 
     def __init__(self, store: Store | None = None) -> None:
         self._store = store
@@ -37,10 +41,19 @@ class Live:
     def _about_silences(self, questions: Sequence[Question]) -> list[str]:
         if not questions:
             return []
-        now, stand = self.store.still_silent([silence_of(each.event_id) for each in questions])
-        present = is_back([each for each in stand if isinstance(each, str)])
+        now, stand = self.store.still_silent(
+            [silence_of(each.event_id) for each in questions],
+            send_until=[_stale_after(each) if each.going_out else None for each in questions],
+        )
+        try:
+            present = is_back([each for each in stand if isinstance(each, str)])
+        except StoreAway:  # the gateway's server says nothing about the silences of others
+            return [
+                "presence_unknown" if isinstance(stands, str) else _answer(question, stands, now)
+                for question, stands in zip(questions, stand, strict=True)
+            ]
         return [
-            "answered" if not stands or stands in present else _stale(question, now)
+            _answer(question, bool(stands) and stands not in present, now)
             for question, stands in zip(questions, stand, strict=True)
         ]
 
@@ -54,9 +67,17 @@ class Live:
         ]
 
 
+def _answer(question: Question, stands: bool, now: datetime) -> str:
+    return _stale(question, now) if stands else "answered"
+
+
 def _stale(question: Question, now: datetime) -> str:
+    return "stale" if now > _stale_after(question) else ""
+
+
+def _stale_after(question: Question) -> datetime:
     """A guide message that comes minutes late guides nobody. Late is counted from when its node wanted it."""
-    return "stale" if now - (question.planned_at or question.event_at) > settings.AFTERTOUCH_SILENCE_STALE else ""
+    return (question.planned_at or question.event_at) + settings.AFTERTOUCH_SILENCE_STALE
 
 
 def silence_of(event_id: str) -> tuple[str, int]:

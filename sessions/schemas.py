@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from ninja import Field, Schema
 from pydantic import ConfigDict
 
-from scheduling.api.schemas import Request
+from scheduling.api.schemas import FieldErrorOut, Request
 from sessions.tokens import LONGEST
 
 Side = Literal["user", "agent"]
@@ -16,7 +16,9 @@ Text = str  #: how long a text may be and what it may hold is the frame's to say
 
 
 class ActivityIn(Request):
-    """One frame. `seq` grows over the life of the session, for each side alone."""
+    """One frame. `user_id` is the session's user, in frames of the agent as well. `seq` grows over the life of the
+    session, for each side alone; a counter that starts again needs a new `epoch`. `spoken`: the user has written in
+    this session before, so a ping arms it also where Redis has lost it."""
 
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=False)
 
@@ -25,7 +27,9 @@ class ActivityIn(Request):
     sender: Annotated[Side, Field(alias="from")] = "user"
     kind: Text = "message"
     seq: int | None = None
+    epoch: int | Text = ""
     tag: Text = ""
+    spoken: bool = False
 
 
 class BatchActivityIn(ActivityIn):
@@ -33,18 +37,45 @@ class BatchActivityIn(ActivityIn):
 
 
 class NotedOut(Schema):
-    """`counted`, `dropped` (its seq is not above the last), or `idle` (it changes nothing: a ping, or the agent's
-    word in a closed session)."""
+    """`counted`, `dropped`, or `idle` (it changes nothing: a ping, or the agent's word in a closed session). `dropped`
+    says why: `stale_seq` (its seq is not above the last), or `rate` (the key has no room for a new session)."""
 
     outcome: Literal["counted", "dropped", "idle"]
     deadline: datetime | None  #: when the session will have been silent too long; null while it is not armed
+    dropped: Literal["stale_seq", "rate"] | None = None
+
+
+class BatchNotedOut(Schema):
+    """As of one frame, and `refused`: `errors` names the field. The other frames of the batch count."""
+
+    outcome: Literal["counted", "dropped", "idle", "refused"]
+    deadline: datetime | None
+    dropped: Literal["stale_seq", "rate"] | None = None
+    errors: list[FieldErrorOut] = []
 
 
 class BatchOut(Schema):
     counted: int
     dropped: int
     idle: int
-    items: list[NotedOut]
+    refused: int
+    items: list[BatchNotedOut]
+
+
+class SessionOut(Schema):
+    """`state`: `idle` (its user has not written yet), `armed`, `paused` (by a tool, a transfer or a queue), `silent`
+    (noticed, and nobody has spoken since) or `closed`."""
+
+    session_id: str
+    user_id: str
+    chat_id: str
+    state: Literal["idle", "armed", "paused", "silent", "closed"]
+    tags: list[str]
+    policy: str  #: the tag whose policy holds
+    deadline: datetime | None
+    last_user_at: datetime | None  #: pings do not count
+    last_agent_at: datetime | None
+    nudges: int  #: guide messages that went out since the user's last word
 
 
 class TokenIn(Request):

@@ -24,9 +24,11 @@ class Script:
 
 NOTE_ACTIVITY = Script("note_activity")
 NOTE_PRESENCE = Script("note_presence")
+PEEK_SILENT = Script("peek_silent")
 CLAIM_SILENT = Script("claim_silent")
 CONFIRM = Script("confirm")
 RELEASE = Script("release")
 STILL_SILENT = Script("still_silent")
 NOTE_EXPIRED = Script("note_expired")
 TALLY = Script("tally")
+FORGET_PAUSES = Script("forget_pauses")

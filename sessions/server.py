@@ -10,7 +10,14 @@ from typing import Any
 
 import redis
 from redis.client import Pipeline, PubSub
-from redis.exceptions import ClusterDownError, NoScriptError, OutOfMemoryError, ResponseError, TryAgainError
+from redis.exceptions import (
+    ClusterDownError,
+    NoPermissionError,
+    NoScriptError,
+    OutOfMemoryError,
+    ResponseError,
+    TryAgainError,
+)
 
 from scheduling import redis_server
 from sessions.scripts import Script
@@ -25,6 +32,10 @@ Call = tuple[Script, Sequence[str], Sequence[Any]]  #: a script with its keys an
 
 class StoreAway(Exception):
     """The live sessions cannot be reached."""
+
+
+class NotAllowed(Exception):
+    """The Redis user may not do it."""
 
 
 class NoPolicies(Exception):
@@ -89,8 +100,27 @@ class Server:
         """Hear of keys that expire."""
         with away(), closing(self.client.pubsub()) as line:  # type: ignore[no-untyped-call]
             database = self.client.connection_pool.connection_kwargs.get("db") or 0
-            line.subscribe(f"__keyevent@{database}__:expired")
-            yield Ear(line)
+            channel = f"__keyevent@{database}__:expired"
+            try:
+                line.subscribe(channel)
+                ear = Ear(line)
+            except NoPermissionError as error:
+                raise NotAllowed(f"SUBSCRIBE {channel}") from error
+            yield ear
+
+    def hears_expiry(self, key: str, within: float) -> bool | None:
+        """Whether the expiry of `key`, which is written for that, is heard. None where it may not be written."""
+        with self.expiries() as ear, away():
+            try:
+                self.client.set(key, "1", px=1)
+            except NoPermissionError:
+                return None
+            ends_at = time.monotonic() + within
+            while time.monotonic() < ends_at:
+                self.client.get(key)  # to look at it makes the server notice
+                if ear.key(0.05) == key:
+                    return True
+        return False
 
 
 class Ear:

@@ -15,15 +15,17 @@ from django.conf import settings
 
 from sessions import calls, keys
 from sessions.frames import USER, Frame
-from sessions.policy_set import PolicySet
-from sessions.server import Call, NoPolicies, Server, text
+from sessions.pace import Every
+from sessions.policy_set import PoliciesUnknown, PolicySet
+from sessions.server import Call, NoPolicies, Server, StoreAway, text
 
-DROPPED, COUNTED, IDLE = 0, 1, 2
+DROPPED, COUNTED, IDLE, REFUSED = 0, 1, 2, 3
+REMEMBERED_EVERY = 30.0  #: seconds, in which a process may miss an edit of the policies
 
 
 class Noted(NamedTuple):
-    """What a frame did: COUNTED, DROPPED (its seq is not above the last) or IDLE (it changes nothing: a ping,
-    or the agent's word in a closed session)."""
+    """What a frame did: COUNTED, DROPPED (its seq is not above the last), IDLE (it changes nothing: a ping, or the
+    agent's word in a closed session) or REFUSED (the session is another user's)."""
 
     outcome: int
     deadline_ms: int  #: when the session will have been silent too long; 0 while it is not armed
@@ -77,23 +79,27 @@ class Store:
         self.server = server
         self.policies = policies
         self.clock_offset = clock_offset
+        self._known: dict[str, str] = {}  #: the policies that the server last held: their version and body
+        self._remembering = Every(REMEMBERED_EVERY)
 
     # --- frames come in -------------------------------------------------------------------------------------------
 
     def note_activity(self, frames: Sequence[Frame]) -> list[Noted]:
         """Count frames, those of one session in their order, and remember where their users are."""
+        self._remember_policies()
         groups = calls.by_shard([frame.session_id for frame in frames])
         answers = self._run(calls.note_activity(frames, groups))
         noted = [Noted(IDLE, 0)] * len(frames)
         for numbers, answer in zip(groups.values(), answers, strict=True):
             for number, outcome, deadline in zip(numbers, answer[::2], answer[1::2], strict=True):
                 noted[number] = Noted(outcome, deadline)
-        present = {
-            frame.user_id: frame.session_id
-            for frame, each in zip(frames, noted, strict=True)
-            if each.outcome == COUNTED and frame.sender == USER and frame.kind != "close"
-        }
-        self._run(calls.note_presence(present))
+        present, wrote = {}, set()
+        for frame, each in zip(frames, noted, strict=True):
+            if each.outcome == COUNTED and frame.sender == USER and frame.kind != "close":
+                present[frame.user_id] = frame.session_id
+                if frame.kind == "message":
+                    wrote.add(frame.user_id)
+        self._run(calls.note_presence(present, wrote))
         return noted
 
     def close(self, session_id: str, user_id: str) -> Noted:
@@ -108,7 +114,13 @@ class Store:
 
     def claim_silent(self, limit: int, lease: timedelta, shards: Iterable[int] = range(keys.SHARDS)) -> Claims:
         """Take what is silent by now: of each shard at most `limit`, the oldest first."""
-        answers = self._run([calls.claim_silent(shard, limit, lease) for shard in shards])
+        self._remember_policies()
+        shards = list(shards)
+        answers = self._run([calls.peek_silent(shard, limit) for shard in shards])
+        found = [number for number, answer in enumerate(answers) if len(answer) > 3]
+        wanted = [calls.claim_silent(shards[at], [text(each) for each in answers[at][3:]], lease) for at in found]
+        for number, answer in zip(found, self._run(wanted), strict=True):
+            answers[number] = answer
         return Claims(
             silences=[_claim(*row) for answer in answers for row in answer[3:]],
             now_ms=max(answer[0] for answer in answers),
@@ -126,11 +138,16 @@ class Store:
 
     # --- questions ------------------------------------------------------------------------------------------------
 
-    def still_silent(self, silences: Sequence[tuple[str, int]]) -> tuple[datetime, list[bool | str]]:
+    def still_silent(
+        self, silences: Sequence[tuple[str, int]], *, send_until: Sequence[datetime | None] = ()
+    ) -> tuple[datetime, list[bool | str]]:
         """The server's time, and for each (session id, armed at) whether it stands. A text instead is the gateway's
-        key that knows: the silence stands until it is there again."""
+        key that knows: the silence stands until it is there again.
+
+        `send_until`, for each silence: its guide message is sent right after this question, and not after that time.
+        Where the silence stands the message is counted, once. None, or no list: it is not sent now."""
         groups = calls.by_shard([session_id for session_id, _ in silences])
-        answers = self._run(calls.still_silent(silences, groups))
+        answers = self._run(calls.still_silent(silences, groups, send_until or [None] * len(silences)))
         stand: list[bool | str] = [True] * len(silences)
         for numbers, answer in zip(groups.values(), answers, strict=True):
             for number, each in zip(numbers, answer[1:], strict=True):
@@ -138,30 +155,30 @@ class Store:
         return instant(max((answer[0] for answer in answers), default=0)), stand
 
     def last_frames(self, user_ids: Sequence[str]) -> list[datetime | None]:
-        """When each user was last heard of, None for longer ago than the conversation window."""
-        heard: list[datetime | None] = [None] * len(user_ids)
-        there = [number for number, session in enumerate(self.sessions_of(user_ids)) if session is not None]
-        if there:
-            found = self.server.ask(
-                lambda pipe: [pipe.time(), *(pipe.pttl(calls.presence_key(user_ids[number])) for number in there)]
-            )
-            seconds, micros = found[0]
-            written_by = seconds * 1000 + micros // 1000 - calls.ms(settings.AFTERTOUCH_CONVERSATION_WINDOW)
-            for number, left in zip(there, found[1:], strict=True):
-                heard[number] = instant(written_by + left) if left >= 0 else None
-        return heard
+        """When each user last wrote a message, None for longer ago than the conversation window. Pings and typing do
+        not count: a page that was left open is no conversation."""
+        return [None if each is None else instant(int(each)) for each in self._of_users(user_ids, calls.wrote_key)]
 
     def sessions_of(self, user_ids: Sequence[str]) -> list[str | None]:
-        """The session in which each user was last heard of. One command a shard: most are heard of in none."""
-        sessions: list[str | None] = [None] * len(user_ids)
+        """The session in which each user was last heard of, pings included."""
+        return self._of_users(user_ids, calls.presence_key)
+
+    def _of_users(self, user_ids: Sequence[str], key_of: Callable[[str], str]) -> list[str | None]:
+        """One command a shard: most users have no such key."""
+        values: list[str | None] = [None] * len(user_ids)
         groups = calls.by_shard(user_ids)
         found = self.server.ask(
-            lambda pipe: [pipe.mget([calls.presence_key(user_ids[at]) for at in group]) for group in groups.values()]
+            lambda pipe: [pipe.mget([key_of(user_ids[at]) for at in group]) for group in groups.values()]
         )
         for group, answers in zip(groups.values(), found, strict=True):
             for at, each in zip(group, answers, strict=True):
-                sessions[at] = None if each is None else text(each)
-        return sessions
+                values[at] = None if each is None else text(each)
+        return values
+
+    def known(self, session_ids: Sequence[str]) -> list[bool]:
+        """Whether frames of these sessions came lately."""
+        names = [keys.SESSION[keys.shard_of(each)] + each for each in session_ids]
+        return [bool(each) for each in self.server.ask(lambda pipe: [pipe.exists(name) for name in names])]
 
     def active_users(self, limit: int) -> dict[int, dict[str, datetime]]:
         """By shard, customers whose activity is to be noted, about `limit` in all, those first that wait longest."""
@@ -178,18 +195,43 @@ class Store:
         self.server.ask(lambda pipe: [pipe.zrem(keys.ACTIVE[shard], *group) for shard, group in users.items()])
 
     def shards(self) -> list[Shard]:
-        """What each holds now. The work is the same however many sessions there are."""
+        """What each holds now. The work is the same however many sessions there are. Pauses that nobody ends any more
+        are forgotten first, a hundred of a shard at a time."""
+        answers = self._run(calls.tally())
+        over = [(shard, [text(each) for each in answer[5]]) for shard, answer in enumerate(answers) if answer[5]]
+        if over:
+            self._run([calls.forget_pauses(shard, session_ids) for shard, session_ids in over])
+            answers = self._run(calls.tally())
         return [
             Shard(now_ms, armed, in_flight, paused, first, dict(zip(map(text, counts[::2]), counts[1::2], strict=True)))
-            for now_ms, armed, in_flight, paused, first, *counts in self._run(calls.tally())
+            for now_ms, armed, in_flight, paused, first, _, *counts in answers
         ]
 
     # --- policies -------------------------------------------------------------------------------------------------
 
     def push(self, policies: PolicySet) -> None:
         """They hold from the next arming on; deadlines that are set stay."""
-        words = ["version", policies.version, "body", policies.body]
-        self.server.ask(lambda pipe: [pipe.hset(name, items=words) for name in keys.POLICIES])
+        self._push({"version": policies.version, "body": policies.body})
+
+    def _push(self, words: dict[str, str]) -> None:
+        flat = [part for item in words.items() for part in item]
+        self.server.ask(lambda pipe: [pipe.hset(name, items=flat) for name in keys.POLICIES])
+        self._known = words
+
+    def _push_again(self) -> None:
+        """The server has lost them. Without the database they are what the server last held. Raises `StoreAway` where
+        this process has never seen them: a session must not be armed by a policy that nobody made."""
+        try:
+            self.push(self.policies())
+        except PoliciesUnknown as error:
+            if not self._known:
+                raise StoreAway("the silence policies are lost, and the database cannot be reached") from error
+            self._push(self._known)
+
+    def _remember_policies(self) -> None:
+        if self._remembering.is_due():
+            (held,) = self.server.ask(lambda pipe: [pipe.hgetall(keys.POLICIES[0])])
+            self._known = {text(name): text(value) for name, value in held.items()} or self._known
 
     def _run(self, wanted: Sequence[Call]) -> list[Any]:
         if not wanted:
@@ -197,7 +239,7 @@ class Store:
         try:
             return self.server.run(wanted, self.clock_offset)
         except NoPolicies as lack:
-            self.push(self.policies())
+            self._push_again()
             anew = self.server.run([wanted[number] for number in lack.undone], self.clock_offset)
             for number, answer in zip(lack.undone, anew, strict=True):
                 lack.answers[number] = answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from django.core import signing
@@ -28,13 +28,18 @@ class Admission:
     chat_id: str
     tag: str
     role: str
+    ends_at: float = field(default=0.0, compare=False)  #: Unix time
 
-    def frame(self, kind: str, seq: int | None = None) -> Frame:
-        return Frame(self.session_id, self.user_id, self.chat_id, self.role, kind, seq, self.tag)
+    def frame(self, kind: str, seq: int | None = None, *, epoch: str = "", spoken: bool = False) -> Frame:
+        """The token's tag is for a session without one: who issued it knew the tag of that moment."""
+        return Frame(
+            self.session_id, self.user_id, self.chat_id, self.role, kind, seq, self.tag,
+            epoch=epoch, spoken=spoken, first_tag=True,
+        )  # fmt: skip
 
 
 def issue(admission: Admission, lifetime: timedelta) -> tuple[str, datetime]:
-    """A token and when it ends. Only connecting needs it: who is in stays in. Raises `InvalidInput`."""
+    """A token and when it ends; a connection that it opened ends then too. Raises `InvalidInput`."""
     admission.frame("ping")
     ends_at = int(time.time()) + int(lifetime.total_seconds())
     each = admission
@@ -49,8 +54,8 @@ def read(token: str, session_id: str) -> Admission:
     try:
         if len(token) > LONGEST_TOKEN:
             raise signing.BadSignature
-        *claims, ends_at = signing.loads(token, salt=SALT)
-        admission = Admission(*claims)
+        of_session, user_id, chat_id, tag, role, ends_at = signing.loads(token, salt=SALT)
+        admission = Admission(of_session, user_id, chat_id, tag, role, ends_at)
     except (signing.BadSignature, TypeError, ValueError) as error:
         raise BadToken("bad") from error
     if admission.session_id != session_id:

@@ -44,6 +44,7 @@ class Watcher:
         self._backoff = Backoff(0.1, 2.0)
         self._allowance = Bucket(settings.AFTERTOUCH_SILENCE_RATE)
         self._housekeeping = Every(HOUSEKEEPING)
+        self._more_activity = False  #: more waits to be noted than fits into a pass
         self._counting = Every(1.0)
 
     def run(self) -> None:
@@ -79,7 +80,12 @@ class Watcher:
         pause = self._take(limit) if limit > 0 else BREATH * 5
         if self._housekeeping.is_due():
             self._keep_house()
-        return pause
+        elif self._more_activity:
+            self._note_activity()
+        return BREATH if self._more_activity else pause
+
+    def _note_activity(self) -> None:
+        self._more_activity = activity.note(self.store) >= activity.BATCH // 2
 
     def _take(self, limit: int) -> float:
         share = max(1, limit // SHARDS)
@@ -129,6 +135,6 @@ class Watcher:
         if self._versions != {wanted.version}:
             self.store.push(wanted)
             log.info("policies_pushed", version=wanted.version)
-        activity.note(self.store)
+        self._note_activity()
         self.store.shards()  # so that pauses which nobody ends are forgotten even where nobody looks
         reports.send(self.store, self.report, wanted.tags, waits=self._room < 1)

@@ -12,7 +12,7 @@ from typing import Any
 
 from scheduling.api.strict_json import NotJson, decode, unstorable
 from scheduling.findings import Findings
-from sessions.frames import KINDS, MAX_SEQ
+from sessions.frames import EPOCH_LENGTH, KINDS, MAX_SEQ, has_control_characters
 
 LONGEST = 16_384  #: bytes of a frame
 ID_LENGTH = 64
@@ -27,8 +27,10 @@ class Close(IntEnum):
     AWAY = 1013  #: the live sessions cannot be reached; come again
     BAD_FRAME = 4400  #: binary, not JSON, not an object, or of an unknown type
     BAD_TOKEN = 4401  #: missing, bad, expired, or for another session
+    OTHER_USER = 4403  #: the session belongs to another user than the token's
     TOO_SLOW = 4408  #: it does not read what is sent to it
-    TOO_FAST = 4429  #: more frames than a connection may send
+    TOO_MANY = 4409  #: more connections than a session, or a token, may have
+    TOO_FAST = 4429  #: more frames than a connection may send, or may have waiting
 
 
 class Refused(Exception):
@@ -49,6 +51,8 @@ class Incoming:
     text: str = ""
     id: str = ""
     event: Any = None
+    epoch: str = ""
+    spoken: bool = False  #: of a ping: the user has written in this session before
 
 
 def read(text: str | None, role: str) -> Incoming:
@@ -90,5 +94,11 @@ def _checked(kind: str, found: dict[str, Any]) -> Incoming:
         wrong.add("id", f"must be text of at most {ID_LENGTH} characters")
     if kind == EVENT and not isinstance(found.get(EVENT), dict):
         wrong.add(EVENT, "must be an object")
+    epoch = found.get("epoch", "")
+    epoch = str(epoch) if type(epoch) is int else epoch
+    if not isinstance(epoch, str) or len(epoch) > EPOCH_LENGTH or has_control_characters(epoch):
+        wrong.add("epoch", f"must be a whole number, or text of at most {EPOCH_LENGTH} characters")
     wrong.settle()
-    return Incoming(kind, seq, text if kind == "message" else "", name, found.get(EVENT))
+    return Incoming(
+        kind, seq, text if kind == "message" else "", name, found.get(EVENT), epoch, found.get("spoken") is True
+    )

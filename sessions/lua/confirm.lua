@@ -21,11 +21,12 @@ for number = 0, #KEYS - 5 do
     if nudges < policy_of(policies, tag)[4] and not held[4] then
       local deadline = now + patience(policies, tag, nudges)
       redis.call('HSET', key, 'n', nudges, 's', armed_at, 'a', next_arming(armed_at), 'd', deadline)
+      redis.call('HDEL', key, 'y')
       redis.call('ZADD', KEYS[1], deadline, id)
       redis.call('PEXPIRE', key, ARGV[2])
     else
       redis.call('HSET', key, 'n', nudges, 's', armed_at, 'd', '0')
-      redis.call('HDEL', key, 'w')
+      redis.call('HDEL', key, 'w', 'y')
       recount(KEYS[4], counted_before(held[5], 1, held[3]), false)
     end
   end

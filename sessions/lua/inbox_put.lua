@@ -9,21 +9,27 @@
 -- ARGV[5]  the message's key, '' for one that nobody repeats
 -- ARGV[6]  the message, JSON
 -- ARGV[7]  side of a person who wrote it (u or a), '' for a message of the house: it goes only where a session is
--- ARGV[8]  seq of that side or ''; below 0: a later one is on its way, so it is a repeat or a replay
--- Returns 'stored' and its cursor, or why not ('duplicate', 'replayed', 'no_session') and ''; then the last cursor
--- before.
+-- ARGV[8]  seq of that side (prelude: next_in_order) or ''; below 0: a later one is on its way, so it is a repeat or a
+--          replay
+-- ARGV[9]  how many bytes of messages it keeps, beside those that are short
+-- ARGV[10] the user whose session it is, '' where the writer does not say
+-- Returns 'stored' and its cursor, or why not ('duplicate', 'replayed', 'no_session', 'other_user') and ''; then the
+-- last cursor before.
 local kept, most, keys_most = ARGV[2], ARGV[3], ARGV[4] + 0
-local key, side, seq = ARGV[5], ARGV[7], ARGV[8]
+local key, side, seq, most_bytes, user = ARGV[5], ARGV[7], ARGV[8], ARGV[9] + 0, ARGV[10]
 
 local last = redis.call('XREVRANGE', KEYS[2], '+', '-', 'COUNT', 1)
 local before = last[1] and last[1][1] or '0-0'
 
-local held = redis.call('HMGET', KEYS[1], 'a', 'x', 'q', 'r')
+local held = redis.call('HMGET', KEYS[1], 'a', 'x', 'q', 'r', 'o', 'b', 'u')
+if user ~= '' and held[7] and held[7] ~= user then return {'other_user', '', before} end
 if side == '' and (not held[1] or held[2]) then return {'no_session', '', before} end
 -- Before its seq: whoever repeats a message that is there, because they were cut off, has to be told that it is there.
 if key ~= '' and redis.call('ZSCORE', KEYS[3], key) then return {'duplicate', '', before} end
-local seen = side == 'u' and held[3] or side == 'a' and held[4]
-if seq ~= '' and (seq + 0 < 0 or seen and seq + 0 <= seen + 0) then return {'replayed', '', before} end
+local number = side == 'u' and 3 or 4
+if seq ~= '' and (seq:sub(1, 1) == '-' or not next_in_order(seq, held[number], held[number + 2])) then
+  return {'replayed', '', before}
+end
 
 if key ~= '' then
   redis.call('ZADD', KEYS[3], whole(now), key)
@@ -31,5 +37,17 @@ if key ~= '' then
   redis.call('PEXPIRE', KEYS[3], kept)
 end
 local cursor = redis.call('XADD', KEYS[2], 'MAXLEN', most, '*', 'm', ARGV[6])
+-- As many short ones as it may keep fit into the bound once more. So only a long one has to look at the others.
+if #ARGV[6] * most > most_bytes then
+  local bytes, oldest = 0, cursor
+  for _, entry in ipairs(redis.call('XREVRANGE', KEYS[2], '+', '-')) do
+    bytes = bytes + #entry[2][2]
+    if bytes > most_bytes then
+      redis.call('XTRIM', KEYS[2], 'MINID', oldest)
+      break
+    end
+    oldest = entry[1]
+  end
+end
 redis.call('PEXPIRE', KEYS[2], kept)
 return {'stored', cursor, before}

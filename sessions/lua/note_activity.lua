@@ -7,7 +7,9 @@
 -- KEYS[6]  {shard}:counts    hash: how many sessions are armed (a:<tag>) and paused (p:<tag>)
 -- KEYS[7]  {shard}:signs     stream: what users did right after guide messages (fields: see `sign`)
 -- KEYS[8…] {shard}:s:<id>    hash, one key a frame: the session of that frame
---   u user · c chat · t tag · q, r last seq of user and agent · a armed at, µs · d deadline, ms (0: none) · n nudges
+--   u user, set by frames of the user only · c chat · t tag · q, r last seq of user and agent · o, b epochs of these
+--   (prelude) · a armed at, µs · d deadline, ms (0: none) · i the user has written a message · y the arming is claimed
+--   n rung of the ladder: nudges handed in · j guide messages that went out since the user's last word (still_silent)
 --   s the arming whose silence was the last to be handed in, while nobody has spoken since · p why it is paused
 --   e when a pause by typing ends, ms · g the arming that was given grace · m the user began to write · f, v when user
 --   and agent last did something, ms · l when it was last renewed by the user, ms · x closed · k key of a gateway (see
@@ -18,8 +20,11 @@
 -- ARGV[4]  how long typing of the agent pauses, ms
 -- ARGV[5]  how often it is renewed, and its customer's activity noted, ms
 -- ARGV[6]  how many characters of such a key come before the session's id
--- ARGV[7…] five a frame: side and kind (like u:ping or a:message), user id, chat id or '', seq or '', tag or ''
--- Returns two a frame: 1 counted, 0 dropped for its seq, 2 of no consequence; and the deadline, ms, 0 for none.
+-- ARGV[7…] five a frame: side, flags and kind (like u0ping or a0message), user id, chat id or '', seq (see
+--          next_in_order) or '', tag or ''
+--   flags: 1 the tag is only for a session without one · 2 the user has written before (a ping arms)
+-- Returns two a frame: 1 counted, 0 dropped for its seq, 2 of no consequence, 3 refused, as the session is another
+-- user's; and the deadline, ms, 0 for none.
 local policies = read_policies(KEYS[3])
 if not policies then return NO_POLICIES end
 
@@ -34,17 +39,22 @@ local function put(field, value)
   change[size + 1], change[size + 2], size = field, value, size + 2
 end
 
-local function close(key, id, seen, seq, held, was)
+-- Fields that outlive a close: what comes late must not open the session again.
+local ORDER = {'q', 'r', 'o', 'b'}
+
+local function close(key, id, order, armed_at, was)
+  local kept = call('HMGET', key, unpack(ORDER))
   call('DEL', key)
   call('ZREM', DUE, id)
   call('ZREM', INFLIGHT, id)
   call('ZREM', PAUSED, id)
   recount(COUNTS, was, false)
-  -- What comes late must not open it again, and its next silence must not bear an old name.
-  call('HSET', key, 'x', '1', 'a', next_arming(held[1]))
-  if held[9] then call('HSET', key, 'q', held[9]) end
-  if held[10] then call('HSET', key, 'r', held[10]) end
-  if seq ~= '' then call('HSET', key, seen, seq) end
+  -- Its next silence must not bear an old name.
+  call('HSET', key, 'x', '1', 'a', next_arming(armed_at))
+  for number, field in ipairs(ORDER) do
+    local value = order[field] or kept[number]
+    if value then call('HSET', key, field, value) end
+  end
   call('PEXPIRE', key, remembered)
   return 1, 0
 end
@@ -68,8 +78,8 @@ local function sign(key, id, kind, mark)
 end
 
 -- Why it is paused after a frame of this kind, and when a pause by typing ends.
-local function pause_after(side, kind, pause, ends)
-  if side == 'a' and kind ~= 'ping' then
+local function pause_after(by_user, kind, pause, ends)
+  if not by_user and kind ~= 'ping' then
     if HARD[kind] then return kind, 0 end
     if kind == 'typing' and not HARD[pause] then return 'typing', now + typing_pause end
     if kind ~= 'typing' then return '', 0 end
@@ -79,48 +89,73 @@ local function pause_after(side, kind, pause, ends)
 end
 
 local function note(key, what, user, chat, seq, tag)
-  local id, side, kind = key:sub(id_begins), what:sub(1, 1), what:sub(3)
-  local held = call('HMGET', key, 'a', 'd', 'n', 't', 'u', 'l', 'x', 'p', 'q', 'r', 'e', 'c', 'w', 'z')
-  local by_user, ping, due = side == 'u', kind == 'ping', (held[2] or 0) + 0
-  local seen, last = 'r', held[10]
-  if by_user then seen, last = 'q', held[9] end
-  if seq ~= '' and last and seq + 0 <= last + 0 then return 0, due end
-  if kind == 'close' then return close(key, id, seen, seq, held, counted_before(held[13], due, held[4])) end
+  local id, by_user, flags, kind = key:sub(id_begins), what:sub(1, 1) == 'u', what:sub(2, 2) + 0, what:sub(3)
+  local number, epoch = by_user and 'q' or 'r', by_user and 'o' or 'b'
+  local held = call('HMGET', key, 'a', 'd', 'n', 't', 'u', 'l', 'x', 'p', 'i', 'c', 'w', 'y', number, epoch, 'z')
+  local ping, due = kind == 'ping', (held[2] or 0) + 0
+  if held[5] and user ~= held[5] and not (kind == 'close' and user == '-') then return 3, due end
+
+  local counter, epochs
+  if seq ~= '' then
+    counter, epochs = next_in_order(seq, held[13], held[14])
+    if not counter then return 0, due end
+  end
+  if kind == 'close' then
+    local order = {[number] = counter, [epoch] = epochs}
+    return close(key, id, order, held[1], counted_before(held[11], due, held[4]))
+  end
   -- A closed one is opened by a word of its user, and by nothing else.
   if not by_user and (ping or held[7]) or ping and held[7] then return 2, due end
 
   change, size = {}, 0
-  if seq ~= '' then put(seen, seq) end
-  if user ~= held[5] then put('u', user) end
-  if chat ~= '' and chat ~= held[12] then put('c', chat) end
-  if tag == '' then tag = held[4] or 'default' end
-  if tag ~= held[4] then put('t', tag) end
-
+  if counter then put(number, counter) end
+  if epochs then put(epoch, epochs) end
+  if by_user and user ~= held[5] then put('u', user) end
+  if chat ~= '' and chat ~= held[10] then put('c', chat) end
+  if tag == '' or flags % 2 == 1 and held[4] then tag = held[4] or 'default' end
   local renewed = by_user and (not held[6] or now - held[6] >= renewed_every)
   if renewed then
     put('l', now)
     call('ZADD', KEYS[4], now, user)
+    call('PEXPIRE', key, kept)
   end
-  local nudges = (held[3] or 0) + 0
+  if ping and held[12] then
+    -- A message may be on its way into this silence. Only a word ends it: a new arming would bring a second message.
+    if size > 0 then call('HSET', key, unpack(change)) end
+    return 1, due
+  end
+  if tag ~= held[4] then put('t', tag) end
+
+  local nudges, written = (held[3] or 0) + 0, held[9] or due > 0 or held[3]
+  if by_user and (kind == 'message' or flags > 1) then
+    if not held[9] then put('i', '1') end
+    written = true
+  end
   if not ping then
     if by_user then
       nudges = 0
       put('f', now)
-      call('HDEL', key, 's', 'x', 'n', 'm')
+      if held[1] then call('HDEL', key, 's', 'x', 'n', 'm', 'j', 'y') end
       if kind == 'typing' then put('m', '1') end
-      if held[14] then sign(key, id, kind, held[14]) end
+      if held[15] then sign(key, id, kind, held[15]) end
     else
       put('v', now)
-      call('HDEL', key, 's')
+      -- A silence that the agent answered before its message went out has used up no nudge.
+      if nudges > 0 then
+        nudges = (call('HGET', key, 'j') or 0) + 0
+        put('n', nudges)
+      end
+      call('HDEL', key, 's', 'y')
     end
   end
 
-  local pause, ends = pause_after(side, kind, held[8] or '', (held[11] or 0) + 0)
+  local ended = held[8] == 'typing' and call('HGET', key, 'e')
+  local pause, ends = pause_after(by_user, kind, held[8] or '', (ended or 0) + 0)
   if pause ~= (held[8] or '') then put('p', pause) end
-  if pause == 'typing' and ends ~= held[11] then put('e', ends) end
+  if pause == 'typing' and ends ~= (ended or 0) + 0 then put('e', ends) end
 
   local deadline = 0
-  if not HARD[pause] and nudges < policy_of(policies, tag)[4] then
+  if written and not HARD[pause] and nudges < policy_of(policies, tag)[4] then
     deadline = math.max(now, ends) + patience(policies, tag, nudges)
     call('ZADD', DUE, deadline, id)
   elseif due > 0 then
@@ -133,19 +168,19 @@ local function note(key, what, user, chat, seq, tag)
   end
   local as = (deadline > 0 and 'a:' or HARD[pause] and 'p:') or false
   as = as and as .. counted_as(policies, tag)
-  local was = counted_before(held[13], due, held[4])
+  local was = counted_before(held[11], due, held[4])
   if as ~= was then recount(COUNTS, was, as) end
   if not as or as == 'a:' .. tag then
-    if held[13] then call('HDEL', key, 'w') end
-  elseif as ~= held[13] then
+    if held[11] then call('HDEL', key, 'w') end
+  elseif as ~= held[11] then
     put('w', as)
   end
   -- Only what was due can be in flight. If the clock went back, the lapse of the lease finds that it is not due.
-  if due > 0 and due <= now then call('ZREM', INFLIGHT, id) end
+  if held[12] or due > 0 and due <= now then call('ZREM', INFLIGHT, id) end
   put('a', next_arming(held[1]))
   put('d', deadline)
   call('HSET', key, unpack(change))
-  if renewed or not by_user then call('PEXPIRE', key, kept) end
+  if not by_user or not held[1] then call('PEXPIRE', key, kept) end
   return 1, deadline
 end
 

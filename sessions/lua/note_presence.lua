@@ -1,9 +1,11 @@
--- Where users are: when each was last heard of follows from how long their key still has to live.
--- KEYS[1…] {shard}:<user>    text, one key a user: the session of their last frame
+-- Where users are, and when they last wrote.
+-- KEYS[1…] {shard}:<user>    text: the session of the user's last frame
+--          {shard}w:<user>   text: when the user last wrote a message, ms
 -- ARGV[1]  clock offset, µs (prelude)
--- ARGV[2]  how long that tells of a conversation, ms
--- ARGV[3…] one a user: the session
+-- ARGV[2]  how long that counts, ms
+-- ARGV[3…] one a key: the session, or '' for the time
 for number = 1, #KEYS do
-  redis.call('SET', KEYS[number], ARGV[2 + number], 'PX', ARGV[2])
+  local value = ARGV[2 + number]
+  redis.call('SET', KEYS[number], value ~= '' and value or whole(now), 'PX', ARGV[2])
 end
 return #KEYS

@@ -59,3 +59,39 @@ end
 local function next_arming(armed_at)
   return math.max((tonumber(armed_at) or 0) + 1, now_us)
 end
+
+-- How many epochs of a side's counter are remembered: a late frame of an earlier one must not start it again.
+local MOST_EPOCHS = 4
+
+-- The order of one side's frames.
+--   word    a seq, or seq@epoch
+--   last    the last seq that counted, or false
+--   epochs  the epochs of this side, each followed by a newline, the newest first, or false
+-- Returns the seq and, where the epoch is new, the epochs that are known now; false for a frame that comes too late.
+local function next_in_order(word, last, epochs)
+  local at = word:find('@', 1, true)
+  local seq = at and word:sub(1, at - 1) or word
+  if at then
+    local epoch, known = word:sub(at + 1) .. '\n', epochs or ''
+    if known:sub(1, #epoch) ~= epoch then
+      if ('\n' .. known):find('\n' .. epoch, 1, true) then return false end
+      local count = 1
+      for former in known:gmatch('[^\n]*\n') do
+        if count < MOST_EPOCHS then epoch, count = epoch .. former, count + 1 end
+      end
+      return seq, epoch
+    end
+  end
+  if last and seq + 0 <= last + 0 then return false end
+  return seq
+end
+
+-- The lowest score of these sorted sets, -1 where they are empty.
+local function first_of(...)
+  local first = -1
+  for _, key in ipairs({...}) do
+    local found = redis.call('ZRANGE', key, 0, 0, 'WITHSCORES')
+    if found[2] and (first == -1 or found[2] + 0 < first) then first = found[2] + 0 end
+  end
+  return first
+end

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from sessions.server import Server
 from sessions.store import Claim, Store, instant
 
 LEASE = timedelta(seconds=30)
+ALWAYS = datetime.max.replace(tzinfo=UTC)
 
 
 class Chats:
@@ -53,8 +54,9 @@ class Chats:
         self.store.release(found)
         return session in {each.session_id for each in found}
 
-    def stands(self, claim: Claim) -> bool:
-        return bool(self.store.still_silent([(claim.session_id, claim.armed_at)])[1][0])
+    def stands(self, claim: Claim, *, send_until: datetime | None = ALWAYS) -> bool:
+        """The look right before its message goes out."""
+        return bool(self.store.still_silent([(claim.session_id, claim.armed_at)], send_until=[send_until])[1][0])
 
     def seconds_left(self, noted: Any) -> float:
         return noted.deadline_ms / 1000 - self.now.timestamp() if noted.deadline_ms else 0.0

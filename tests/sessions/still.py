@@ -1,4 +1,5 @@
-"""A server for whose scripts no time passes but what a test lets pass, however slow the machine is."""
+"""A server for whose scripts no time passes but what a test lets pass, however slow the machine is. It also refuses a
+script that reads or writes a key which its call does not declare."""
 
 from __future__ import annotations
 
@@ -22,10 +23,22 @@ class StillServer(Server):
         return super().run([(_without_clock(script), names, words) for script, names, words in calls], clock_offset)
 
 
+_ONLY_DECLARED_KEYS = """
+local server, redis = redis, {}
+function redis.call(name, key, ...)
+  local declared = false
+  for _, each in ipairs(KEYS) do declared = declared or each == key end
+  if not declared then error('undeclared key ' .. tostring(key)) end
+  return server.call(name, key, ...)
+end
+"""
+
+
 @cache
 def _without_clock(script: Script) -> Script:
     text = script.text.replace("redis.call('TIME')", "{0, 0}")
     assert text != script.text
+    text = _ONLY_DECLARED_KEYS + text
     still = copy.copy(script)
     object.__setattr__(still, "text", text)
     object.__setattr__(still, "digest", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

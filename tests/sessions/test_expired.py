@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ from django.core.management.base import CommandError
 from redis.exceptions import ResponseError
 
 from config.embedded.processes import wait_until
-from sessions.expired import Listener
+from config.environment import ROOT
+from sessions.expired import Listener, NotToldOfExpiry
 from sessions.gateway import Pattern
 from sessions.policy_set import Policy
 from sessions.presence import Live
@@ -204,6 +206,74 @@ def test_a_server_that_does_not_tell_is_refused_at_the_start(chats: Chats, valke
         with pytest.raises(CommandError, match="CONFIG SET notify-keyspace-events Ex"):
             call_command("listen_expired", "--pattern", "session:*", stdout=StringIO())
     valkey.config_set("notify-keyspace-events", "")
+
+
+@pytest.fixture
+def as_user(valkey: Any) -> Iterator[Callable[[str], Server]]:
+    """Connect as a user with these rights."""
+    made: list[Server] = []
+
+    def as_user(rights: str) -> Server:
+        valkey.execute_command("ACL", "SETUSER", "probe", "reset", "on", ">s3cret", *rights.split())
+        made.append(Server(re.sub(r"//(.*@)?", "//probe:s3cret@", settings.REDIS_URL)))
+        return made[-1]
+
+    yield as_user
+    for each in made:
+        each.client.close()
+    valkey.execute_command("ACL", "DELUSER", "probe")
+
+
+def shipped_rights(user: str) -> str:
+    lines = (ROOT / "deploy" / "redis" / "users.acl").read_text().splitlines()
+    (line,) = [line for line in lines if line.startswith(f"user {user} ")]
+    return line.partition(">PASSWORD ")[2]
+
+
+def listener_on(gateway: Server, chats: Chats, stop: threading.Event | None = None) -> Listener:
+    options = {"tag": "", "window": SECOND, "stop": stop or threading.Event()}
+    return Listener(gateway, chats.store, Pattern("session:*"), **options)
+
+
+def test_listener_with_the_shipped_rights_hears_of_expired_keys(
+    chats: Chats, telling: None, valkey: Any, as_user: Callable[[str], Server]
+) -> None:
+    gateway = as_user(shipped_rights("listener"))
+    valkey.execute_command("ACL", "LOG", "RESET")
+    stop = threading.Event()
+    listener = listener_on(gateway, chats, stop)
+    listener.check()
+    listener.start()
+    try:
+        assert listener.connected.wait(PATIENCE)
+        expire(chats, "session:ann")
+        assert [claim.user_id for claim in heard(chats, 1)] == ["ann"]
+    finally:
+        stop.set()
+        listener.join()
+    denied = {(row["reason"], row["object"]) for row in valkey.acl_log() if row["username"] == "probe"}
+    assert denied <= {("command", "config|get")}
+
+
+def test_check_finds_out_without_config_that_events_are_off(
+    chats: Chats, valkey: Any, as_user: Callable[[str], Server]
+) -> None:
+    valkey.config_set("notify-keyspace-events", "")
+    with pytest.raises(NotToldOfExpiry, match="must have E and x"):
+        listener_on(as_user(shipped_rights("listener")), chats).check()
+
+
+def test_listener_that_may_not_subscribe_ends_with_an_error(
+    chats: Chats, telling: None, as_user: Callable[[str], Server]
+) -> None:
+    stop = threading.Event()
+    listener = listener_on(as_user(shipped_rights("watcher")), chats, stop)
+    with pytest.raises(NotToldOfExpiry, match="SUBSCRIBE __keyevent@"):
+        listener.check()
+    listener.start()
+    assert stop.wait(PATIENCE)
+    listener.join()
+    assert "&__keyevent@*__:expired" in str(listener.failure)
 
 
 @pytest.mark.parametrize("flags", ["Ex", "EA", "KEA"])

@@ -19,9 +19,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from sessions import glance
 from sessions.frames import Frame
 from sessions.policy_set import Policy, PolicySet
 from sessions.store import COUNTED, DROPPED, IDLE, Claim, Store
+from tests.sessions.conftest import ALWAYS
 from tests.sessions.still import StillServer
 
 SESSIONS = ("s1", "s2")
@@ -55,6 +57,9 @@ class Chat:
     seqs: dict[str, int] = field(default_factory=dict)
     closed: bool = False
     in_flight_until: float | None = None
+    claimed: bool = False  #: and not confirmed; a ping does not end that
+    written: bool = False  #: by the user, so that there is a silence to wait for
+    guided: set[int] = field(default_factory=set)  #: armings into which messages went since the user's last word
     begun: bool = False
 
     def pause_by(self, sender: str, kind: str, now: float) -> None:
@@ -71,12 +76,14 @@ class Chat:
     def arm(self, policy: Policy, now: float) -> None:
         self.arming += 1
         self.in_flight_until = None
+        self.claimed = False
         self.deadline = None
-        if self.pause not in HARD and self.nudges < policy.max_nudges:
+        if self.written and self.pause not in HARD and self.nudges < policy.max_nudges:
             begins = self.pause_ends if self.pause else now
             self.deadline = begins + policy.threshold.total_seconds() * policy.growth**self.nudges
 
-    def hear(self, sender: str, kind: str, seq: int | None, policy: Policy, now: float) -> int:
+    def hear(self, frame: Frame, policy: Policy, now: float) -> int:
+        sender, kind, seq = frame.sender, frame.kind, frame.seq
         if seq is not None and seq <= self.seqs.get(sender, -1):
             return DROPPED
         seqs = self.seqs if seq is None else {**self.seqs, sender: seq}
@@ -87,10 +94,15 @@ class Chat:
         if [kind == "ping", sender == "agent", self.closed].count(True) > 1:
             return IDLE
         self.seqs, self.closed, self.begun = seqs, False, True
+        if kind == "ping" and self.claimed:
+            return COUNTED
+        if sender == "user" and (kind == "message" or frame.spoken):
+            self.written = True
         if kind != "ping":
             self.stands = None
             if sender == "user":
-                self.nudges = 0
+                self.guided = set()
+            self.nudges = min(self.nudges, len(self.guided))
         self.pause_by(sender, kind, now)
         self.arm(policy, now)
         return COUNTED
@@ -99,6 +111,7 @@ class Chat:
         self.nudges += 1
         self.stands = self.arming
         self.in_flight_until = None
+        self.claimed = False
         self.deadline = None
         if self.nudges < policy.max_nudges:
             self.arming += 1
@@ -157,10 +170,33 @@ class Machine(RuleBasedStateMachine):
         self.time_passes(61)
         self.a_watcher_claims(watcher)
 
-    def _frame(self, session: str, sender: str, kind: str, seq: int | None) -> None:
-        (noted,) = self._at_now().note_activity([Frame(session, "ann", sender=sender, kind=kind, seq=seq)])
+    @rule(session=st.sampled_from(SESSIONS))
+    def a_page_of_a_user_who_has_written_pings(self, session: str) -> None:
+        self._frame(session, "user", "ping", None, spoken=True)
+
+    @rule(session=st.sampled_from(SESSIONS), watcher=st.sampled_from(WATCHERS))
+    def a_ping_falls_between_send_and_confirm(self, session: str, watcher: str) -> None:
+        self._frame(session, "user", "message", None)
+        self.time_passes(61)
+        self.a_watcher_claims(watcher)
+        self.messages_go_out()
+        self._frame(session, "user", "ping", None)
+        self.confirms(watcher)
+
+    @rule(session=st.sampled_from(SESSIONS), watcher=st.sampled_from(WATCHERS), kind=AGENT_FRAMES)
+    def the_agent_is_faster_than_the_message(self, session: str, watcher: str, kind: str) -> None:
+        self._frame(session, "user", "message", None)
+        self.time_passes(61)
+        self.a_watcher_claims(watcher)
+        self.confirms(watcher)
+        self._frame(session, "agent", kind, None)
+        self.messages_go_out()
+
+    def _frame(self, session: str, sender: str, kind: str, seq: int | None, *, spoken: bool = False) -> None:
+        frame = Frame(session, "ann", sender=sender, kind=kind, seq=seq, spoken=spoken)
+        (noted,) = self._at_now().note_activity([frame])
         chat = self.chats[session]
-        assert noted.outcome == chat.hear(sender, kind, seq, self.plan, self.now)
+        assert noted.outcome == chat.hear(frame, self.plan, self.now)
         if chat.deadline is None:
             assert noted.deadline_ms == 0
         elif noted.outcome == COUNTED:
@@ -178,6 +214,7 @@ class Machine(RuleBasedStateMachine):
         for claim in claims.silences:
             chat = due[claim.session_id]
             chat.in_flight_until = self.now + LEASE
+            chat.claimed = True
             assert claim.nudge == chat.nudges + 1
             assert claim.deadline_ms / 1000 == pytest.approx(chat.deadline, abs=0.001)
             self._check_name(claim, chat.arming)
@@ -242,14 +279,25 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def what_still_stands(self) -> None:
+        self._look(going_out=False)
+
+    @rule()
+    def messages_go_out(self) -> None:
+        self._look(going_out=True)
+
+    def _look(self, *, going_out: bool) -> None:
         held = [each for claims in (*self.held.values(), self.handed_in) for each in claims]
         if not held:
             return
-        _, stand = self._at_now().still_silent([(claim.session_id, claim.armed_at) for claim, _ in held])
+        asked = [(claim.session_id, claim.armed_at) for claim, _ in held]
+        until = ALWAYS if going_out else None
+        _, stand = self._at_now().still_silent(asked, send_until=[until] * len(asked))
         for (claim, arming), stands in zip(held, stand, strict=True):
             chat = self.chats[claim.session_id]
             expected = not chat.begun or arming in (chat.arming, chat.stands)
             assert bool(stands) == expected
+            if going_out and stands and chat.begun:
+                chat.guided.add(arming)
 
     # --- what always holds ----------------------------------------------------------------------------------------
 
@@ -261,6 +309,11 @@ class Machine(RuleBasedStateMachine):
         flying = sum(chat.in_flight_until is not None for chat in self.chats.values())
         shards = self.store.shards()
         assert (sum(each.armed for each in shards), sum(each.in_flight for each in shards)) == (armed, flying)
+        for session, chat in self.chats.items():
+            found = glance.at(self.store, session)
+            assert found.nudges == len(chat.guided)
+            # No more messages than the policy with most of them allows, until the user says a word.
+            assert found.nudges <= 3
         counts = [each for shard in shards for each in shard.counts.items()]
         paused = sum(chat.begun and not chat.closed and chat.pause in HARD for chat in self.chats.values())
         assert sum(each.paused for each in shards) == paused

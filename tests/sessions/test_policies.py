@@ -14,8 +14,10 @@ from django.db import IntegrityError, OperationalError, transaction
 from config.embedded.ports import free_port
 from scheduling.errors import InvalidInput
 from sessions import policies, store, validation
+from sessions.frames import Frame
 from sessions.models import Campaign, SilencePolicy
 from sessions.policy_set import SHIPPED_DEFAULT, Policy, PolicySet
+from sessions.server import Server, StoreAway
 from tests.sessions.conftest import Chats
 
 SECOND = timedelta(seconds=1)
@@ -76,16 +78,24 @@ def test_saving_does_not_wait_for_a_store_that_is_away(
 
 
 @pytest.mark.django_db
-def test_without_a_database_the_last_that_was_read_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    SilencePolicy.objects.create(tag="vip", threshold=180 * SECOND)
-    before = policies.current()
+def test_store_after_a_flush_without_a_database_has_the_policies_it_saw(
+    server: Server, chats: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that never read the tables has seen them in the store."""
 
     def away() -> PolicySet:
         raise OperationalError("gone")
 
     monkeypatch.setattr(policies, "read", away)
-    assert policies.current() == before
-    assert "vip" in before.tags
+    chats.policies(default=Policy(180 * SECOND))
+    other = store.Store(server, policies.current)
+    other.note_activity([Frame("s1", "ann")])
+    server.client.flushall()
+    (noted,) = other.note_activity([Frame("s1", "ann")])
+    assert noted.deadline_ms / 1000 - chats.now.timestamp() == pytest.approx(180, abs=10)
+    server.client.flushall()
+    with pytest.raises(StoreAway, match="policies are lost"):
+        store.Store(server, policies.current).note_activity([Frame("s1", "ann")])
 
 
 def test_a_version_says_what_the_policies_say_and_nothing_else() -> None:

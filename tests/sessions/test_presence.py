@@ -11,6 +11,7 @@ from django.test import override_settings
 from config.embedded.ports import free_port
 from scheduling import presence
 from scheduling.presence import Question
+from sessions import glance
 from sessions.presence import Live, silence_of
 from sessions.server import Server, StoreAway
 from sessions.store import Claim, Store
@@ -19,9 +20,11 @@ from tests.sessions.conftest import Chats
 SECOND = timedelta(seconds=1)
 
 
-def about(silence: Claim, planned_at: datetime | None = None) -> Question:
+def about(silence: Claim, planned_at: datetime | None = None, *, going_out: bool = False) -> Question:
     event_id = f"{silence.session_id}:{silence.armed_at}"
-    return Question(silence.user_id, silence.chat_id, "session.silent", event_id, silence.deadline, planned_at)
+    return Question(
+        silence.user_id, silence.chat_id, "session.silent", event_id, silence.deadline, planned_at, going_out
+    )
 
 
 def other(user: str, event_at: datetime) -> Question:
@@ -67,8 +70,29 @@ def test_late_is_counted_from_when_its_node_wanted_it(chats: Chats, live: Live) 
     assert live.objections([about(claim, claim.deadline + timedelta(minutes=30))]) == ["stale"]
 
 
-def test_a_user_who_was_heard_of_after_the_event_is_in_conversation(chats: Chats, live: Live) -> None:
-    chats.user(kind="ping")
+def test_objections_counts_only_a_silence_that_goes_out(chats: Chats, live: Live) -> None:
+    first, second = handed_in(chats, "s1"), handed_in(chats, "s2")
+    assert live.objections([about(first), about(second, going_out=True)]) == ["", ""]
+    assert [glance.at(chats.store, each).nudges for each in ("s1", "s2")] == [0, 1]
+
+
+def test_objections_stale_silence_uses_no_nudge(chats: Chats, live: Live) -> None:
+    claim = handed_in(chats)
+    planned_at = claim.deadline + timedelta(minutes=1)
+    chats.pass_time(365)
+    assert live.objections([about(claim, planned_at, going_out=True)]) == ["stale"]
+    assert glance.at(chats.store, "s1").nudges == 0
+    assert chats.agent().deadline_ms > 0, "the next silence is guided"
+
+
+@pytest.mark.parametrize("kind", ["ping", "typing", "read"])
+def test_objections_page_that_only_pings_is_no_conversation(chats: Chats, live: Live, kind: str) -> None:
+    chats.user(kind=kind)
+    assert live.objections([other("ann", chats.now - 60 * SECOND)]) == [""]
+
+
+def test_a_user_who_wrote_after_the_event_is_in_conversation(chats: Chats, live: Live) -> None:
+    chats.user()
     now = chats.now
     questions = [other("ann", now - 60 * SECOND), other("ann", now + 60 * SECOND), other("bob", now - 60 * SECOND)]
     assert live.objections(questions) == ["conversation", "", ""]
@@ -112,3 +136,14 @@ def test_a_store_that_is_away_is_said_to_be_unknown(settings: Any, chats: Chats)
         Live(Store(Server(nowhere), lambda: chats.plan)).objections([other("ann", chats.now)])
     settings.REDIS_URL = nowhere
     assert presence.objections([other("ann", chats.now)]) == ["presence_unknown"]
+
+
+def test_objections_gateway_away_holds_only_its_own_silences(chats: Chats, live: Live) -> None:
+    """The live sessions' own server answers about all others."""
+    own = handed_in(chats)
+    chats.store.note_expired([("bob", "session:bob")], window=30 * SECOND)
+    (gateways,) = chats.claim()
+    chats.store.confirm([gateways])
+    questions = [about(own), about(gateways), other("carl", chats.now)]
+    with override_settings(AFTERTOUCH_GATEWAY_REDIS_URL=f"redis://127.0.0.1:{free_port()}/0"):
+        assert live.objections(questions) == ["", "presence_unknown", ""]

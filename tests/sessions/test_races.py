@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TypeVar
 
+import pytest
 from django.conf import settings
 
 from sessions.frames import Frame
 from sessions.server import Server
 from sessions.store import COUNTED, Claim, Store
-from tests.sessions.conftest import LEASE, Chats
+from tests.sessions.conftest import ALWAYS, LEASE, Chats
 
 Answer = TypeVar("Answer")
 PATIENCE = 30
@@ -48,10 +49,13 @@ def test_64_watchers_share_a_thousand_silences_without_overlap(chats: Chats) -> 
 
     def work(store: Store, _: int) -> list[Claim]:
         mine: list[Claim] = []
-        while claims := store.claim_silent(2, LEASE).silences:
+        # At most a thousand passes find something: one that found the same silences for ever would not end.
+        for _ in range(1001):
+            if not (claims := store.claim_silent(2, LEASE).silences):
+                return mine
             mine += claims
             assert store.confirm(claims) == len(claims)
-        return mine
+        raise AssertionError(f"{len(mine)} silences were claimed, and there are still more")
 
     handed_in = [claim.session_id for mine in race(chats, 64, work) for claim in mine]
     assert len(handed_in) == 1000
@@ -90,4 +94,36 @@ def test_a_frame_and_a_watcher_never_both_win(chats: Chats) -> None:
         assert all(not chats.stands(claim) for claim in confirmed)
         shards = chats.store.shards()
         assert (sum(each.armed for each in shards), sum(each.in_flight for each in shards)) == (1, 0)
+        chats.store.close(session, "ann")
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_note_activity_ping_between_claim_and_confirm_brings_no_second_message(chats: Chats, released: bool) -> None:
+    """Whichever comes first: the page of a user who says nothing goes on pinging, and gets one message."""
+    for number in range(30):
+        session = f"s{number}"
+        chats.user(session=session)
+        chats.pass_time(61)
+
+        def act(store: Store, who: int, session: str = session) -> list[Claim]:
+            if who > 0:
+                store.note_activity([Frame(session, "ann", kind="ping")])
+                return []
+            claims = store.claim_silent(10, LEASE).silences
+            if released and claims:  # its watcher lost the database while it committed
+                store.release(claims)
+                claims = store.claim_silent(10, LEASE).silences
+            going_out = [ALWAYS] * len(claims)
+            store.still_silent([(each.session_id, each.armed_at) for each in claims], send_until=going_out)
+            store.confirm(claims)
+            return claims
+
+        sent = [claim for claims in race(chats, 4, act) for claim in claims]
+        for _ in range(3):
+            chats.user(session=session, kind="ping")
+            chats.pass_time(61)
+            claims = chats.claim()
+            chats.store.confirm(claims)
+            sent += claims
+        assert len(sent) == 1
         chats.store.close(session, "ann")

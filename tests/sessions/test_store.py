@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,11 +11,13 @@ import pytest
 from django.conf import settings
 
 from scheduling.errors import InvalidInput
-from sessions import keys
+from sessions import calls, glance, inbox, keys
 from sessions.frames import AGENT_KINDS, Frame
+from sessions.inbox import Post
 from sessions.policy_set import Override, Policy
-from sessions.store import COUNTED, DROPPED, IDLE
-from tests.sessions.conftest import Chats
+from sessions.server import Server
+from sessions.store import COUNTED, DROPPED, IDLE, REFUSED
+from tests.sessions.conftest import LEASE, Chats
 from tests.sessions.still import StillChats, StillServer
 
 SECOND = timedelta(seconds=1)
@@ -47,10 +50,56 @@ def test_every_frame_of_the_user_renews(chats: Chats, kind: str) -> None:
     assert chats.seconds_left(chats.user(kind=kind)) == pytest.approx(60, abs=0.001)
 
 
-def test_a_session_is_armed_by_its_first_frame_even_if_the_user_never_wrote(chats: Chats) -> None:
-    chats.agent()
+@pytest.mark.parametrize("kind", ["ping", "typing", "read"])
+def test_note_activity_before_a_message_of_the_user_does_not_arm(chats: Chats, kind: str) -> None:
+    assert chats.user(kind=kind) == (COUNTED, 0)
+    assert chats.agent() == (COUNTED, 0)
     chats.pass_time(61)
-    assert [each.nudge for each in chats.claim()] == [1]
+    assert chats.claim() == []
+    assert chats.seconds_left(chats.user()) == pytest.approx(60, abs=0.001)
+    chats.pass_time(50)
+    assert chats.seconds_left(chats.user(kind=kind)) == pytest.approx(60, abs=0.001)
+
+
+def test_note_activity_ping_of_a_user_who_has_spoken_arms_a_lost_session(chats: Chats) -> None:
+    chats.user()
+    chats.store.server.client.flushall()
+    assert chats.user(kind="ping") == (COUNTED, 0)
+    assert chats.seconds_left(chats.user(kind="ping", spoken=True)) == pytest.approx(60, abs=0.001)
+    chats.pass_time(50)
+    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(60, abs=0.001)
+
+
+# --- whose session it is ----------------------------------------------------------------------------------------------
+
+
+def test_note_activity_agent_frame_does_not_set_the_user(chats: Chats) -> None:
+    chats.agent(user_id="agent-7", chat_id="room")
+    assert chats.user(user_id="ann").outcome == COUNTED
+    chats.agent(user_id="ann")
+    chats.pass_time(61)
+    assert [(each.user_id, each.chat_id) for each in chats.claim()] == [("ann", "room")]
+
+
+@pytest.mark.parametrize("by", ["user", "agent"])
+@pytest.mark.parametrize("kind", ["message", "typing", "close"])
+def test_note_activity_frame_with_another_user_is_refused(chats: Chats, by: str, kind: str) -> None:
+    noted = chats.user(seq=1)
+    chats.pass_time(30)
+    speak = chats.user if by == "user" else chats.agent
+    assert speak(user_id="eve", kind=kind, seq=9, tag="vip") == (REFUSED, noted.deadline_ms)
+    assert chats.user(kind="ping", seq=2).outcome == COUNTED
+    chats.pass_time(61)
+    assert [(each.user_id, each.tag) for each in chats.claim()] == [("ann", "default")]
+    assert chats.store.sessions_of(["eve"]) == [None]
+
+
+def test_note_activity_first_tag_does_not_replace_the_tag(chats: Chats) -> None:
+    chats.user(tag="new", first_tag=True)
+    chats.user(tag="vip")
+    chats.user(tag="new", first_tag=True)
+    chats.pass_time(61)
+    assert [each.tag for each in chats.claim()] == ["vip"]
 
 
 def test_an_answer_of_the_agent_starts_the_wait_anew(chats: Chats) -> None:
@@ -124,6 +173,23 @@ def test_a_frame_without_number_always_counts(chats: Chats) -> None:
     chats.user(seq=100)
     assert chats.user().outcome == COUNTED
     assert chats.user(seq=100).outcome == DROPPED
+
+
+@pytest.mark.parametrize("by", ["user", "agent"])
+def test_note_activity_new_epoch_starts_the_counter_again(chats: Chats, by: str) -> None:
+    chats.user()
+    speak = chats.user if by == "user" else chats.agent
+
+    def outcomes(*frames: tuple[int, str]) -> list[int]:
+        return [speak(seq=seq, epoch=epoch).outcome for seq, epoch in frames]
+
+    assert outcomes((9, ""), (1, ""), (1, "b"), (1, "b"), (2, "")) == [COUNTED, DROPPED, COUNTED, DROPPED, COUNTED]
+    assert outcomes((1, "c"), (10, "b"), (2, "c"), (3, "c")) == [COUNTED, DROPPED, COUNTED, COUNTED]
+    assert outcomes(*((1, f"e{number}") for number in range(9))) == [COUNTED] * 9
+    assert outcomes((99, "e8"), (100, "e7"), (100, "e6"), (100, "e5")) == [COUNTED, DROPPED, DROPPED, DROPPED]
+    chats.user(kind="close")
+    chats.user()
+    assert outcomes((98, "e8"), (101, "e7"), (100, "e8")) == [DROPPED, DROPPED, COUNTED]
 
 
 def test_frames_of_one_batch_count_in_their_order(chats: Chats) -> None:
@@ -242,7 +308,7 @@ def test_a_frame_takes_the_session_out_of_flight(chats: Chats) -> None:
     chats.user()
     chats.pass_time(61)
     claimed = chats.claim()
-    chats.user(kind="ping")
+    chats.user()
     assert not chats.stands(claimed[0])
     assert chats.store.confirm(claimed) == 0
     assert chats.store.release(claimed) == 0
@@ -254,15 +320,36 @@ def test_a_frame_takes_the_session_out_of_flight(chats: Chats) -> None:
     assert again.nudge == 1
 
 
+def test_note_activity_ping_keeps_a_claimed_silence(chats: Chats) -> None:
+    """Its message may be out before it is confirmed: a new arming would bring a second one."""
+    chats.user(seq=1)
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    assert chats.user(kind="ping", seq=2) == (COUNTED, claim.deadline_ms)
+    assert chats.user(kind="ping", seq=2).outcome == DROPPED
+    assert chats.stands(claim)
+    chats.pass_time(31)
+    assert chats.claim() == [claim]
+    assert chats.store.release([claim]) == 1
+    chats.user(kind="ping")
+    assert chats.claim() == [claim]
+    assert chats.store.confirm([claim]) == 1
+    chats.user(kind="ping")
+    chats.pass_time(3600)
+    assert chats.claim() == []
+
+
 def test_the_oldest_come_first_and_no_more_than_asked_for(chats: Chats) -> None:
     for number in range(40):
         chats.user(session=f"s{number}")
         chats.pass_time(0.01)
     chats.pass_time(120)
     seen = []
-    while claims := chats.claim(limit=1):
+    for _ in range(41):  # one claim at least in each pass, and none in the last
+        claims = chats.claim(limit=1)
         assert len(claims) <= keys.SHARDS
         seen += claims
+    assert claims == []
     assert len(seen) == 40
     for shard in range(keys.SHARDS):
         own = [each.deadline_ms for each in seen if keys.shard_of(each.session_id) == shard]
@@ -294,7 +381,7 @@ def test_a_clock_that_goes_back_makes_nothing_early_and_no_name_twice(chats: Cha
     chats.pass_time(61)
     (before,) = chats.claim()
     chats.pass_time(-40)
-    chats.user(kind="ping")
+    chats.user()
     chats.pass_time(35)
     assert chats.claim() == []
     chats.pass_time(26)
@@ -308,7 +395,7 @@ def test_a_lease_that_lapses_after_a_clock_went_back_finds_its_session_alive(cha
     chats.pass_time(61)
     assert len(chats.claim(lease=5 * SECOND)) == 1
     chats.pass_time(-2)
-    chats.user(kind="ping")
+    chats.user()
     chats.pass_time(8)
     assert chats.claim() == []
     chats.pass_time(53)
@@ -320,7 +407,10 @@ def test_a_lease_that_lapses_after_a_clock_went_back_finds_its_session_alive(cha
 
 def confirmed(chats: Chats) -> int:
     """How many nudges go out now."""
-    return chats.store.confirm(chats.claim())
+    claims = chats.claim()
+    confirmed = chats.store.confirm(claims)
+    assert all(chats.stands(each) for each in claims)
+    return confirmed
 
 
 def test_one_nudge_a_silence_and_the_next_only_after_the_user_spoke(chats: Chats) -> None:
@@ -334,6 +424,48 @@ def test_one_nudge_a_silence_and_the_next_only_after_the_user_spoke(chats: Chats
     chats.user()
     chats.pass_time(61)
     assert confirmed(chats) == 1
+
+
+@pytest.mark.parametrize("kind", ["message", "typing", "tool", "resume"])
+def test_note_activity_agent_before_the_message_goes_out_keeps_the_nudge(chats: Chats, kind: str) -> None:
+    chats.user()
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    chats.store.confirm([claim])
+    noted = chats.agent(kind=kind)
+    assert not chats.stands(claim)
+    if kind == "tool":
+        noted = chats.agent()
+    assert chats.seconds_left(noted) == pytest.approx(180 if kind == "typing" else 60, abs=0.001)
+    chats.pass_time(181)
+    assert [each.nudge for each in chats.claim()] == [1]
+
+
+def test_note_activity_agent_after_some_nudges_goes_on_with_those_left(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=3, growth=2))
+    chats.user()
+    chats.pass_time(61)
+    assert confirmed(chats) == 1
+    chats.pass_time(121)
+    (second,) = chats.claim()
+    chats.store.confirm([second])
+    assert chats.seconds_left(chats.agent()) == pytest.approx(120, abs=0.001)
+    for _ in range(2):
+        chats.pass_time(241)
+        assert confirmed(chats) == 1
+    assert chats.agent().deadline_ms == 0
+
+
+def test_still_silent_counts_a_message_once_and_only_where_it_goes_out(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=2))
+    chats.user()
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    chats.store.confirm([claim])
+    later = chats.now + 60 * SECOND
+    for send_until, nudges in ((None, 0), (chats.now - SECOND, 0), (later, 1), (later, 1)):
+        assert chats.stands(claim, send_until=send_until)
+        assert glance.at(chats.store, "s1").nudges == nudges
 
 
 def test_gaps_grow_and_the_ladder_ends(chats: Chats) -> None:
@@ -481,7 +613,7 @@ def test_after_a_flush_the_next_frame_brings_the_policies_back(chats: Chats) -> 
     chats.policies(default=Policy(180 * SECOND))
     chats.user()
     chats.store.server.client.flushall()
-    assert chats.seconds_left(chats.user(kind="ping")) == pytest.approx(180, abs=0.001)
+    assert chats.seconds_left(chats.user()) == pytest.approx(180, abs=0.001)
     assert chats.store.claim_silent(1, SECOND).versions == {chats.plan.version}
 
 
@@ -510,7 +642,7 @@ def test_round_instants_are_written_out(chats: Chats) -> None:
 
 def test_everything_vanishes_in_time(chats: Chats) -> None:
     chats.user()
-    chats.agent(session="s2", user_id="bob")
+    chats.user(session="s2", user_id="bob")
     chats.store.close("s3", "carl")
     client = chats.store.server.client
     for session, hours in (("s1", 24), ("s2", 24), ("s3", 1)):
@@ -535,10 +667,21 @@ def test_presence_is_where_and_when_a_user_was_last_heard_of(chats: Chats) -> No
     chats.store.server.client.delete(keys.PRESENCE[keys.shard_of("carl")] + "carl")
     chats.user(session="s4", user_id="carl", seq=1)
     assert chats.store.sessions_of(["ann", "bob", "carl"]) == ["s2", None, None]
-    heard = chats.store.last_frames(["ann", "bob", "carl"])
+    heard = chats.store.last_frames(["ann", "bob", "dora"])
     assert heard[1:] == [None, None]
     assert heard[0] is not None
     assert before - SECOND <= heard[0] <= chats.now + SECOND
+
+
+@pytest.mark.parametrize("kind", ["ping", "typing", "read"])
+def test_last_frames_counts_messages_only(chats: Chats, kind: str) -> None:
+    chats.user(kind=kind)
+    assert (chats.store.sessions_of(["ann"]), chats.store.last_frames(["ann"])) == (["s1"], [None])
+    chats.user()
+    wrote_at = chats.now
+    chats.pass_time(10)
+    chats.user(kind=kind)
+    assert chats.store.last_frames(["ann"]) == [wrote_at.replace(microsecond=wrote_at.microsecond // 1000 * 1000)]
 
 
 def test_activity_is_noted_once_an_hour(chats: Chats) -> None:
@@ -556,6 +699,25 @@ def test_activity_is_noted_once_an_hour(chats: Chats) -> None:
     chats.pass_time(101)
     chats.user()
     assert waiting() == ["ann"]
+
+
+# --- inboxes ----------------------------------------------------------------------------------------------------------
+
+
+def test_inbox_put_keeps_the_last_messages_within_bytes(server: Server) -> None:
+    box = inbox.Inbox(server)
+    for number in range(40):
+        box.put([Post("s1", f"m{number}", "user", "x" * 15_000)])
+    for number in range(60):
+        box.put([Post("s1", f"short{number}", "user", "x" * 1_000)])
+    kept = box.since("s1", inbox.START)
+    assert sum(len(each.body) for each in kept) <= 2 * inbox.MOST_BYTES
+    names = [json.loads(each.body)["id"] for each in kept]
+    assert names[-60:] == [f"short{number}" for number in range(60)]
+    assert names[:-60] == [f"m{number}" for number in range(40 - len(names[:-60]), 40)]
+    assert len(names) > 60
+    box.put([Post("s1", "huge", "user", "x" * (inbox.MOST_BYTES + 1))])
+    assert [json.loads(each.body)["id"] for each in box.since("s1", inbox.START)] == ["huge"]
 
 
 # --- at the door ------------------------------------------------------------------------------------------------------
@@ -580,9 +742,64 @@ def test_activity_is_noted_once_an_hour(chats: Chats) -> None:
         ({"seq": True}, "seq"),
         ({"seq": 2**53}, "seq"),
         ({"tag": "x" * 65}, "tag"),
+        ({"epoch": "x" * 65}, "epoch"),
+        ({"epoch": "a\n"}, "epoch"),
     ],
 )
 def test_a_frame_that_cannot_be_meant_is_refused(frame: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         Frame(**{"session_id": "s1", "user_id": "ann", **frame})  # type: ignore[arg-type]
     assert [error.field for error in refused.value.errors] == [field]
+
+
+# --- claims of others ---
+
+
+def test_confirm_and_release_earlier_arming_leave_the_next_claim(chats: Chats) -> None:
+    """A watcher that was stopped comes back when another one has claimed the session's next silence."""
+    chats.user()
+    chats.pass_time(61)
+    late = chats.claim()
+    chats.user()
+    chats.pass_time(61)
+    (now_claimed,) = chats.claim()
+    assert (chats.store.confirm(late), chats.store.release(late)) == (0, 0)
+    assert chats.claim() == [], "it is still in flight"
+    assert chats.store.confirm([now_claimed]) == 1
+
+
+def test_claim_silent_session_that_another_took_after_the_peek_is_left(chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    shard = keys.shard_of("s1")
+    asked = [calls.claim_silent(shard, ["s1"], LEASE)]
+    (answer,) = chats.store.server.run(asked, chats.store.clock_offset)
+    assert len(answer) == 3, "no silence is claimed"
+    assert chats.store.confirm([claim]) == 1
+
+
+def test_claim_silent_lapsed_lease_of_an_armed_session_is_dropped(chats: Chats) -> None:
+    """Its clock was behind when it was armed again, so the lease stayed."""
+    noted = chats.user()
+    shard = keys.shard_of("s1")
+    chats.store.server.client.zadd(keys.INFLIGHT[shard], {"s1": noted.deadline_ms - 61_000})
+    assert chats.claim() == []
+    (found,) = [each for each in chats.store.shards() if each.armed]
+    assert (found.armed, found.in_flight) == (1, 0)
+
+
+def test_confirm_silence_of_a_gateway_arms_no_further_nudge(chats: Chats) -> None:
+    """Only the gateway's key tells when its user is silent again."""
+    chats.policies(default=Policy(60 * SECOND, max_nudges=3))
+    chats.store.note_expired([("ann", "session:ann")], window=30 * SECOND)
+    chats.store.confirm(chats.claim())
+    assert sum(each.armed for each in chats.store.shards()) == 0
+
+
+def test_forget_pauses_session_that_spoke_after_the_tally_stays_paused(chats: Chats) -> None:
+    chats.user()
+    chats.agent(kind="tool")
+    asked = [calls.forget_pauses(keys.shard_of("s1"), ["s1"])]
+    assert chats.store.server.run(asked, chats.store.clock_offset) == [0]
+    assert sum(each.paused for each in chats.store.shards()) == 1

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection, transaction
 
-from scheduling.models import Customer, Event, Touch
-from sessions import hand_in, keys, policies, reports, watcher
+from scheduling import intake, sql
+from scheduling.models import Configuration, Customer, Event, Touch
+from sessions import activity, brief, hand_in, keys, policies, reports, watcher
 from sessions.frames import Frame
 from sessions.models import SilencePolicy
 from sessions.pace import Every
 from sessions.policy_set import PolicySet
 from sessions.presence import Live
 from sessions.watcher import Watcher
+from tests.scheduling.api.serving import database_url
 from tests.sessions.conftest import Chats
 from tests.sessions.test_presence import about
 
@@ -162,23 +166,35 @@ def test_a_silence_that_the_database_refuses_holds_up_no_other(chats: Chats, wat
 
 
 def test_policies_come_back_after_a_flush(chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the watcher itself, where no frame comes that would bring them."""
     monkeypatch.setattr(watch, "_housekeeping", Every(0))
     SilencePolicy.objects.update_or_create(tag="vip", defaults={"threshold": timedelta(seconds=180)})
     chats.store.server.client.flushall()
-    watch.run_once()
+    assert chats.store.claim_silent(1, watcher.LEASE).versions == {""}
     watch.run_once()
     assert chats.store.claim_silent(1, watcher.LEASE).versions == {policies.read().version}
+    assert chats.seconds_left(chats.user(tag="vip")) == pytest.approx(180, abs=10)
 
 
 def test_a_watcher_that_cannot_read_policies_pushes_none(
     chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[bool] = []
+
     def away() -> PolicySet:
+        asked.append(True)
         raise OperationalError("gone")
 
     monkeypatch.setattr(policies, "read", away)
+    monkeypatch.setattr(watch, "_housekeeping", Every(0))
+    silences(chats)
     watch._pass_safely()
+    assert Event.objects.count() == 1
     assert chats.store.claim_silent(1, watcher.LEASE).versions == {chats.plan.version}
+    chats.store.server.client.delete(*keys.POLICIES)
+    watch._pass_safely()
+    assert chats.store.claim_silent(1, watcher.LEASE).versions == {""}
+    assert asked == [True, True]
 
 
 def test_activity_reaches_customers(chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +211,51 @@ def test_activity_reaches_customers(chats: Chats, watch: Watcher, monkeypatch: p
     assert chats.store.active_users(100) == {}
 
 
+def test_run_once_notes_activity_until_none_waits(chats: Chats, watch: Watcher) -> None:
+    """Not a batch every two seconds: a morning brings more customers than that."""
+    chats.store.note_activity([Frame(f"s{number}", f"user-{number}") for number in range(2000)])
+    waits = [len(users) for users in chats.store.active_users(10_000).values()]
+    assert sum(waits) == 2000
+    for _ in range(1 + -(-max(waits) // (-(-activity.BATCH // keys.SHARDS)))):
+        watch.run_once()
+    assert chats.store.active_users(10_000) == {}
+    assert Customer.objects.filter(last_active_at__isnull=False).count() == 2000
+
+
+@pytest.mark.django_db(transaction=True)
+def test_brief_transaction_of_a_frozen_watcher_gives_its_locks_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own idle limit ends it, long before the 60 s that other programs may be idle."""
+    monkeypatch.setattr(brief, "IDLE_MS", 300)
+    Customer.objects.create(user_id="ann")
+    locked, done = threading.Event(), threading.Event()
+    ended: list[Exception] = []
+
+    def freeze() -> None:
+        try:
+            with brief.brief_transaction():
+                Customer.objects.select_for_update().get(user_id="ann")
+                locked.set()
+                done.wait(60)
+                Customer.objects.update(name="late")
+        except Exception as error:
+            ended.append(error)
+        finally:
+            connection.close()
+
+    frozen = threading.Thread(target=freeze)
+    frozen.start()
+    try:
+        assert locked.wait(60)
+        with transaction.atomic(), connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '30s'")
+            Customer.objects.filter(user_id="ann").update(name="first")
+    finally:
+        done.set()
+        frozen.join()
+    assert [isinstance(error, sql.AWAY) for error in ended] == [True]
+    assert Customer.objects.get().name == "first"
+
+
 def test_it_says_how_it_is(chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_housekeeping", Every(0))
     silences(chats, 3)
@@ -202,3 +263,47 @@ def test_it_says_how_it_is(chats: Chats, watch: Watcher, monkeypatch: pytest.Mon
     (state,) = reports.watchers(chats.store)
     assert (state.handed_in, state.waits) == (3, False)
     assert 9_000 < state.latest_ms < 60_000
+
+
+@pytest.mark.django_db(transaction=True)
+def test_run_once_with_a_locked_customer_hands_in_the_others(
+    chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The locked one is handed in after its claim's lease."""
+    monkeypatch.setattr(intake, "LOCK_WAIT", timedelta(milliseconds=200))
+    Configuration.objects.get_or_create(pk=1)
+    Customer.objects.create(user_id="user-1")
+    silences(chats, 3)
+    with psycopg.connect(database_url()) as holder:
+        holder.execute("SELECT id FROM scheduling_customer FOR UPDATE")
+        watch.run_once()
+        assert set(Event.objects.values_list("user_id", flat=True)) == {"user-0", "user-2"}
+        assert sum(each.in_flight for each in chats.store.shards()) == 1
+        holder.rollback()
+    chats.pass_time(31)
+    watch.run_once()
+    assert Event.objects.count() == Touch.objects.count() == 3
+
+
+@pytest.mark.django_db(transaction=True)
+def test_run_once_with_a_customer_not_committed_yet_hands_in_the_others(
+    chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait ends by its limit, and no customer is found locked."""
+    monkeypatch.setattr(intake, "LOCK_WAIT", timedelta(milliseconds=200))
+    Configuration.objects.get_or_create(pk=1)
+    Customer.objects.create(user_id="like")
+    silences(chats, 5)
+    with psycopg.connect(database_url()) as holder:
+        columns = ", ".join(
+            each.column for each in Customer._meta.concrete_fields if each.column not in ("id", "user_id")
+        )
+        holder.execute(
+            f"INSERT INTO scheduling_customer (user_id, {columns}) "
+            f"SELECT 'user-1', {columns} FROM scheduling_customer WHERE user_id = 'like'"
+        )
+        with suppress(OperationalError):  # its housekeeping, afterwards, waits for the same row
+            watch.run_once()
+        assert set(Event.objects.values_list("user_id", flat=True)) == {"user-0", "user-2", "user-3", "user-4"}
+        assert sum(each.in_flight for each in chats.store.shards()) == 1
+        holder.rollback()

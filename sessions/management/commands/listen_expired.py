@@ -49,3 +49,5 @@ class Command(BaseCommand):
         # What it hears of is handed in like any other silence, by this process too where no watcher runs.
         Watcher(live(), stop).run()
         listener.join()
+        if listener.failure:
+            raise CommandError(str(listener.failure))

@@ -27,6 +27,7 @@ export class SessionClient extends EventTarget {
         this.token = token;
         this.cursor = cursor;
         this.pingEvery = pingEvery;
+        this.spoken = false; // a message was acknowledged: pings say so, in case Redis loses the session
         this.present = true; // false: no pings, as from a page that is gone
         this.state = "ended";
         this.unacknowledged = new Map();
@@ -69,7 +70,7 @@ export class SessionClient extends EventTarget {
     /** The conversation is over: nothing more is sent for its silence. */
     closeSession() { this.#send({ type: "close" }); }
 
-    ping() { this.#send({ type: "ping" }); }
+    ping() { this.#send({ type: "ping", ...(this.spoken && { spoken: true }) }); }
 
     async #open() {
         const mine = ++this.attempt;
@@ -100,7 +101,7 @@ export class SessionClient extends EventTarget {
         } else if (frame.type === "message") {
             this.cursor = frame.cursor;
         } else if (frame.type === "ack") {
-            this.unacknowledged.delete(frame.id);
+            if (this.unacknowledged.delete(frame.id)) this.spoken = true;
         } else if (frame.type === "error" && FINAL_ERRORS.has(frame.reason)) {
             this.unacknowledged.delete(frame.id);
         } else if (frame.type === "error" && this.unacknowledged.has(frame.id)) {

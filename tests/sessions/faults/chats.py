@@ -81,7 +81,12 @@ class Chatter:
 
     def _send(self, store: Store, chats: list[Chat], now: float) -> None:
         frames = [
-            Frame(chat.session, f"user-{chat.session}", kind="message" if self._speaks(chat, now, False) else "ping")
+            Frame(
+                chat.session,
+                f"user-{chat.session}",
+                kind="message" if self._speaks(chat, now, False) else "ping",
+                spoken=chat.sent > 0,
+            )
             for chat in chats
         ]
         try:

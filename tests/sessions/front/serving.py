@@ -68,6 +68,7 @@ class Page:
         secret = token(session, role=role, **more) if given is None else given
         query = f"token={quote(secret)}" + (f"&cursor={cursor}" if cursor else "")
         url = f"ws://{address}/ws/v1/sessions/{quote(session, safe='')}?{query}"
+        self.address = address
         self.socket: ClientConnection = connect(url, open_timeout=PATIENCE, compression=None).__enter__()
 
     def __enter__(self) -> Page:
@@ -75,6 +76,14 @@ class Page:
 
     def __exit__(self, *_: object) -> None:
         self.socket.close()
+
+    @classmethod
+    def is_let_in(cls, address: str, secret: str) -> bool:
+        with cls(address, token=secret) as page:
+            try:
+                return page.hear()["type"] == "welcome"
+            except ConnectionClosed:
+                return False
 
     def say(self, type: str, **more: Any) -> None:
         self.socket.send(json.dumps({"type": type, **more}))

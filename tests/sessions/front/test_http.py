@@ -7,11 +7,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import requests
 
 from scheduling import services
 from sessions import tokens
 from sessions.inbox import live as inbox
 from tests.scheduling.api.serving import NOWHERE, Client, eventually
+from tests.sessions.conftest import Chats
 from tests.sessions.front.serving import Page, web
 from tests.sessions.front.test_websocket import deadline
 from tests.sessions.refusing import REFUSALS, refusing
@@ -51,7 +53,7 @@ def test_a_batch_in_which_one_does_not_fit_counts_for_nothing(api: Client) -> No
     frames = [{"session_id": "s1", **ANN}, {"session_id": "", **ANN, "kind": "shout"}]
     answer = api("POST", "/sessions/activity", frames)
     assert answer.status_code == 422
-    assert [each["field"] for each in answer.json()["errors"]] == ["1.session_id", "1.kind"]
+    assert [each["field"] for each in answer.json()["errors"]] == ["sessions.1.session_id", "sessions.1.kind"]
     assert deadline("s1") == 0
 
 
@@ -115,6 +117,108 @@ def test_a_token_lets_in_for_its_session_user_and_side(api: Client, address: str
 def test_a_token_that_cannot_be(api: Client, change: dict[str, Any], field: str) -> None:
     answer = api("POST", "/sessions/s1/token", {"user_id": "ann"} | change)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"user_id": 7}, "user_id"), ({"chat_id": "a\u0000"}, "chat_id"), ({"seq": -1}, "seq"), ({"epoch": 1.5}, "epoch")],
+)
+def test_post_batch_names_fields_in_one_style(api: Client, change: dict[str, Any], field: str) -> None:
+    answer = api("POST", "/sessions/activity", [{"session_id": "s1", **ANN}, {"session_id": "s2", **ANN, **change}])
+    assert answer.status_code == 422
+    assert {each["field"].partition(".int")[0].partition(".function")[0] for each in answer.json()["errors"]} >= {
+        f"sessions.1.{field}"
+    }
+
+
+def test_post_activity_with_another_user_names_the_field(api: Client) -> None:
+    api("POST", "/sessions/s1/activity", ANN)
+    before = deadline()
+    for side, kind in (("user", "message"), ("agent", "message"), ("user", "close")):
+        answer = api("POST", "/sessions/s1/activity", ANN | {"user_id": "eve", "from": side, "kind": kind})
+        assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "user_id")
+    frames = [
+        {"session_id": "s1", **ANN, "user_id": "eve"},
+        {"session_id": "s2", **ANN},
+    ]
+    answer = api("POST", "/sessions/activity", frames).json()
+    assert (answer["refused"], answer["counted"]) == (1, 1)
+    assert [each["outcome"] for each in answer["items"]] == ["refused", "counted"]
+    assert answer["items"][0]["errors"][0]["field"] == "sessions.0.user_id"
+    assert deadline() == before
+    assert api("GET", "/sessions/s1").json()["user_id"] == "ann"
+
+
+def test_post_activity_new_epoch_accepts_a_lower_seq(api: Client, address: str) -> None:
+    def send(**more: Any) -> tuple[str, str | None]:
+        answer = api("POST", "/sessions/s1/activity", ANN | more).json()
+        return answer["outcome"], answer["dropped"]
+
+    def stale() -> float:
+        found = requests.get(f"http://{address}/metrics", timeout=20).text
+        lines = [line for line in found.splitlines() if line.startswith("aftertouch_frames_dropped_total{")]
+        return sum(float(line.rpartition(" ")[2]) for line in lines if 'reason="stale_seq"' in line)
+
+    before = stale()
+    assert send(seq=9) == ("counted", None)
+    assert send(seq=1) == ("dropped", "stale_seq")
+    assert send(seq=1, epoch=2) == ("counted", None)
+    assert send(seq=1, epoch="2") == ("dropped", "stale_seq")
+    assert send(seq=10) == ("counted", None)
+    assert eventually(lambda: stale() == before + 2)
+
+
+def test_get_session_tells_how_it_stands(api: Client) -> None:
+    assert api("GET", "/sessions/s1").status_code == 404
+    api("POST", "/sessions/s1/activity", ANN | {"kind": "ping", "tag": "vip"})
+    found = api("GET", "/sessions/s1").json()
+    assert found == {
+        "session_id": "s1", "user_id": "ann", "chat_id": "c1", "state": "idle", "tags": ["vip"], "policy": "default",
+        "deadline": None, "last_user_at": None, "last_agent_at": None, "nudges": 0,
+    }  # fmt: skip
+    noted = api("POST", "/sessions/s1/activity", ANN).json()
+    api("POST", "/sessions/s1/activity", ANN | {"from": "agent", "kind": "resume"})
+    found = api("GET", "/sessions/s1").json()
+    assert found["state"] == "armed"
+    assert found["deadline"] >= noted["deadline"]
+    assert found["last_user_at"] <= found["last_agent_at"] < found["deadline"]
+    api("POST", "/sessions/s1/activity", ANN | {"from": "agent", "kind": "transfer"})
+    assert api("GET", "/sessions/s1").json()["state"] == "paused"
+    api("POST", "/sessions/s1/activity", ANN | {"from": "agent", "kind": "close"})
+    assert api("GET", "/sessions/s1").json()["state"] == "closed"
+    assert api("GET", f"/sessions/{'x' * 129}").json()["errors"][0]["field"] == "session_id"
+    stranger = Client(api.address, services.create_api_key("shop", ["events"]))
+    assert stranger("GET", "/sessions/s1").status_code == 403
+
+
+def test_get_session_after_a_silence_counts_the_message(api: Client, chats: Chats) -> None:
+    chats.user()
+    chats.pass_time(61)
+    (claim,) = chats.claim()
+    assert api("GET", "/sessions/s1").json()["state"] == "silent"
+    chats.store.confirm([claim])
+    assert chats.stands(claim)
+    found = api("GET", "/sessions/s1").json()
+    assert (found["state"], found["deadline"], found["nudges"]) == ("silent", None, 1)
+
+
+def test_post_activity_over_the_rate_renews_known_sessions(api: Client) -> None:
+    """Chats whose renewals are refused fall silent together."""
+    assert api("POST", "/sessions/s1/activity", ANN).status_code == 200
+    slow = Client(api.address, services.create_api_key("slow", ["sessions"], rate_per_minute=1))
+    answers = [slow("POST", f"/sessions/new-{number}/activity", ANN) for number in range(3)]
+    assert answers[-1].status_code == 429
+    before = deadline("s1")
+    assert slow("POST", "/sessions/s1/activity", ANN | {"kind": "ping"}).status_code == 200
+    assert deadline("s1") >= before
+    frames = [{"session_id": name, **ANN} for name in ("s1", "another")]
+    answer = slow("POST", "/sessions/activity", frames)
+    assert answer.status_code == 200
+    assert [each["outcome"] for each in answer.json()["items"]] == ["counted", "dropped"]
+    assert answer.json()["items"][1]["dropped"] == "rate"
+    assert slow("POST", "/sessions/activity", frames[1:]).status_code == 429
+    assert int(slow("POST", "/sessions/activity", frames[1:]).headers["Retry-After"]) >= 1
+    assert slow("POST", "/sessions/s1/token", {"user_id": "ann"}).status_code == 429
 
 
 def test_deleting_a_session_closes_it_and_its_connections(api: Client, enter: Callable[..., Page]) -> None:

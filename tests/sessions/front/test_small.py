@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import secrets
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from config.environment import ROOT
 from config.settings.layers import layer_host
 from config.settings.logging import WithoutTokens
+from scheduling.models import Customer
 from sessions import tokens
 from sessions.models import SilencePolicy
 
@@ -25,17 +31,39 @@ def in_production(settings: Any, tmp_path: Any, house: None) -> None:
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.usefixtures("in_production")
-def test_outside_of_a_demo_the_page_is_for_staff() -> None:
-    stranger, staff, customer = Client(), Client(), Client()
+def test_demo_chat_outside_of_a_demo_gives_no_token_to_anyone() -> None:
+    stranger, staff, root = Client(), Client(), Client()
     staff.force_login(User.objects.create_user("ops", is_staff=True))
-    customer.force_login(User.objects.create_user("customer"))
-    for visitor in (stranger, customer):
-        assert visitor.get(PAGE).status_code == visitor.post(BEGIN).status_code == 302
-        assert visitor.get(STATE, {"session": "demo-abcdef"}).status_code == 302
-    assert staff.get(PAGE).status_code == 200
+    root.force_login(User.objects.create_superuser("root"))
+    for visitor in (stranger, staff, root):
+        assert visitor.get(PAGE).status_code == 404
+        assert visitor.post(BEGIN, {"tag": "default"}).status_code == 404
+        assert visitor.get(STATE, {"session": "demo-abcdef"}).status_code == 404
     assert not SilencePolicy.objects.filter(tag="demo").exists()
-    assert staff.post(BEGIN, {"tag": "default"}).status_code == 200
-    assert staff.post(BEGIN, {"tag": "demo"}).status_code == 422
+    assert not Customer.objects.exists()
+
+
+def test_production_settings_have_no_address_of_the_demo_chat() -> None:
+    """In a process of its own, with the settings that a server runs with."""
+    script = (
+        "import django; django.setup()\n"
+        "from django.urls import Resolver404, resolve\n"
+        f"for path in {(PAGE, BEGIN, STATE)!r}:\n"
+        "    try: print('served', resolve(path).view_name)\n"
+        "    except Resolver404: print('absent')\n"
+        "print(resolve('/admin/').view_name)\n"
+    )
+    env = {
+        **os.environ, "DJANGO_SETTINGS_MODULE": "config.settings.production",
+        "DATABASE_URL": "postgresql://u:p@127.0.0.1:1/x", "REDIS_URL": "redis://127.0.0.1:1/0",
+        "DJANGO_SECRET_KEY": secrets.token_urlsafe(48), "DJANGO_ALLOWED_HOSTS": "touch.example.com",
+        "AFTERTOUCH_BASE_URL": "https://touch.example.com", "AFTERTOUCH_SECRETS_KEYS": secrets.token_urlsafe(48),
+        "AFTERTOUCH_TIME_SCALE": "1",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=env, text=True, capture_output=True, timeout=120, check=False
+    )
+    assert done.stdout.split() == ["absent", "absent", "absent", "admin:index"], done.stderr
 
 
 @pytest.mark.django_db(transaction=True)

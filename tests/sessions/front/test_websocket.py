@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,9 @@ import requests
 from websockets.exceptions import ConnectionClosed
 
 from scheduling.models import Event
-from sessions import store
+from sessions import glance, keys, store
+from sessions import inbox as inbox_module
+from sessions.frames import Frame
 from sessions.inbox import live as inbox
 from tests.scheduling.api.serving import eventually, told
 from tests.sessions.front.serving import Page, token
@@ -45,7 +48,7 @@ def test_typing_is_seen_by_the_other_side_only_and_never_kept(enter: Open) -> No
 
 def test_every_frame_of_the_user_renews(enter: Open) -> None:
     ann = enter()
-    for kind in ("ping", "typing", "read", "message"):
+    for kind in ("message", "ping", "typing", "read", "message"):
         before = deadline()
         ann.say(kind, text="x")
         eventually(lambda before=before: deadline() > before)
@@ -60,6 +63,17 @@ def test_after_a_flush_the_next_ping_arms_again(enter: Open) -> None:
     assert eventually(deadline)
     ann.say("message", text="still here")
     assert bob.hear_until("message", text="still here")
+
+
+def test_ping_that_says_the_user_has_spoken_arms_after_a_flush_and_a_reconnect(enter: Open) -> None:
+    ann = enter()
+    ann.say("ping")
+    ann.hear_until("pong")
+    ann.say("read")
+    eventually(lambda: store.live().known(["s1"]) == [True])
+    assert deadline() == 0
+    ann.say("ping", spoken=True)
+    assert eventually(deadline)
 
 
 def test_after_a_flush_an_open_chat_goes_on_and_an_old_cursor_shows_what_came_since(enter: Open) -> None:
@@ -300,6 +314,89 @@ def test_without_a_token(address: str, house: None) -> None:
         assert odd.close_code() == (4401, "token: missing")
 
 
+def test_connection_ends_when_its_token_does(enter: Open) -> None:
+    ann, bob = enter(token=token(seconds=2)), enter(role="agent")
+    assert ann.close_code() == (4401, "token: expired")
+    bob.say("ping")
+    bob.hear_until("pong")
+
+
+def test_connections_of_a_session_are_bounded_for_each_side(enter: Open) -> None:
+    """60 sockets of one chat slowed the answers of all others."""
+    opened = [enter(token=token(seconds=600 + number)) for number in range(10)]
+    assert enter(token=token(seconds=900), welcome=False).close_code()[0] == 4409
+    enter(role="agent")
+    enter("s2")
+    opened[0].socket.close()
+    assert eventually(lambda: Page.is_let_in(opened[0].address, token(seconds=901)))
+
+
+def test_connections_of_a_token_are_bounded(enter: Open) -> None:
+    secret = token()
+    for _ in range(5):
+        enter(token=secret)
+    code, reason = enter(token=secret, welcome=False).close_code()
+    assert (code, reason) == (4409, "the token has too many connections")
+    enter(token=token(seconds=700))
+
+
+def test_frame_with_another_user_ends_the_connection_and_is_not_stored(enter: Open) -> None:
+    ann, eve = enter(), enter(user="eve", role="agent")
+    ann.say("message", text="hi", id="m1")
+    ann.hear_until("ack")
+    eve.say("message", text="forged", id="m2")
+    assert eve.close_code()[0] == 4403
+    assert [entry.body for entry in inbox().since("s1", "0-0") if "forged" in entry.body] == []
+
+
+def test_frames_of_a_socket_do_not_bring_the_tag_of_the_token_back(enter: Open) -> None:
+    ann = enter(tag="new")
+    ann.say("message", text="hi", id="m1")
+    ann.hear_until("ack")
+    assert glance.at(store.live(), "s1").tag == "new"
+    store.live().note_activity([Frame("s1", "ann", tag="vip")])
+    ann.say("message", text="hi", id="m2")
+    ann.hear_until("ack", id="m2")
+    assert glance.at(store.live(), "s1").tag == "vip"
+
+
+def test_message_with_a_new_epoch_is_stored_though_its_seq_is_lower(enter: Open) -> None:
+    ann, bob = enter(), enter(role="agent")
+    for text, seq, epoch in (
+        ("one", 9, 1),
+        ("late", 3, 1),
+        ("two", 1, 2),
+        ("again", 1, 2),
+        ("old", 10, 1),
+        ("three", 2, 2),
+    ):
+        ann.say("message", text=text, seq=seq, epoch=epoch)
+    assert [bob.hear_until("message")["text"] for _ in range(3)] == ["one", "two", "three"]
+
+
+def test_inbox_that_was_lost_and_began_again_by_a_slower_clock_is_read(enter: Open) -> None:
+    """After a failover to a server without the inbox, its cursors are below those that pages have."""
+    ann, bob = enter(), enter(role="agent")
+    ann.say("message", text="before", id="m0")
+    cursor = bob.hear_until("message")["cursor"]
+    slow_clock("s1", inbox_module.position(cursor)[0] - 60_000, "missed")
+    bob.say("ping")
+    assert bob.hear_until("message")["id"] == "missed"
+    late = enter(role="agent", cursor=cursor)
+    assert late.hear_until("message")["id"] == "missed"
+    ann.say("message", text="after", id="m1")
+    assert [page.hear_until("message", id="m1")["text"] for page in (bob, late)] == ["after"] * 2
+
+
+def slow_clock(session: str, at_ms: int, name: str) -> None:
+    """Its inbox as if a server whose clock is behind had begun it with one message."""
+    key = f"{{at:s{keys.shard_of(session):02}}}:in:{session}"
+    client = store.live().server.client
+    client.delete(key)
+    client.xadd(key, {"m": json.dumps({"id": name, "from": "system", "text": name})}, id=f"{at_ms}-0")
+    client.xtrim(key, maxlen=100)
+
+
 def test_a_cursor_that_nobody_gave_out(enter: Open) -> None:
     assert enter(cursor="abc", welcome=False).close_code()[0] == 4400
 
@@ -344,8 +441,6 @@ def test_a_close_frame_ends_the_session_for_its_side_and_tells_the_other(enter: 
 
 def deadline(session: str = "s1") -> int:
     """Of the session's silence, ms; 0 while it is not armed."""
-    from sessions import keys
-
     (found,) = store.live().server.ask(lambda pipe: [pipe.zscore(keys.DUE[keys.shard_of(session)], session)])
     return int(found or 0)
 

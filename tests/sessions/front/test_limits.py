@@ -1,0 +1,206 @@
+"""What a web process holds for its connections is bounded, in both directions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from channels.layers import get_channel_layer
+
+from sessions import connection, consumer, hub, layer
+from sessions.consumer import SessionConsumer
+from sessions.desk import Clerk
+from sessions.hub import Hub, group_of
+from sessions.inbox import Post
+from sessions.inbox import live as inbox
+from tests.scheduling.api.serving import PATIENCE
+from tests.sessions.front.test_catch_up import Wire, scope
+
+
+class Member:
+    """A connection that keeps what it hears."""
+
+    side, ticket = "user", 1
+
+    def __init__(self) -> None:
+        self.heard: list[dict[str, Any]] = []
+
+    def hear(self, told: dict[str, Any]) -> None:
+        self.heard.append(told)
+
+    @property
+    def numbers(self) -> list[int]:
+        return [each["number"] for each in self.heard if each["what"] == hub.SIGN]
+
+
+def run(scene: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(PATIENCE):
+            await scene()
+        await get_channel_layer().flush()
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.01)
+
+
+# --- frames that come in ---
+
+
+class Held:
+    """The store, which notes nothing until `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.noted = 0
+
+
+@pytest.fixture
+def held(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    held, file = Held(), Clerk.file
+
+    def wait(self: Clerk, slips: Any) -> Any:
+        assert held.go_on.wait(PATIENCE)
+        held.noted += len(slips)
+        return file(self, slips)
+
+    monkeypatch.setattr(Clerk, "file", wait)
+    monkeypatch.setattr(connection, "BURST", 10_000.0)
+    yield held
+    held.go_on.set()
+
+
+@asynccontextmanager
+async def page(session: str = "s1") -> AsyncIterator[tuple[Wire, SessionConsumer]]:
+    wire, serving = Wire(), SessionConsumer()
+    running = asyncio.create_task(serving(scope(session), wire.said.get, wire.heard.put))
+    try:
+        await until(lambda: getattr(serving, "cursor", None) is not None)
+        yield wire, serving
+    finally:
+        wire.said.put_nowait({"type": "websocket.disconnect"})
+        await running
+
+
+async def say(wire: Wire, count: int) -> None:
+    for _ in range(count):
+        wire.said.put_nowait({"type": "websocket.receive", "text": '{"type":"typing"}'})
+    await until(wire.said.empty)
+
+
+async def end_of(wire: Wire) -> dict[str, Any]:
+    while (message := await wire.heard.get())["type"] != "websocket.close":
+        pass
+    return message
+
+
+def test_consumer_more_frames_wait_than_allowed_ends_the_connection(held: Held) -> None:
+    async def scene() -> None:
+        async with page() as (wire, serving), page("s2") as (_, other):
+            await say(wire, consumer.MOST_WAITING)
+            await until(lambda: serving.waiting == consumer.MOST_WAITING)
+            assert not serving.outlet.ended
+            await say(wire, 1)
+            end = await end_of(wire)
+            assert (end["code"], end["reason"]) == (4429, "more than 100 frames wait to be noted")
+            assert not other.outlet.ended
+            held.go_on.set()
+            await until(lambda: serving.waiting == 0)
+
+    run(scene)
+    assert held.noted == 100
+
+
+def test_consumer_frames_that_were_noted_make_room(held: Held) -> None:
+    async def scene() -> None:
+        async with page() as (wire, serving):
+            for _ in range(3):
+                held.go_on.clear()
+                await say(wire, consumer.MOST_WAITING)
+                assert serving.waiting == consumer.MOST_WAITING
+                held.go_on.set()
+                await until(lambda: serving.waiting == 0)
+            assert not serving.outlet.ended
+
+    run(scene)
+
+
+# --- messages that go out ---
+
+
+async def subscribed(found: layer.Layer, group: str) -> str:
+    channel = await found.new_channel()
+    await found.group_add(group, channel)
+    return channel
+
+
+def test_layer_full_queue_keeps_the_first_and_reports_once(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer, "RECEIVED_LIMIT", 5)
+
+    async def scene() -> None:
+        found = get_channel_layer()
+        full, other = await subscribed(found, "full"), await subscribed(found, "other")
+        await found.group_send_many([("full", {"number": number}) for number in range(8)] + [("other", {})])
+        await found.receive(other)  # over the same connection, so the queue has got all eight
+        assert not found.overflowed(other)
+        for number in range(5):
+            assert not found.overflowed(full), "messages still wait"
+            assert await found.receive(full) == {"number": number}
+        assert [found.overflowed(full), found.overflowed(full)] == [True, False]
+        await found.group_send_many([("full", {"number": number}) for number in range(8, 13)] + [("other", {})])
+        await found.receive(other)
+        assert [await found.receive(full) for _ in range(5)] == [{"number": number} for number in range(8, 13)]
+        assert not found.overflowed(full), "five fit"
+
+    run(scene)
+
+
+def test_tell_more_than_the_limit_drops_the_last_and_goes_on(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "TELLING_LIMIT", 5)
+
+    async def scene() -> None:
+        member, here = Member(), hub.hub()
+        await here.join("s1", member)
+        told = [here.tell("s1", {"what": hub.SIGN, "number": number}) for number in range(8)]
+        assert [each.done() for each in told] == [False] * 5 + [True] * 3
+        await asyncio.gather(*told)
+        await here.tell("s1", {"what": hub.SIGN, "number": 8})
+        await until(lambda: 8 in member.numbers)
+        assert member.numbers == [0, 1, 2, 3, 4, 8]
+
+    run(scene)
+
+
+def test_hub_queue_overflowed_lets_every_connection_look(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of sessions of which nothing was lost: the hub does not know whose messages it dropped."""
+    monkeypatch.setattr(layer, "RECEIVED_LIMIT", 1)
+
+    async def scene() -> None:
+        crowded, quiet, here = Member(), Member(), Hub()
+        await here.join("s1", crowded)
+        await here.join("s2", quiet)
+        burst = [(group_of("s1"), {"session": "s1", "what": hub.SIGN, "number": number}) for number in range(200)]
+        while {"what": hub.LOST} not in quiet.heard:
+            await get_channel_layer().group_send_many(burst)
+        assert {"what": hub.LOST} in crowded.heard
+        assert crowded.numbers, "what was not dropped is heard"
+        assert {each["what"] for each in quiet.heard} == {hub.LOST}
+
+    run(scene)
+
+
+def test_consumer_lost_messages_are_read_from_the_inbox(valkey: Any) -> None:
+    async def scene() -> None:
+        async with page() as (wire, serving):
+            await asyncio.to_thread(inbox().put, [Post("s1", "m1", "agent", "not told")])
+            serving.hear({"what": hub.LOST})
+            assert await wire.texts(1) == ["not told"]
+
+    run(scene)
