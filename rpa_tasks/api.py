@@ -15,15 +15,28 @@ from ninja.responses import Status
 from rpa_tasks import publishing, selectors, shops
 from rpa_tasks.evidence import unpacked
 from rpa_tasks.models import Evidence, Job, Run, Shop
-from rpa_tasks.schemas import JobFilters, JobIn, JobOut, JobsOut, ReceiptOut, ShopFilters, ShopOut, ShopsOut
-from scheduling.api.auth import ApiKeyAuth, actor_of
+from rpa_tasks.schemas import (
+    JobFilters,
+    JobIn,
+    JobOut,
+    JobsOut,
+    RebalancedOut,
+    RebalanceIn,
+    ReceiptOut,
+    ShopFilters,
+    ShopOut,
+    ShopsOut,
+)
+from scheduling import sql
+from scheduling.api.auth import ApiKeyAuth, actor_of, principal_of
 from scheduling.api.paging import page_of, reading
 from scheduling.api.problems import Problem
 from scheduling.api.schemas import ProblemOut, Text
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Priority
 
-router = Router(tags=["RPA"], auth=ApiKeyAuth("rpa"))
+PUBLISH, READ, OPERATE = ApiKeyAuth("rpa.publish"), ApiKeyAuth("rpa.read"), ApiKeyAuth("rpa.operate")
+router = Router(tags=["RPA"], auth=READ)
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
 LARGEST_KEY = 2**63 - 1
 SAME = (
@@ -35,23 +48,25 @@ SHOP = ("shop_id", "name", "login_lost_at", "paused", "dedicated_queue")
 STATE = ("waiting", "running", "last_served_at", "last_success_at", "breaker_open_until")
 
 
-@router.post("/rpa/jobs", response={202: ReceiptOut, PROBLEMS: ProblemOut})
+@router.post("/rpa/jobs", auth=PUBLISH, response={202: ReceiptOut, PROBLEMS: ProblemOut})
 def publish(request: HttpRequest, wish: JobIn) -> Status[dict[str, Any]]:
-    """Have a flow run for a shop. While a job of the same shop, task type and `dedupe_key` waits, the request merges
-    into it (latest payload, highest priority, earliest time) and the answer says `duplicate`."""
+    """Have a flow run for a shop. While a job of the same shop, task type and `dedupe_key` waits, be it for its retry,
+    the request merges into it (latest payload, highest priority, earliest time) and the answer says `duplicate`.
+    Without a `dedupe_key` the flow chooses which requests merge; with an empty one the request merges with nothing."""
     try:
-        receipt = publishing.publish(
-            publishing.Request(
-                platform=wish.platform,
-                shop_id=wish.shop_id,
-                task_type=wish.task_type,
-                payload=wish.payload,
-                priority=Priority[wish.priority.upper()],
-                delay=timedelta(seconds=wish.delay_seconds),
-                dedupe_key=wish.dedupe_key,
-                source=actor_of(request).name,
+        with sql.brief_lock_waits():
+            receipt = publishing.publish(
+                publishing.Request(
+                    platform=wish.platform,
+                    shop_id=wish.shop_id,
+                    task_type=wish.task_type,
+                    payload=wish.payload,
+                    priority=Priority[wish.priority.upper()],
+                    delay=timedelta(seconds=wish.delay_seconds),
+                    dedupe_key=wish.dedupe_key,
+                    source=actor_of(request).name,
+                )
             )
-        )
     except publishing.Refused as refused:
         raise Problem(429, str(refused), retry_after=refused.retry_after) from refused
     return Status(202, {"task_id": receipt.task_id, "duplicate": receipt.duplicate, "state": receipt.state})
@@ -80,12 +95,16 @@ def get_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     return _job(task_id)
 
 
-@router.post("/rpa/jobs/{task_id}/cancel", response={200: JobOut, PROBLEMS: ProblemOut})
+@router.post("/rpa/jobs/{task_id}/cancel", auth=OPERATE, response={200: JobOut, PROBLEMS: ProblemOut})
 def cancel_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     """Call a job off: at once while it waits; while it runs, its node ends it within seconds and `cancel_requested_at`
-    says since when it is meant to. 409 where it has ended."""
-    publishing.cancel(task_id, by=actor_of(request).name)
-    return _job(task_id)
+    says since when it is meant to. 409 where it has ended. A key without `rpa.read` gets no payload, result or runs."""
+    with sql.brief_lock_waits():
+        publishing.cancel(task_id, by=actor_of(request).name)
+    unread: dict[str, Any] = (
+        {} if READ.scope in principal_of(request).scopes else {"payload": None, "result": None, "runs": []}
+    )
+    return _job(task_id) | unread
 
 
 @router.get("/rpa/jobs/{task_id}/evidence/{evidence_id}", url_name="rpa_evidence", response={PROBLEMS: ProblemOut})
@@ -115,19 +134,26 @@ def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, A
         return page_of([_shop(each) for each in states], [UUID(int=each.shop.pk) for each in states], filters.limit)
 
 
-@router.post("/rpa/shops/{platform}/{shop_id}/logged-in", response={200: ShopOut, PROBLEMS: ProblemOut})
+@router.post("/rpa/shops/rebalance", auth=OPERATE, response={200: RebalancedOut, PROBLEMS: ProblemOut})
+def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.Rebalanced:
+    """Release the preferred node of many shops: nodes with room take them, each with a browser profile of its own, so
+    platforms may ask for a login again. Shops that run at this moment keep theirs and are counted as `running`."""
+    return shops.rebalance(by=actor_of(request).name, platform=wish.platform, shop_ids=wish.shop_ids, node=wish.node)
+
+
+@router.post("/rpa/shops/{platform}/{shop_id}/logged-in", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
 def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
     """A person has logged the shop in: its jobs go on."""
     return _act(request, platform, shop_id, shops.logged_in)
 
 
-@router.post("/rpa/shops/{platform}/{shop_id}/pause", response={200: ShopOut, PROBLEMS: ProblemOut})
+@router.post("/rpa/shops/{platform}/{shop_id}/pause", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
 def pause(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
     """Start nothing more of this shop. What runs goes on; pausing what is paused changes nothing."""
     return _act(request, platform, shop_id, shops.pause)
 
 
-@router.post("/rpa/shops/{platform}/{shop_id}/resume", response={200: ShopOut, PROBLEMS: ProblemOut})
+@router.post("/rpa/shops/{platform}/{shop_id}/resume", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
 def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
     """End the shop's pause."""
     return _act(request, platform, shop_id, shops.resume)
@@ -138,7 +164,8 @@ def _act(request: HttpRequest, platform: str, shop_id: str, act: Callable[..., b
     row = found.first()
     if row is None:
         raise NotFound(f"There is no shop {platform}/{shop_id}.")
-    act(row.pk, by=actor_of(request).name)
+    with sql.brief_lock_waits():
+        act(row.pk, by=actor_of(request).name)
     (state,) = selectors.shop_states(found)
     return _shop(state)
 

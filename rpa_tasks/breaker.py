@@ -9,6 +9,8 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
+from django.db.models import Q
+
 from rpa_tasks.models import Breaker
 from scheduling import sql
 
@@ -21,7 +23,8 @@ HEALTHY = ("succeeded", "business", "session")
 def note(platform_id: int, outcome: str, task_id: UUID) -> bool:
     """Take in how a run ended. True: the platform rests now, so this end is not the job's own fault."""
     if outcome in HEALTHY:
-        close(platform_id)
+        # A run that began before the breaker opened says nothing about the platform of now: only the trial closes it.
+        close(platform_id, unless_open_for=task_id)
         return False
     if outcome == "platform":
         return _count(platform_id, task_id)
@@ -29,9 +32,12 @@ def note(platform_id: int, outcome: str, task_id: UUID) -> bool:
     return False
 
 
-def close(platform_id: int) -> bool:
-    """Let its shops run again. True: it was not closed before."""
+def close(platform_id: int, *, unless_open_for: UUID | None = None) -> bool:
+    """Let its shops run again. True: it was not closed before. With `unless_open_for` an open breaker closes only
+    where that job is its trial."""
     troubled = Breaker.objects.filter(platform_id=platform_id).exclude(errors=0, open_until=None)
+    if unless_open_for is not None:
+        troubled = troubled.filter(Q(open_until=None) | Q(probe=unless_open_for))
     return bool(troubled.update(errors=0, open_until=None, opened_at=None, openings=0, probe=None))
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
+from rpa_tasks import isolation
 from rpa_tasks.command import validate_command
 from rpa_tasks.models import Flow
 
@@ -28,6 +30,39 @@ def a_lease_outlasts_its_renewals(**_: Any) -> list[CheckMessage]:
     ]
 
 
+@register
+def commands_are_isolated(**_: Any) -> list[CheckMessage]:
+    """On a machine that runs jobs. In production that is known of the role execution alone; a worker of any role looks
+    again when it starts."""
+    runs_jobs = settings.AFTERTOUCH_ROLE == "execution" or (
+        settings.AFTERTOUCH_ROLE == "all" and not settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED
+    )
+    if not runs_jobs:
+        return []
+    if not (complaint := isolation.complaint()):
+        return _limits_ports()
+    kind, number = (Warning, "W002") if isolation.may_start() else (Error, "E002")
+    return [
+        kind(
+            f"Commands of flows can read this application's secrets and other shops' logins. {complaint}.",
+            hint="Install bubblewrap, run execution workers as root, or set AFTERTOUCH_RPA_ISOLATION=none on purpose.",
+            id=f"rpa_tasks.{number}",
+        )
+    ]
+
+
+def _limits_ports() -> list[CheckMessage]:
+    if settings.AFTERTOUCH_ROLE != "execution" or isolation.mode() == isolation.NONE or isolation.limits_ports():
+        return []
+    return [
+        Warning(
+            "Commands of flows can connect to the browsers of other shops on this node.",
+            hint="Use Linux 6.7 or newer with Landlock, and let the unit's SystemCallFilter admit landlock_*.",
+            id="rpa_tasks.W003",
+        )
+    ]
+
+
 @register(Tags.database)
 def commands_resolve(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
     """Of every living flow. Runs where the database may be asked: at each `migrate`, and with
@@ -42,7 +77,7 @@ def commands_resolve(databases: Sequence[str] | None = None, **_: Any) -> list[C
             id="rpa_tasks.W001",
         )
         for flow in flows
-        if (problems := validate_command(flow.command))
+        if (problems := validate_command(flow.command, flow.path))
     ]
 
 

@@ -17,7 +17,7 @@ from django.db import DatabaseError, InterfaceError, close_old_connections, conn
 from django.db.models.functions import Now
 from django.utils.timezone import now
 
-from rpa_tasks import node_queues
+from rpa_tasks import isolation, node_queues
 from rpa_tasks.markers import LEASE_NO, TASK_ID, marked, sweep
 from rpa_tasks.models import ExecutionNode, Job, JobState
 from rpa_tasks.old_profiles import KEPT_FOR, OldProfiles
@@ -48,7 +48,14 @@ class Chores:
     @property
     def steps(self) -> list[Callable[[], object]]:
         """One pass, in this order."""
-        return [self.report, self.end_orphans, self.tidy, self._old_logs.delete_some, self._old_profiles.delete_one]
+        return [
+            self.report,
+            self.end_orphans,
+            delete_left_runs,
+            self.tidy,
+            self._old_logs.delete_some,
+            self._old_profiles.delete_one,
+        ]
 
     def can_be_done(self) -> bool:
         """Whether the database answers."""
@@ -67,7 +74,7 @@ class Chores:
             defaults={
                 "seen_at": Now(),
                 "started_at": self.started_at,
-                "slots": settings.AFTERTOUCH_RPA_SLOTS,
+                "slots": node_queues.slots(),
                 # Of all its workers: only one of their maintainers works.
                 "queues": list(dict.fromkeys([*self.queues, *node_queues.carried()])),
                 "browsers": view.describe(),
@@ -112,6 +119,13 @@ def delete_old_evidence() -> int:
     )
 
 
+def delete_left_runs() -> None:
+    """Delete the working directories, with the parameter files, of runs whose worker was killed."""
+    with os.scandir(places.runs()) as entries:
+        for entry in _of_runs_that_are_over(list(islice(entries, LOGS_AT_ONCE))):
+            isolation.delete_run_directory(places.runs() / entry.name)
+
+
 class OldLogs:
     """A walk through the folder of logs, a few steps a pass: what killed workers left may be very many files."""
 
@@ -130,7 +144,9 @@ class OldLogs:
                     _limit(entry)
                 elif _silent_for(entry) > RUN_LOG_KEPT:
                     left.append(entry)
-        _delete_where_over(left)
+        for entry in _of_runs_that_are_over(left):
+            with suppress(OSError):
+                os.unlink(entry)
         return len(entries)
 
 
@@ -151,18 +167,15 @@ def _silent_for(entry: os.DirEntry[str]) -> timedelta:
     return timedelta(seconds=time.time() - entry.stat().st_mtime)
 
 
-def _delete_where_over(entries: list[os.DirEntry[str]]) -> None:
+def _of_runs_that_are_over(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
     """A run may go on for days and say nothing."""
-    runs = {entry: _run_of_log(entry.name) for entry in entries}
+    runs = {entry: _run_of_entry(entry.name) for entry in entries}
     running = _running({run for run in runs.values() if run})
-    for entry, run in runs.items():
-        if run not in running:
-            with suppress(OSError):
-                os.unlink(entry)
+    return [entry for entry, run in runs.items() if run not in running]
 
 
-def _run_of_log(name: str) -> Run | None:
-    """By its name, `<task>-<lease number>.log`."""
+def _run_of_entry(name: str) -> Run | None:
+    """By its name: `<task>-<lease number>` of its working directory, with `.log` of its log."""
     task_id, _, lease_no = name.removesuffix(".log").rpartition("-")
     return _run_of({TASK_ID: task_id, LEASE_NO: lease_no})
 

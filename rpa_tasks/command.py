@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,15 @@ from django.conf import settings
 
 from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
 
-PLACEHOLDERS = ("flow", "param", "timeout", "python")
-#: Linux takes no word of more than 128 KB.
-PARAM_LIMIT = 100 * 1024
+PLACEHOLDERS = (
+    "flow", "param", "param_file", "timeout", "python", "shop_id", "platform", "profile_id", "debug_port", "task_id"
+)  # fmt: skip
+#: Bytes. Linux takes no word of 128 KiB or more with the NUL at its end, and for all words and the environment together
+#: a quarter of the stack's limit, 2 MiB by default.
+WORD_LIMIT = 128 * 1024 - 1
+WORDS_LIMIT = 1024 * 1024
+LONGEST_PATH = 4_096  #: bytes
+MOST_FOLDERS = 20
 #: Where programs are looked for, beside our own Python's; a flow that needs more names PATH among its variables.
 PATH = (str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin")
 TELLING_NAMES = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
@@ -33,32 +41,81 @@ class ParamTooLong(ValueError):
     """The parameter is longer than a command line can carry."""
 
 
-def argv_for(command: Sequence[str], *, flow: str, param: Mapping[str, Any], timeout: timedelta) -> list[str]:
-    """The command with its placeholders filled in; `{timeout}` in whole seconds. Raises `ParamTooLong`.
+def argv_for(
+    command: Sequence[str], *, flow: str, param: Mapping[str, Any], timeout: timedelta, param_file: str = ""
+) -> list[str]:
+    """Fill in the placeholders of a command; `{timeout}` in whole seconds, `{debug_port}` empty without a browser.
 
-    The parameter is pure ASCII, so that no locale can garble it.
+    Raises: `ParamTooLong` where Linux would not start the result.
     """
-    text = json.dumps(param, separators=(",", ":"), allow_nan=False)
-    if len(text) > PARAM_LIMIT:
-        raise ParamTooLong(f"The parameter has {len(text):,} bytes, more than the {PARAM_LIMIT:,} a command may get.")
-    values = {
-        "flow": flow, "param": text, "timeout": str(int(timeout.total_seconds())), "python": sys.executable
+    own = ("shop_id", "platform", "profile_id", "debug_port", "task_id")
+    values = {name: str(param[name]) if param.get(name) is not None else "" for name in own} | {
+        "flow": flow, "param": param_text(param), "param_file": param_file,
+        "timeout": str(int(timeout.total_seconds())), "python": sys.executable,
     }  # fmt: skip
     # In one go: what was filled in is not looked at again.
-    return [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in command]
+    words = [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in command]
+    sizes = [len(word.encode()) for word in words]
+    if max(sizes, default=0) > WORD_LIMIT:
+        raise ParamTooLong(f"makes a word of {max(sizes):,} bytes; a command's word has at most {WORD_LIMIT:,}")
+    if sum(sizes) > WORDS_LIMIT:
+        raise ParamTooLong(f"makes a command of {sum(sizes):,} bytes; it has at most {WORDS_LIMIT:,}")
+    return words
 
 
-def environment_for(*, task_id: str, lease_no: int, shop: str, names: Sequence[str] = ()) -> dict[str, str]:
+def param_text(param: Mapping[str, Any]) -> str:
+    """The parameter as `{param}` and the file of `{param_file}` hold it: compact JSON, not escaped to ASCII."""
+    return json.dumps(param, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def param_of(
+    *, shop_id: str, platform: str, profile_id: str, task_id: str, delivery_key: str, lease_no: int,
+    debug_port: int | None, payload: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """All that a command learns about its job."""
+    return {
+        "debug_port": debug_port,
+        "shop_id": shop_id,
+        "platform": platform,
+        "profile_id": profile_id,
+        "task_id": task_id,
+        "delivery_key": delivery_key,
+        "lease_no": lease_no,
+        "payload": payload,
+    }
+
+
+def longest_param(payload: Any) -> dict[str, Any]:
+    """The longest parameter that this payload can become: by the limits of the columns, an id and a port."""
+    return param_of(
+        shop_id="x" * 64, platform="x" * 64, profile_id="x" * 140, task_id="x" * 36, delivery_key="x" * 36,
+        lease_no=-(2**31), debug_port=65_535, payload=payload,
+    )  # fmt: skip
+
+
+def uses_param_file(command: Sequence[str]) -> bool:
+    """Whether a word of the command names the file with the parameter."""
+    return any("param_file" in _PLACEHOLDER.findall(word) for word in command)
+
+
+def environment_for(
+    *,
+    task_id: str,
+    lease_no: int,
+    shop: str,
+    home: Path,
+    temporary: Path,
+    names: Sequence[str] = (),
+    path: Sequence[str] = (),
+) -> dict[str, str]:
     """All that the command sees: a minimal environment, the variables of ours that its flow may see, and the markers.
-    `shop` is `<platform>/<shop id>`. Makes the home directory; raises `OSError` where it cannot."""
-    home = Path(state_dir()) / "rpa" / "home"
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    `shop` is `<platform>/<shop id>`."""
     minimal = {
-        "PATH": os.pathsep.join(PATH),
+        "PATH": os.pathsep.join([*path, *PATH]),
         "HOME": str(home),
         "LANG": "C.UTF-8",
         "TZ": settings.TIME_ZONE,
-        "TMPDIR": tempfile.gettempdir(),
+        "TMPDIR": str(temporary),
     }
     markers = {
         TASK_ID: task_id, LEASE_NO: str(lease_no), SHOP: shop, STATE_DIR: state_dir()
@@ -73,12 +130,12 @@ def secrets_in(environment: Mapping[str, str]) -> list[str]:
     return sorted((telling | passwords | {unquote(password) for password in passwords}) - {""})
 
 
-def validate_command(command: object) -> list[str]:
+def validate_command(command: object, path: Sequence[str] = ()) -> list[str]:
     """What is wrong with a flow's command, in sentences; also asks the disk whether the program is there."""
     problems = check_words(command)
     if problems or not isinstance(command, list):
         return problems
-    problem = check_program(command[0])
+    problem = check_program(command[0], path)
     return [problem] if problem else []
 
 
@@ -91,17 +148,93 @@ def check_words(command: object) -> list[str]:
     found = [name for word in command for name in _PLACEHOLDER.findall(word)]
     known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
     problems = [f"{{{name}}} is no placeholder; there are {known}" for name in found if name not in PLACEHOLDERS]
-    if "param" not in found:
-        problems.append("must contain {param}, or the command never learns what to do")
+    if not {"param", "param_file"} & set(found):
+        problems.append("must contain {param} or {param_file}, or the command never learns what to do")
+    if any(_PLACEHOLDER.search(command[place]) for place in code_words(command)):
+        problems.append("must not have a placeholder in a word that a shell or an interpreter runs as code")
     if any("\0" in word for word in command):
         problems.append("must not contain a NUL character")
     return problems
 
 
-def check_program(word: str) -> str:
-    """Why the program cannot be started on this machine; empty where it can."""
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A program that runs a word of its command line as code."""
+
+    program: str  #: a regular expression of its file name
+    letters: str  #: of the short options before that word
+    names: tuple[str, ...] = ()  #: the long ones
+    taking: tuple[str, ...] = ()  #: other options that have a word of their own
+    anywhere: bool = False  #: the option may come after other words
+
+
+INTERPRETERS = (
+    Interpreter(
+        r"r?(ba|da|z|k|mk|a|fi|c|tc|ya|po|pw)?sh(-?[\d.]+)?", "c", ("--command", "-command"),
+        ("-o", "+o", "-O", "+O", "--rcfile", "--init-file"),
+    ),
+    Interpreter(r"su|runuser|script|flock|ssh", "c", ("--command", "--session-command"), anywhere=True),
+    Interpreter(r"\{python\}|python[\d.]*|pypy[\d.]*", "c", (), ("-W", "-X")),
+    Interpreter(r"perl[\d.]*", "eE", (), ("-I",)),
+    Interpreter(r"ruby[\d.]*|lua[\d.]*", "e", (), ("-I", "-r", "-l")),
+    Interpreter(r"node(js)?|bun|deno", "ep", ("--eval", "--print", "eval"), ("-r", "--require")),
+    Interpreter(r"php[\d.]*", "rBRE", ("--run",), ("-d", "-c")),
+    Interpreter(r"env", "S", ("--split-string",), ("-u", "-C")),
+)  # fmt: skip
+
+
+def code_words(command: Sequence[str]) -> set[int]:
+    """Places of the words that a shell or another interpreter among the words of this command runs as code.
+
+    Any word may be the interpreter, so `env bash -c …` and `busybox sh -c …` are found. The words after the code are
+    its arguments: data, unless another interpreter is among them.
+    """
+    return {place for start, word in enumerate(command) for place in _code_from(command, start, word)}
+
+
+def _code_from(command: Sequence[str], start: int, word: str) -> Iterator[int]:
+    program = os.path.basename(_unquoted(word))
+    for each in INTERPRETERS:
+        if re.fullmatch(each.program, program):
+            yield from _code_of(each, command, start + 1)
+    if re.search(r"\s", word):  # words in a word, as `env -S` takes them
+        with suppress(ValueError):
+            inner = shlex.split(word)
+            if len(inner) > 1 and code_words(inner):
+                yield start
+
+
+def _code_of(interpreter: Interpreter, command: Sequence[str], place: int) -> Iterator[int]:
+    """The code among the words after the interpreter, and the options that announce it, which may hold it as well."""
+    runs = ended = False
+    while place < len(command):
+        word = _unquoted(command[place])
+        is_option = word.startswith(("-", "+")) or word in interpreter.names
+        if ended or not is_option:
+            if runs:
+                yield place
+            if runs or not interpreter.anywhere:
+                return
+        elif word == "--":
+            ended = True
+        elif word in interpreter.taking:
+            place += 1
+        elif word.partition("=")[0] in interpreter.names or (
+            not word.startswith("--") and set(word.partition("{")[0][1:]) & set(interpreter.letters)
+        ):
+            runs = True
+            yield place
+        place += 1
+
+
+def _unquoted(word: str) -> str:
+    return re.sub(r"[\\'\"]", "", word).strip()
+
+
+def check_program(word: str, path: Sequence[str] = ()) -> str:
+    """Why the program cannot be started on this machine; empty where it can. `path` comes before `PATH`."""
     program = word.replace("{python}", sys.executable)
-    if shutil.which(program, path=os.pathsep.join(PATH)):
+    if shutil.which(program, path=os.pathsep.join([*path, *PATH])):
         return ""
     if os.path.dirname(program) and os.path.exists(program):
         return f"{program} is not executable"

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import transaction
 
 from rpa_tasks import validation
-from rpa_tasks.models import Flow, Job, Platform, Shop
+from rpa_tasks.models import DedupeBy, Flow, Job, Platform, Shop
 from rpa_tasks.tokens import ring_for_shops
 from rpa_tasks.verdicts import DEFAULT_DELAYS
 from scheduling.config_file.draft import Draft
@@ -81,6 +81,7 @@ class Platforms(Pausable):
         Field("paused", FLAG, default=False),
         Field("backlog_limit", Whole(), default=10_000),
         Field("breaker_threshold", Whole(), default=3),
+        Field("waits_for_home", FLAG, default=True),
     )
 
     def check(self, values: Mapping[str, Any], draft: Draft) -> None:
@@ -113,11 +114,15 @@ class Flows(RowSection):
         Field("needs_result", FLAG, default=False),
         Field("retry_delays", ListOf(Seconds()), default=list(DEFAULT_DELAYS)),
         Field("clear_cookies", FLAG, default=False),
+        Field("dedupe_by", Text(10), default=DedupeBy.PAYLOAD.value),
         Field("environment", ListOf(Text(100)), default=[]),
+        Field("path", ListOf(Text(1_000)), default=[]),
     )
 
     def check(self, values: Mapping[str, Any], draft: Draft) -> None:
         validation.check_flow(values)
+        if "command" in values and (problem := validation.missing_program(values)):
+            draft.note(f"flow {values.get('platform')}/{values.get('task_type')}: {problem} on this machine")
 
     def changes(self, given: Any, draft: Draft) -> list[Change]:
         found = super().changes(given, draft)

@@ -10,6 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import structlog
+from django.conf import settings
+
+from rpa_tasks.pool.checkup import minimal_environment
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +38,14 @@ def _page(port: int) -> dict[str, bytes]:
         with TemporaryDirectory(prefix="evidence-") as folder:
             words = [sys.executable, "-m", "rpa_tasks.playwright_browser", "snapshot"]
             words += ["--port", str(port), "--dir", folder]
-            said = subprocess.run(words, capture_output=True, timeout=PATIENCE, check=True)  # noqa: S603
+            said = subprocess.run(  # noqa: S603  (our own words)
+                words,
+                capture_output=True,
+                timeout=PATIENCE,
+                check=True,
+                cwd=settings.BASE_DIR,
+                env=minimal_environment(),
+            )
             files = json.loads(said.stdout.splitlines()[-1])
             found = {"screenshot": (Path(folder) / files["screenshot"]).read_bytes()}
             html = (Path(folder) / files["html"]).read_bytes()

@@ -55,8 +55,13 @@ def republish(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) ->
     """A new job for the same shop and flow with the payload as it was. Raises `Conflict` where one of the same key
     waits already: that one stands for it."""
     old = Job.objects.get(pk=str(row.task_id))
+    same = Job.objects.filter(
+        shop_id=old.shop_id, flow_id=old.flow_id, dedupe_key=old.dedupe_key, state__in=("scheduled", "queued")
+    )
     try:
         with transaction.atomic():
+            if same.exists():  # be it for its retry
+                raise IntegrityError
             Job.objects.create(
                 task_id=task_id,
                 root_id=task_id if as_new else old.root_id,
@@ -71,10 +76,7 @@ def republish(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) ->
                 source=f"retry of {old.pk}",
             )
     except IntegrityError:
-        waiting = Job.objects.filter(
-            shop_id=old.shop_id, flow_id=old.flow_id, dedupe_key=old.dedupe_key, fresh=True,
-            state__in=("scheduled", "queued"),
-        ).first()  # fmt: skip
+        waiting = same.order_by("-fresh").first()
         raise Conflict(f"A job of the same shop and task type waits already: {waiting or 'see the list'}.") from None
 
 

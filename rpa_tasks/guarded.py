@@ -17,6 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -24,8 +25,10 @@ from typing import Any, NamedTuple, Self
 import structlog
 
 from rpa_tasks.guard import processes
+from rpa_tasks.guard.child import adopt_orphans
 from rpa_tasks.guard.output import TAIL_CHARACTERS
 from rpa_tasks.markers import LEASE_NO, SWEEP_GRACE, TASK_ID, sweep
+from rpa_tasks.unguarded import is_guard
 from rpa_tasks.verdicts import Ended, Ending
 
 __all__ = ["LEASE_NO", "TASK_ID", "Event", "Guarded", "Order", "Progress", "Result", "Started", "sweep"]
@@ -60,10 +63,14 @@ class Order:
     extension: float = 30.0
     #: As in `Guarded.extend`: by `clock()`, from the instant before the claim.
     extend_until: float | None = None
+    #: How the command is confined: see `rpa_tasks.isolation.Plan`.
+    prefix: Sequence[str] = ()
+    confine: Mapping[str, Any] = field(default_factory=dict)
 
     def line(self) -> bytes:
         order = {each.name: getattr(self, each.name) for each in fields(self)}
         order |= {"argv": list(self.argv), "env": dict(self.env), "mask": list(self.mask)}
+        order |= {"prefix": list(self.prefix), "confine": dict(self.confine)}
         # The guard lives in another directory than we do.
         order |= {
             "log_path": os.path.abspath(self.log_path),
@@ -103,6 +110,7 @@ class Guarded:
         _abandoned[:] = [process for process in _abandoned if process.poll() is None]
         self._order = order
         self._pid: int | None = None
+        self._adopted_pids: set[int] = set()
         self._result: dict[str, Any] | None = None
         self._ending: Ending | None = None
         self._events: deque[Event] = deque()
@@ -110,12 +118,16 @@ class Guarded:
         self._in = self._out = -1
         self._overdue_at = time.monotonic() + order.timeout + order.hard_after + PATIENCE
         line = order.line()
+        # Where the guard is killed, what it had adopted comes to us instead of to init.
+        adopt_orphans()
         try:
-            self._process = _start_guard()
+            self._process = _start_guard(order.confine.get("ruleset", -1))
         except OSError as error:
             log.exception("guard_not_started")
             self._ending = Ending(Ended.NOT_STARTED, error="guard_not_started", tail=str(error))
             return
+        guard = processes.look(self._process.pid)
+        self._began = guard.started if guard else 0
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -207,6 +219,7 @@ class Guarded:
             self._end(Ended(event.pop("ended")), **event)
 
     def _end(self, ended: Ended, **details: Any) -> None:
+        adopt_orphans(False)
         self._ending = Ending(ended, result=self._result, started=self._pid is not None, **details)
         self._events.append(self._ending)
         try:
@@ -229,6 +242,7 @@ class Guarded:
         self._process.wait()
         log.error("guard_lost", how=how, guard=self._process.pid, command=self._pid)
         left = processes.end(self._family, SWEEP_GRACE)
+        self._reap_adopted()
         self._end(Ended.GUARD_LOST, survivors=len(left), tail=_last_of(Path(self._order.log_path)))
 
     def _family(self) -> list[processes.Process]:
@@ -237,15 +251,37 @@ class Guarded:
         def belongs(process: processes.Process) -> bool:
             return self._pid in (process.session, process.group) or processes.carries(process, marks)
 
-        return [process for process in processes.everyone() if belongs(process)]
+        living = list(processes.everyone())
+        adopted = [descendant for each in self._adopted(living) for descendant in (each, *_below(each, living))]
+        found = [process for process in living if belongs(process)]
+        return list({process.pid: process for process in (*found, *adopted)}.values())
+
+    def _adopted(self, living: Sequence[processes.Process]) -> list[processes.Process]:
+        """Children of ours that we did not start, since the guard began. Other guards are started by us."""
+        mine = [each for each in living if each.parent == os.getpid() and each.pid != self._process.pid]
+        found = [each for each in mine if each.started >= self._began and not is_guard(each.pid)]
+        self._adopted_pids.update(each.pid for each in found)
+        return found
+
+    def _reap_adopted(self) -> None:
+        """Whom nobody waits for stays a zombie."""
+        for pid in self._adopted_pids:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
 
 
-def _start_guard() -> subprocess.Popen[bytes]:
+def _below(above: processes.Process, living: Sequence[processes.Process]) -> list[processes.Process]:
+    """All who descend from this process."""
+    children = [each for each in living if each.parent == above.pid]
+    return [*children, *(each for child in children for each in _below(child, living))]
+
+
+def _start_guard(ruleset: int) -> subprocess.Popen[bytes]:
     """Away from our terminal, and without our environment, so that it carries nobody's markers."""
     return subprocess.Popen(  # noqa: S603  (our own script)
         [sys.executable, "-I", "-S", str(SCRIPT)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-        cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True,
+        cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True, pass_fds=(ruleset,) if ruleset >= 0 else (),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
 
+from django.conf import settings
 from django.db import transaction
 
 from rpa_tasks.models import Job
@@ -18,21 +19,24 @@ from scheduling import sql
 from scheduling.ledger import Claim, Ledger, Settlement
 
 TIERS = {0: "high", 1: "normal", 2: "low"}
-#: A node that has not described itself for so long does not keep its shops to itself any more.
-HOME_LEASE = timedelta(minutes=2)
+#: A node that has not described itself for so long is taken to be down. For how long its shops wait for it is a
+#: setting of its own, `AFTERTOUCH_RPA_HOME_LEASE`.
+NODE_SILENT = timedelta(minutes=2)
 
 # The lanes on which something could start now, each with the oldest job of each tier that is due. A lane costs three
-# probes of an index, however many jobs wait on it; where a shop is busy, paused or logged out, none.
+# probes of an index, however many jobs wait on it; where a shop is busy, paused or logged out, none. `bound` says, by
+# tier, that the shop's browser profile is on another node, which carries the tier: only jobs without a browser start
+# here then.
 _LANES = """
     SELECT lane.shop_id, lane.lease_no, home.name AS home, home.queues AS home_queues, lane.last_served_at,
            platform.id AS platform_id, breaker.open_until IS NOT NULL AS probes, oldest.*, queue.*,
-           {ranks} AS rank
+           ARRAY[{bound}] AS bound, {ranks} AS rank
     FROM rpa_tasks_lane AS lane
     JOIN rpa_tasks_shop AS shop ON shop.id = lane.shop_id
     JOIN rpa_tasks_platform AS platform ON platform.id = shop.platform_id
     JOIN rpa_tasks_breaker AS breaker ON breaker.platform_id = platform.id
     LEFT JOIN rpa_tasks_executionnode AS home ON home.name = lane.home
-        AND home.seen_at > statement_timestamp() - %(home_lease)s
+        AND platform.waits_for_home AND home.seen_at > statement_timestamp() - %(home_lease)s
     CROSS JOIN LATERAL (
         SELECT CASE WHEN shop.dedicated_queue THEN 's.' || platform.key || '.' || shop.shop_id
                     WHEN platform.dedicated_queue THEN 'p.' || platform.key || '.' ELSE '' END AS prefix,
@@ -50,13 +54,15 @@ _LANES = """
       AND NOT EXISTS (SELECT FROM scheduling_pause WHERE scope = 'all')
       AND COALESCE({names}) IS NOT NULL
 """
+#: Whether a job needs no browser. The array depends on no row, so it is read once a statement and only on demand.
+_BROWSERLESS = "job.flow_id = ANY(ARRAY(SELECT id FROM rpa_tasks_flow WHERE NOT needs_browser))"
+_BOUND = "CASE WHEN home.name <> %(node)s::text THEN home.queues ? (prefix || tiers[{place}]) ELSE false END"
 _OLDEST = """
-               CASE WHEN (%(queues)b::text[] IS NULL OR prefix || tiers[{place}] = ANY(%(queues)b::text[]))
-                     AND (%(node)s::text IS NULL OR home.name IS NULL OR home.name = %(node)s::text
-                          OR NOT home.queues ? (prefix || tiers[{place}])) THEN (
+               CASE WHEN %(queues)b::text[] IS NULL OR prefix || tiers[{place}] = ANY(%(queues)b::text[]) THEN (
                    SELECT job.due_at FROM rpa_tasks_job AS job
                    WHERE job.shop_id = lane.shop_id AND job.priority = {tier} AND job.state IN ('scheduled', 'queued')
                      AND job.parked = '' AND job.due_at <= statement_timestamp()
+                     AND (NOT {bound} OR {browserless})
                    ORDER BY job.due_at LIMIT 1
                ) END AS {name}"""
 #: Waiting adds a level each `ageing`, up to the urgent and not beyond.
@@ -66,9 +72,17 @@ _RANK = (
 )
 LANES = _LANES.format(
     ranks=f"LEAST({', '.join(_RANK.format(tier=tier, name=name) for tier, name in TIERS.items())})",
-    oldest=",".join(_OLDEST.format(tier=tier, place=tier + 1, name=name) for tier, name in TIERS.items()),
+    oldest=",".join(
+        _OLDEST.format(
+            tier=tier, place=tier + 1, name=name, bound=_BOUND.format(place=tier + 1), browserless=_BROWSERLESS
+        )
+        for tier, name in TIERS.items()
+    ),
     names=", ".join(f"oldest.{name}" for name in TIERS.values()),
+    bound=", ".join(_BOUND.format(place=tier + 1) for tier in TIERS),
 )
+_ANYWHERE = "queue.name"
+_AT_HOME = "CASE WHEN lanes.home_queues ? queue.name THEN 'n.' || lanes.home || '.' || queue.name END"
 #: Of one lane: the tier whose oldest job has its rank, the longest waiting one of several.
 CHOICE = " UNION ALL ".join(
     f"SELECT {tier} AS tier, oldest.{name} AS due_at, {_RANK.format(tier=tier, name=name)} AS rank"
@@ -114,6 +128,7 @@ class JobLedger(Ledger):
                 CROSS JOIN LATERAL (SELECT * FROM ({CHOICE}) AS tier ORDER BY rank, due_at LIMIT 1) AS choice
                 JOIN rpa_tasks_job AS job ON job.shop_id = oldest.shop_id AND job.priority = choice.tier
                     AND job.state IN ('scheduled', 'queued') AND job.parked = '' AND job.due_at = choice.due_at
+                    AND (NOT oldest.bound[choice.tier + 1] OR {_BROWSERLESS})
                 LIMIT 1
             ), claimed AS (
                 UPDATE {self.table} AS row
@@ -142,7 +157,7 @@ class JobLedger(Ledger):
         return Pick(Claim(task_id, lease_no), shop_id, platform_id, queue, probes)
 
     def settle_down(self, pick: Pick, *, node: str) -> None:
-        """From now on this node has the shop's browser profile. Only whoever holds the lane can say so."""
+        """Make this node the shop's preferred one: it has its browser profile. Does nothing without the lane."""
         sql.count(
             """
             UPDATE rpa_tasks_lane SET home = %(node)s
@@ -152,21 +167,43 @@ class JobLedger(Ledger):
         )
 
     def startable(self, *, ageing: timedelta) -> dict[str, int]:
-        """On how many lanes something could start now, by queue: for each somebody should be awake."""
+        """On how many lanes something could start now, by queue: for each a worker should be awake. A lane that waits
+        for the node of its profile counts for that node's queue, and for the shared one with what needs no browser."""
+        anywhere = self._startable(_ANYWHERE, {"node": ""} | _figures(ageing))
+        return anywhere | self._startable(_AT_HOME, {"node": None} | _figures(ageing))
+
+    def _startable(self, queue: str, parameters: dict[str, object]) -> dict[str, int]:
         found = sql.rows(
             f"""
-            SELECT CASE WHEN lanes.home_queues ? ('n.' || lanes.home || '.' || queue.name)
-                            THEN 'n.' || lanes.home || '.' || queue.name
-                        WHEN lanes.home_queues ? queue.name THEN 'n.' || lanes.home -- it was not upgraded yet
-                        ELSE queue.name END, count(*)
-            FROM ({LANES}) AS lanes
+            SELECT {queue}, count(*) FROM ({LANES}) AS lanes
             CROSS JOIN LATERAL (VALUES (1, lanes.high), (2, lanes.normal), (3, lanes.low)) AS tier(place, due_at)
             CROSS JOIN LATERAL (SELECT lanes.prefix || lanes.tiers[tier.place] AS name) AS queue
             WHERE tier.due_at IS NOT NULL GROUP BY 1
             """,
-            {"queues": None, "node": None} | _figures(ageing),
+            {"queues": None} | parameters,
         )
-        return dict(found)
+        return {name: lanes for name, lanes in found if name}
+
+    def mark_sending(self, claims: Sequence[Claim]) -> set[UUID]:
+        """Note that the commands of these jobs start now. Only the ids it returns may start: the other claims do not
+        stand any more, or their job was cancelled while it waited for its browser."""
+        return {
+            row[0]
+            for row in sql.rows(
+                f"""
+                UPDATE {self.table} AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
+                FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[]) AS v(task_id, lease_no)
+                WHERE row.task_id = v.task_id AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
+                  AND row.sending_at IS NULL AND row.lease_until > statement_timestamp()
+                  AND row.cancel_requested_at IS NULL
+                RETURNING row.task_id
+                """,
+                {
+                    "ids": [claim.task_id for claim in claims],
+                    "lease_nos": [claim.lease_no for claim in claims],
+                },
+            )
+        }
 
     def settle(self, settlements: Sequence[Settlement]) -> set[UUID]:
         """End these runs and free their lanes."""
@@ -202,7 +239,7 @@ def _becomes_probe(pick: Pick) -> bool:
 
 
 def _figures(ageing: timedelta) -> dict[str, object]:
-    return {"ageing": ageing.total_seconds(), "home_lease": HOME_LEASE}
+    return {"ageing": ageing.total_seconds(), "home_lease": settings.AFTERTOUCH_RPA_HOME_LEASE}
 
 
 jobs = JobLedger(Job, route="shop_id")

@@ -24,11 +24,11 @@ STOP_WITHIN = 30.0  #: seconds to end the browsers
 _supervision: Supervision | None = None
 
 
-def start(queues: Sequence[str] = ()) -> None:
+def start(queues: Sequence[str] = (), processes: int = 0) -> None:
     """Keep a maintainer running beside this process. A second time does nothing."""
     global _supervision
     if _supervision is None:
-        _supervision = Supervision(queues)
+        _supervision = Supervision(queues, processes)
 
 
 def stop() -> None:
@@ -42,8 +42,9 @@ def stop() -> None:
 class Supervision:
     """A thread that starts a maintainer whenever there is none."""
 
-    def __init__(self, queues: Sequence[str]) -> None:
+    def __init__(self, queues: Sequence[str], processes: int = 0) -> None:
         self._queues = list(queues)
+        self._processes = processes
         self._stopping = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._thread = threading.Thread(target=self._supervise, name="maintainer", daemon=True)
@@ -84,7 +85,7 @@ class Supervision:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         try:
-            node_queues.note(self._queues)
+            node_queues.note(self._queues, self._processes)
         except OSError as error:  # the disk is full; what keeps it from doing harm is needed all the more
             log.warning("queues_not_noted", error=str(error))
         words = ["--queues", ",".join(self._queues), "--parent", str(os.getpid())]

@@ -10,7 +10,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rpa_tasks.lanes import HOME_LEASE, TIERS
+from rpa_tasks.lanes import NODE_SILENT, TIERS
 from rpa_tasks.verdicts import Verdict
 from scheduling import measures, sql
 from scheduling.metrics import MOST
@@ -84,7 +84,7 @@ def _browsers() -> Metric:
         FROM rpa_tasks_executionnode AS node CROSS JOIN LATERAL jsonb_array_elements(node.browsers) AS slot
         WHERE node.seen_at > statement_timestamp() - %(lease)s GROUP BY 1, 2
         """,
-        {"lease": HOME_LEASE},
+        {"lease": NODE_SILENT},
     )
     for node, state, count in found:
         family.add_metric([node, state], count)

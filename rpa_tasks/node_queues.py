@@ -6,45 +6,56 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from django.conf import settings
 
 from rpa_tasks.guard.processes import look
-from rpa_tasks.lanes import HOME_LEASE
 from rpa_tasks.pool import places
 from rpa_tasks.pool.browser_processes import is_alive
 
-#: What a worker carried counts for so long after its end: one that is restarted must not cost its shops their home.
-REMEMBERED = HOME_LEASE
 
-
-def note(queues: Sequence[str]) -> None:
-    """Say what this process, a worker, consumes. OSError where the disk is full."""
+def note(queues: Sequence[str], processes: int = 0) -> None:
+    """Say what this process, a worker, consumes, with how many child processes (0: unknown). OSError where the disk is
+    full."""
     me = look(os.getpid())
     assert me is not None
     path = places.workers() / f"{me.pid}-{me.started}.json"
     draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(list(queues)))
+    draft.write_text(json.dumps({"queues": list(queues), "processes": processes}))
     draft.replace(path)
 
 
 def carried() -> list[str]:
-    """Of the workers that live, or did a moment ago."""
-    found: dict[str, None] = {}
+    """The queues of the workers that live, or did a moment ago."""
+    return list(dict.fromkeys(queue for note in _notes() for queue in note["queues"]))
+
+
+def slots() -> int:
+    """How many jobs the node can run at once: no more than its workers have processes."""
+    processes = [int(note["processes"]) for note in _notes()]
+    known = sum(processes) if all(processes) else 0
+    return min(settings.AFTERTOUCH_RPA_SLOTS, known or settings.AFTERTOUCH_RPA_SLOTS)
+
+
+def _notes() -> Iterator[dict[str, Any]]:
     for path in sorted(places.workers().glob("*.json")):
         with suppress(OSError, ValueError):
             if _counts(path):
-                found |= dict.fromkeys(json.loads(path.read_bytes()))
-    return list(found)
+                found = json.loads(path.read_bytes())
+                yield found if isinstance(found, dict) else {"queues": found, "processes": 0}
 
 
 def _counts(path: Path) -> bool:
-    """The file's time is when its worker was last seen alive."""
+    """Whether the worker lives, or did within the lease of a preferred node: a restart must not move its shops. The
+    file's time is when the worker was last seen alive."""
     pid, ticks = map(int, path.stem.split("-"))
     if is_alive(pid, ticks):
         os.utime(path)
-    elif time.time() - path.stat().st_mtime > REMEMBERED.total_seconds():
+    elif time.time() - path.stat().st_mtime > settings.AFTERTOUCH_RPA_HOME_LEASE.total_seconds():
         path.unlink()
         return False
     return True

@@ -67,9 +67,9 @@ def _needed() -> set[str]:
 def _left_at(folder: Path, now: datetime) -> datetime:
     """Since when this node knows that it is not needed."""
     try:
-        return datetime.fromisoformat((folder / LEFT).read_text())
+        return datetime.fromisoformat(places.read_own(folder / LEFT).decode())
     except (OSError, ValueError):
-        (folder / LEFT).write_text(now.isoformat())
+        places.write_own(folder / LEFT, now.isoformat())
         recent.forget(folder.name)  # else its browser could be kept warm for ever
         return now
 

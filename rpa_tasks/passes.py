@@ -21,7 +21,6 @@ from scheduling.ledger import Claim, Settlement
 log = structlog.get_logger(__name__)
 
 LIMIT = 500
-TOKENS_AT_ONCE = 50
 
 
 def keep_moving() -> None:
@@ -44,7 +43,7 @@ def hand_over_due() -> int:
 
 def wake() -> dict[str, int]:
     """Where something could start and no token is on its way, publish some: a token was lost, a gate opened, a node
-    came back. A queue that holds tokens is left alone, so that nothing piles up. Returns how many, by queue."""
+    came back. A queue that holds tokens is left alone. Returns how many were published, by queue."""
     woken: dict[str, int] = {}
     for queue, lanes in jobs.startable(ageing=settings.AFTERTOUCH_RPA_AGEING).items():
         try:
@@ -53,8 +52,7 @@ def wake() -> dict[str, int]:
         except (OperationalError, OSError) as error:
             log.warning("broker_unreachable", error=str(error))
             return woken
-        woken[queue] = min(lanes, TOKENS_AT_ONCE)
-        tokens.publish_tokens_to(queue, woken[queue])
+        woken[queue] = tokens.publish_tokens_to(queue, lanes)
     return woken
 
 

@@ -1,14 +1,16 @@
 """The one way in for jobs: from the API, the admin, schedules and touches.
 
-One key for every producer: shop + flow + business key. While a job of a key waits, another request merges into it;
-while one runs, at most one waits behind it. Two partial unique indexes hold that against any race.
+One key for every producer: shop + flow + business key. While a job of a key waits, be it for its retry, another request
+merges into it; while one runs, at most one waits behind it. A request without a key gets the one that its flow chooses.
+Two partial unique indexes hold that against any race.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cache
 from itertools import islice
@@ -20,9 +22,10 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models.functions import Now
 
+from rpa_tasks import command
 from rpa_tasks.lanes import jobs
-from rpa_tasks.models import Flow, Job, Platform, Shop
-from rpa_tasks.storable import unstorable
+from rpa_tasks.models import DedupeBy, Flow, Job, Platform, Shop
+from rpa_tasks.storable import as_stored, unstorable
 from rpa_tasks.tokens import doorbell
 from scheduling import sql
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
@@ -32,6 +35,9 @@ from scheduling.models import Priority
 
 MAX_DELAY = timedelta(days=90)
 MAX_PAYLOAD = 65_536  #: bytes of JSON; a command line's word holds 128 KiB
+#: How stored keys begin that no request names: of a payload's digest, and of a job that merges with nothing.
+OWN_KEYS = "@"
+PAYLOAD_KEY, TASK_KEY = f"{OWN_KEYS}payload:", f"{OWN_KEYS}task:"
 ERRORS_SHOWN, MESSAGE_SHOWN = 20, 300
 
 
@@ -45,7 +51,7 @@ class Request:
     payload: Mapping[str, Any] = field(default_factory=dict)
     priority: int = Priority.NORMAL
     delay: timedelta = timedelta(0)
-    dedupe_key: str = ""
+    dedupe_key: str | None = None  #: None: the flow chooses (`Flow.dedupe_by`); "": merges with nothing
     source: str = ""
     touch_key: UUID | None = None  #: the touch that it delivers: at most one job, ever
     keeps_payload: bool = False  #: a job that waits keeps its own, because whoever asks may not edit payloads
@@ -73,6 +79,8 @@ def publish(request: Request) -> Receipt:
     """Store the job, then wake a node. Raises `InvalidInput` naming the field, or `Refused` where too much waits."""
     shop, flow = _find(request)
     _check(request, flow)
+    if not unstorable(request.payload):
+        request = replace(request, payload=as_stored(request.payload))
     unfit = payload_errors(request.payload, flow)
     with transaction.atomic():
         # Who keeps the payload of the one that waits brings none that would have to fit.
@@ -123,9 +131,12 @@ def _check(request: Request, flow: Flow) -> None:
         errors.append(FieldError("priority", "high, normal or low"))
     if not timedelta(0) <= request.delay <= MAX_DELAY:
         errors.append(FieldError("delay_seconds", f"between 0 and {int(MAX_DELAY.total_seconds())}"))
-    if len(request.dedupe_key) > 200:
+    key = request.dedupe_key or ""
+    if len(key) > 200:
         errors.append(FieldError("dedupe_key", "at most 200 characters"))
-    if any(_unstorable(request.dedupe_key)):
+    if key.startswith(OWN_KEYS):
+        errors.append(FieldError("dedupe_key", f"must not begin with “{OWN_KEYS}”"))
+    if unstorable(key):
         errors.append(FieldError("dedupe_key", "has a character that cannot be stored"))
     if errors:
         raise InvalidInput(*errors)
@@ -134,9 +145,10 @@ def _check(request: Request, flow: Flow) -> None:
 def payload_errors(payload: Mapping[str, Any], flow: Flow) -> list[FieldError]:
     """What is wrong with a payload of this flow, by field path: `payload.x.y`. Messages quote the payload, so they are
     cut."""
-    errors = [FieldError("payload", problem) for problem in _unstorable(payload)]
-    if errors or not flow.payload_schema:
-        return errors
+    if problem := unstorable(payload) or _too_long(as_stored(payload), flow):
+        return [FieldError("payload", problem)]
+    if not flow.payload_schema:
+        return []
     found = _validator(json.dumps(flow.payload_schema)).iter_errors(dict(payload))
     return [
         FieldError(".".join(["payload", *map(str, error.instance_path)]), error.message[:MESSAGE_SHOWN])
@@ -144,12 +156,38 @@ def payload_errors(payload: Mapping[str, Any], flow: Flow) -> list[FieldError]:
     ]
 
 
-def _unstorable(value: Any) -> list[str]:
-    """What PostgreSQL would refuse, or a command line not hold."""
-    if problem := unstorable(value):
-        return [problem]
-    size = len(json.dumps(value, ensure_ascii=False).encode())
-    return [f"is {size} bytes of JSON; at most {MAX_PAYLOAD}"] if size > MAX_PAYLOAD else []
+def _too_long(payload: Mapping[str, Any], flow: Flow) -> str:
+    """Why no command line holds it; measured in the form that is executed, for the longest ids that a shop can have."""
+    size = len(json.dumps(payload, ensure_ascii=False).encode())
+    if size > MAX_PAYLOAD:
+        return f"is {size} bytes of JSON; at most {MAX_PAYLOAD}"
+    try:
+        command.argv_for(
+            flow.command,
+            flow=f"{'x' * 64}_{flow.task_type}",
+            param=command.longest_param(payload),
+            timeout=flow.timeout,
+            param_file="x" * command.LONGEST_PATH,
+        )
+    except command.ParamTooLong as error:
+        return str(error)
+    return ""
+
+
+def key_of(flow: Flow, payload: Mapping[str, Any]) -> str | None:
+    """The key under which the flow merges jobs without a key of their own. None: it merges none. `payload` is in the
+    form in which it is stored."""
+    if flow.dedupe_by == DedupeBy.TASK_TYPE:
+        return ""
+    if flow.dedupe_by == DedupeBy.NONE:
+        return None
+    return key_of_payload(payload)
+
+
+def key_of_payload(payload: Mapping[str, Any]) -> str:
+    """Return the key of a payload in the form in which it is stored."""
+    text = json.dumps(payload, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+    return f"{PAYLOAD_KEY}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 @cache
@@ -174,17 +212,26 @@ def _store(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | No
 
 def _merge(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | None] | None:
     """Let the job that waits stand for this request as well: the latest payload, the highest priority, the earliest
-    time."""
+    time. A job that waits for its retry is brought forward. Where an earlier try may have had its effect with another
+    payload, the job gets a new delivery key, or a receiver would take the new payload for a repetition.
+    """
+    parameters = _parameters(request, shop, flow)
+    if parameters["key"] is None:
+        return None
     found = sql.rows(
         """
         WITH standing AS MATERIALIZED (
             SELECT task_id, priority, due_at FROM rpa_tasks_job
-            WHERE shop_id = %(shop)s AND flow_id = %(flow)s AND dedupe_key = %(key)s
-              AND state IN ('scheduled', 'queued') AND fresh
+            WHERE shop_id = %(shop)s AND flow_id = %(flow)s
+              AND (dedupe_key = %(key)s OR %(any)s AND (dedupe_key = '' OR starts_with(dedupe_key, %(payload_key)s)))
+              AND state IN ('scheduled', 'queued')
+            ORDER BY fresh DESC, due_at LIMIT 1
             FOR NO KEY UPDATE
         )
         UPDATE rpa_tasks_job AS row
         SET requests = row.requests + 1,
+            root_id = CASE WHEN %(renews)s AND row.attempt > 0 AND row.payload <> %(payload)s::jsonb
+                           THEN %(new_id)s ELSE row.root_id END,
             payload = CASE WHEN %(renews)s THEN %(payload)s::jsonb ELSE row.payload END,
             priority = CASE WHEN %(merges)s THEN LEAST(row.priority, %(priority)s) ELSE row.priority END,
             due_at = CASE WHEN %(merges)s THEN LEAST(row.due_at, statement_timestamp() + %(delay)s)
@@ -194,8 +241,15 @@ def _merge(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | No
                   row.due_at <= statement_timestamp() + %(horizon)s
                   AND (row.due_at < standing.due_at OR row.priority < standing.priority)
         """,
-        _parameters(request, shop, flow)
-        | {"merges": request.merges, "renews": request.merges and not request.keeps_payload},
+        parameters
+        | {
+            "merges": request.merges,
+            "renews": request.merges and not request.keeps_payload,
+            "new_id": new_id(),
+            # Who may not see payloads means whatever waits.
+            "any": request.keeps_payload and request.dedupe_key is None,
+            "payload_key": PAYLOAD_KEY,
+        },
     )
     if not found:
         return None
@@ -208,6 +262,9 @@ def _merge(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | No
 def _insert(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | None] | None:
     """None: one of this key waits since this moment."""
     task_id = new_id()
+    parameters = _parameters(request, shop, flow)
+    if parameters["key"] is None:
+        parameters["key"] = f"{TASK_KEY}{task_id}"
     found = sql.rows(
         """
         INSERT INTO rpa_tasks_job (
@@ -223,7 +280,7 @@ def _insert(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | N
         ON CONFLICT DO NOTHING
         RETURNING state, due_at
         """,
-        _parameters(request, shop, flow) | {"id": task_id, "lease": HINT_LEASE},
+        parameters | {"id": task_id, "lease": HINT_LEASE},
     )
     if not found:
         return None
@@ -232,11 +289,17 @@ def _insert(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | N
     return Receipt(task_id, False, state), hint
 
 
+def _key(request: Request, flow: Flow) -> str | None:
+    if request.touch_key:
+        return f"touch:{request.touch_key}"
+    return key_of(flow, request.payload) if request.dedupe_key is None else request.dedupe_key or None
+
+
 def _parameters(request: Request, shop: Shop, flow: Flow) -> dict[str, Any]:
     return {
         "shop": shop.pk,
         "flow": flow.pk,
-        "key": f"touch:{request.touch_key}" if request.touch_key else request.dedupe_key,
+        "key": _key(request, flow),
         "payload": json.dumps(request.payload),
         "priority": request.priority,
         "delay": request.delay,

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from rpa_tasks.models import Job
+from rpa_tasks.models import Job, ScheduledRound
 from scheduling import sql
 from scheduling.retention import Kind
 
@@ -26,6 +26,17 @@ def _delete(batch: list[UUID], before: datetime) -> int:
 
 
 JOBS = Kind(Job._meta.db_table, "task_id", _kept, _delete)
+
+
+def _delete_rounds(batch: list[UUID], before: datetime) -> int:
+    return sql.count(_DELETE_ROUNDS, {"ids": batch, "before": before})
+
+
+ROUNDS = Kind(ScheduledRound._meta.db_table, "id", _kept, _delete_rounds)
+
+_DELETE_ROUNDS = """
+DELETE FROM rpa_tasks_scheduledround WHERE id = ANY(%(ids)b) AND state <> 'waiting' AND ended_at < %(before)s
+"""
 
 # A job that delivers a touch stays as long as that touch: it is what keeps a second one from being published for it.
 _LOCK = """

@@ -7,7 +7,7 @@ delivered in the same processes.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
@@ -17,6 +17,8 @@ from django.conf import settings
 from django.db import transaction
 
 from rpa_tasks.models import Flow
+from rpa_tasks.publishing import key_of, key_of_payload
+from rpa_tasks.storable import as_stored
 from rpa_tasks.tokens import doorbell
 from scheduling import sql
 from scheduling.ids import new_id
@@ -38,22 +40,44 @@ class Round:
         return Round(self.published + other.published, self.waiting + other.waiting, self.refused + other.refused)
 
 
-def publish_round(flow: Flow, places: Mapping[int, timedelta], *, payload: Mapping[str, Any], priority: int) -> Round:
+#: Called inside the transaction of each batch with the last shop of it and what became of it. What it raises rolls the
+#: batch back and ends the round.
+Note = Callable[[int, Round], None]
+
+
+def publish_round(
+    flow: Flow,
+    places: Mapping[int, timedelta],
+    *,
+    payload: Mapping[str, Any],
+    priority: int,
+    note: Note | None = None,
+) -> Round:
     """A job of `flow` for each shop, by its primary key, after its delay. A shop for which one waits already keeps that
     one as it is. Safe to repeat and to race: what is left undone is done by the next round.
 
     Its two statements are transactions of their own: a round that still held the jobs that wait, while it waits for
     another round's insert, could be what that round waits for."""
     told, left = Round(), iter(sorted(places.items()))
-    common = {"flow": flow.pk, "platform": flow.platform_id, "payload": json.dumps(payload), "priority": priority}
+    payload = as_stored(payload)
+    key = key_of(flow, payload)
+    if key is None:  # the flow merges nothing, but a round passes over a shop where a job with its payload waits
+        key = key_of_payload(payload)
+    common = {
+        "flow": flow.pk, "platform": flow.platform_id, "payload": json.dumps(payload), "priority": priority,
+        "key": key,
+    }  # fmt: skip
     while batch := dict(islice(left, BATCH)):
-        told += _publish(batch, common)
+        told += _publish(batch, common, note)
     return told
 
 
-def _publish(places: Mapping[int, timedelta], common: Mapping[str, Any]) -> Round:
+def _publish(places: Mapping[int, timedelta], common: Mapping[str, Any], note: Note | None) -> Round:
     with transaction.atomic(durable=True):
-        waiting = {row[0] for row in sql.rows(_NOTE_WAITING, {"shops": list(places), "flow": common["flow"]})}
+        waiting = {
+            row[0]
+            for row in sql.rows(_NOTE_WAITING, {"shops": list(places), "flow": common["flow"], "key": common["key"]})
+        }
     free = {shop: delay for shop, delay in places.items() if shop not in waiting}
     given = {
         "shops": list(free),
@@ -65,20 +89,24 @@ def _publish(places: Mapping[int, timedelta], common: Mapping[str, Any]) -> Roun
     }
     with transaction.atomic(durable=True):
         tried = sql.rows(_INSERT, {**common, **given}) if free else []
+        made_count = sum(row[1] is not None for row in tried)
+        done = Round(made_count, len(waiting) + len(tried) - made_count, len(free) - len(tried))
+        if note:
+            note(max(places), done)
     made = [row for row in tried if row[1] is not None]  # of the others somebody else published one in this moment
     hints = [
         Hint(task_id, due_at, common["priority"], shop) for shop, task_id, state, due_at in made if state == "queued"
     ]
     doorbell.ring(hints)
-    return Round(len(made), len(waiting) + len(tried) - len(made), len(free) - len(tried))
+    return done
 
 
 # A row that somebody holds at this moment is not waited for: its count of requests only informs.
 _NOTE_WAITING = """
 WITH standing AS MATERIALIZED (
     SELECT task_id, shop_id FROM rpa_tasks_job
-    WHERE shop_id = ANY(%(shops)b::bigint[]) AND flow_id = %(flow)s AND dedupe_key = ''
-      AND state IN ('scheduled', 'queued') AND fresh
+    WHERE shop_id = ANY(%(shops)b::bigint[]) AND flow_id = %(flow)s AND dedupe_key = %(key)s
+      AND state IN ('scheduled', 'queued')
 ), mine AS MATERIALIZED (
     SELECT task_id FROM rpa_tasks_job WHERE task_id IN (SELECT task_id FROM standing)
       AND state IN ('scheduled', 'queued')
@@ -119,7 +147,8 @@ WITH wanted AS MATERIALIZED (
            statement_timestamp() + tried.delay, statement_timestamp() + tried.delay,
            CASE WHEN tried.soon THEN statement_timestamp() END,
            CASE WHEN tried.soon THEN statement_timestamp() + tried.delay + %(lease)s END, tried.soon::int, '', 0, 0,
-           '', statement_timestamp(), tried.shop_id, %(flow)s, %(payload)s::jsonb, '', true, 1, 0, %(source)s, '', ''
+           '', statement_timestamp(), tried.shop_id, %(flow)s, %(payload)s::jsonb, %(key)s, true, 1, 0, %(source)s,
+           '', ''
     FROM tried ORDER BY tried.shop_id
     ON CONFLICT DO NOTHING
     RETURNING task_id, shop_id, state, due_at

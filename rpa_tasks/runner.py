@@ -6,26 +6,31 @@ a worker that was stopped or cut off from the database leaves no second run besi
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import structlog
 from django.conf import settings
 from django.db import close_old_connections, connection
 from django.db.models.functions import Now
 
-from rpa_tasks import command, tokens
+from rpa_tasks import command, isolation, tokens
 from rpa_tasks.evidence import collect
+from rpa_tasks.flow.finding import VARIABLE as FLOWS
+from rpa_tasks.guard import processes
 from rpa_tasks.guard.clock import clock
 from rpa_tasks.guarded import Guarded, Order, Progress, sweep
 from rpa_tasks.lanes import Pick, jobs
+from rpa_tasks.markers import SWEEP_GRACE
 from rpa_tasks.models import Job
-from rpa_tasks.pool import Borrowed, NoBrowser, borrow
+from rpa_tasks.pool import Borrowed, NoBrowser, borrow, places
 from rpa_tasks.settling import Ended, conclude
 from rpa_tasks.slots import slot
 from rpa_tasks.stopping import stopping
@@ -69,6 +74,7 @@ class _Run:
     started_at: datetime = field(init=False)
     renewed_at: float = field(default_factory=clock)
     stands: bool = True
+    settled: bool = False
     job: Job = field(init=False)
     browser: Borrowed | None = None
     progress: Progress | None = None
@@ -83,7 +89,8 @@ class _Run:
         except Exception as error:
             log.exception("run_broke", task_id=str(self.job.pk))
             ended = self._broke(error)
-        self._settle(ended)
+        if not self.settled:
+            self._settle(ended)
 
     # --- the steps ----------------------------------------------------------------------------------------------
 
@@ -92,7 +99,15 @@ class _Run:
             return self._without_start(Verdict(Outcome.HELD, reason))
         try:
             with self._borrowed():
-                return self._with_browser()
+                ended = self._with_browser()
+                if self.stands:
+                    # Giving the browser back takes time, and a worker that is killed meanwhile must not lose this end.
+                    # A browser in doubt is ended first.
+                    self.settled = True
+                    self._settle(ended)
+                return ended
+        except isolation.CannotIsolate as error:
+            return self._without_start(Verdict(Outcome.HELD, "not_isolated"), detail=str(error))
         except NoBrowser as error:
             outcome = Outcome.TRANSIENT if error.reason == "browser_failed" else Outcome.HELD
             return self._without_start(Verdict(outcome, error.reason), detail=str(error))
@@ -100,12 +115,10 @@ class _Run:
     def _way_is_blocked(self) -> str:
         """What an earlier run of this shop left on this node ends before the next begins."""
         shop = self._shop_name()
-        left = sweep(
-            lambda marks: (
-                marks.get("AFTERTOUCH_SHOP") == shop
-                and int(marks.get("AFTERTOUCH_LEASE_NO") or 0) < self.pick.claim.lease_no
-            )
-        )
+        left = sweep(lambda marks: marks.get("AFTERTOUCH_SHOP") == shop and _lease_no(marks) < self.pick.claim.lease_no)
+        if not left and isolation.mode() == isolation.UID:
+            uids = {isolation.uid_of(self.job.shop.profile)}
+            left = [each.pid for each in processes.end(lambda: isolation.left_by_runs(uids), SWEEP_GRACE)]
         return "processes_left" if left else ""
 
     @contextmanager
@@ -132,16 +145,17 @@ class _Run:
         flow, claim = self.job.flow, self.pick.claim
         if self.browser and flow.clear_cookies:
             self.browser.clear_cookies()
-        try:
-            order = self._order()
-        except command.ParamTooLong as error:
-            return self._without_start(Verdict(Outcome.BUSINESS, "arguments_too_long"), detail=str(error))
-        except OSError as error:  # no room for a home, or for the log
-            return self._without_start(Verdict(Outcome.HELD, "disk_full"), detail=str(error))
-        if not self._renew() or self.job.pk not in jobs.mark_sending([claim]):
-            self.stands = False
-            return self._without_start(Verdict(Outcome.HELD, "stale"))
-        ending = self._watch(order)
+        with ExitStack() as prepared:
+            try:
+                order = self._order(prepared)
+            except command.ParamTooLong as error:
+                return self._without_start(Verdict(Outcome.BUSINESS, "arguments_too_long"), detail=str(error))
+            except OSError as error:  # no room for a home, or for the log
+                return self._without_start(Verdict(Outcome.HELD, "disk_full"), detail=str(error))
+            if not self._renew() or self.job.pk not in jobs.mark_sending([claim]):
+                self.stands = False
+                return self._without_start(Verdict(Outcome.HELD, "stale"))
+            ending = self._watch(order)
         verdict = judge(ending, exit_codes=flow.exit_codes, idempotent=flow.idempotent, needs_result=flow.needs_result)
         evidence: dict[str, bytes] = {}
         if verdict.outcome not in UNEVENTFUL and self.stands:
@@ -258,26 +272,57 @@ class _Run:
 
     # --- what the command is told -------------------------------------------------------------------------------
 
-    def _order(self) -> Order:
+    def _param(self) -> dict[str, Any]:
+        shop = self.job.shop
+        return command.param_of(
+            debug_port=self.browser.port if self.browser else None,
+            shop_id=shop.shop_id,
+            platform=shop.platform.key,
+            profile_id=shop.profile,
+            task_id=str(self.job.pk),
+            delivery_key=str(self.job.root_id),
+            lease_no=self.pick.claim.lease_no,
+            payload=self.job.payload,
+        )
+
+    def _order(self, prepared: ExitStack) -> Order:
+        """With a working directory that is deleted, and a sandbox that is taken down, when `prepared` is closed. Raises
+        `ParamTooLong`, `OSError` and `isolation.CannotIsolate`."""
         flow, shop, claim = self.job.flow, self.job.shop, self.pick.claim
-        param = {
-            "debug_port": self.browser.port if self.browser else None,
-            "shop_id": shop.shop_id,
-            "platform": shop.platform.key,
-            "profile_id": shop.profile,
-            "task_id": str(self.job.pk),
-            "delivery_key": str(self.job.root_id),
-            "lease_no": claim.lease_no,
-            "payload": self.job.payload,
-        }
+        folder = places.runs() / f"{self.job.pk}-{claim.lease_no}"
+        param_file = folder / "param.json"
+        argv = command.argv_for(
+            flow.command, flow=flow.name, param=self._param(), timeout=flow.timeout, param_file=str(param_file)
+        )
+        prepared.callback(isolation.delete_run_directory, folder)
+        isolation.make_run_directory(shop.profile, folder)
+        if command.uses_param_file(flow.command):
+            isolation.store_file(shop.profile, param_file, command.param_text(self._param()))
         environment = command.environment_for(
-            task_id=str(self.job.pk), lease_no=claim.lease_no, shop=self._shop_name(), names=flow.environment
+            task_id=str(self.job.pk),
+            lease_no=claim.lease_no,
+            shop=self._shop_name(),
+            home=isolation.home(shop.profile),
+            temporary=folder / "tmp",
+            names=flow.environment,
+            path=flow.path,
+        )
+        plan = prepared.enter_context(
+            isolation.plan_for_run(
+                shop.profile,
+                folder,
+                reads=environment.get(FLOWS, "").split(os.pathsep),
+                port=self.browser.port if self.browser else None,
+            )
         )
         if flow.command[0] == "{python}":  # our own flow runner, which lives here
             environment["PYTHONPATH"] = str(settings.BASE_DIR)
         return Order(
-            argv=command.argv_for(flow.command, flow=flow.name, param=param, timeout=flow.timeout),
+            argv=argv,
             env=environment,
+            cwd=str(folder),
+            prefix=plan.prefix,
+            confine=plan.confine,
             timeout=flow.timeout.total_seconds(),
             log_path=str(self._log_path()),
             mask=command.secrets_in(environment),
@@ -310,3 +355,11 @@ def _look(claim: Claim, progress: Progress | None) -> bool | None:
         | ({"progress": progress.fraction, "message": progress.message} if progress else {}),
     )
     return bool(found[0][0]) if found else None
+
+
+def _lease_no(marks: Mapping[str, str]) -> int:
+    """Of a process, by its environment, which a flow can set to anything: what is no number is swept."""
+    try:
+        return int(marks.get("AFTERTOUCH_LEASE_NO") or 0)
+    except ValueError:
+        return 0

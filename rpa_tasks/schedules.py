@@ -20,7 +20,7 @@ import structlog
 
 from rpa_tasks import publishing
 from rpa_tasks.models import Flow, Platform, Shop
-from rpa_tasks.rounds import Round, publish_round
+from rpa_tasks.rounds import Note, Round, publish_round
 from scheduling.errors import InvalidInput
 from scheduling.findings import Findings
 from scheduling.models import Priority
@@ -46,8 +46,11 @@ class Order:
     spread_seconds: float = 0
 
 
-def publish_for_shops(given: Mapping[str, Any]) -> Round:
-    """Publish for each shop. Raises `InvalidInput` naming the argument, before anything is published."""
+def publish_for_shops(given: Mapping[str, Any], *, after: int = 0, note: Note | None = None) -> Round:
+    """Publish for each shop whose primary key is beyond `after`; `note` as in `publish_round`.
+
+    Raises `InvalidInput` naming the argument, before anything is published.
+    """
     order = read(given)
     flow = Flow.objects.get(platform__key=order.platform, task_type=order.task_type)
     shops = _living(order.platform)
@@ -55,11 +58,11 @@ def publish_for_shops(given: Mapping[str, Any]) -> Round:
         shops = shops.filter(shop_id__in=order.shops)
     places = {
         pk: place(order.platform, shop_id, order.task_type, order.spread_seconds)
-        for pk, shop_id in shops.values_list("pk", "shop_id")
+        for pk, shop_id in shops.filter(pk__gt=after).values_list("pk", "shop_id")
     }
-    told = publish_round(flow, places, payload=order.payload or {}, priority=PRIORITIES[order.priority])
-    note = log.warning if told.refused else log.info
-    note("round_published", platform=order.platform, task_type=order.task_type, **asdict(told))
+    told = publish_round(flow, places, payload=order.payload or {}, priority=PRIORITIES[order.priority], note=note)
+    write = log.warning if told.refused else log.info
+    write("round_published", platform=order.platform, task_type=order.task_type, **asdict(told))
     return told
 
 

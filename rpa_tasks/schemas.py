@@ -34,7 +34,8 @@ class JobIn(Request):
     priority: PriorityName = "normal"
     delay_seconds: Annotated[float, Field(ge=0, le=MAX_DELAY.total_seconds())] = 0
     #: The business key within shop and task type: while a job of it waits, another request merges into that one.
-    dedupe_key: ShortText = ""
+    #: Absent: the flow chooses (`dedupe_by`). Empty: the request merges with nothing.
+    dedupe_key: ShortText | None = None
 
 
 class ReceiptOut(Schema):
@@ -133,3 +134,16 @@ class ShopOut(Schema):
 class ShopsOut(Schema):
     items: list[ShopOut]
     next: str | None
+
+
+class RebalanceIn(Request):
+    """Which shops leave their preferred node; all that is given must fit, and a platform or a node is needed."""
+
+    platform: Text = ""
+    shop_ids: Annotated[list[Text], Field(max_length=5_000)] = []
+    node: Text = ""
+
+
+class RebalancedOut(Schema):
+    released: int
+    running: int

@@ -6,6 +6,8 @@ node for every shop behind it that has work.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -15,7 +17,7 @@ from django.db.models import F, Q
 from rpa_tasks import breaker
 from rpa_tasks.models import Lane, LoginState, Platform, Shop
 from rpa_tasks.tokens import ring_for_shops
-from scheduling.errors import NotFound
+from scheduling.errors import InvalidInput, NotFound
 
 log = structlog.get_logger(__name__)
 
@@ -38,14 +40,49 @@ def resume(shop_pk: int, *, by: str) -> bool:
 
 def leave_home(shop_pk: int, *, by: str) -> bool:
     """Let any node serve the shop from now on, with a profile of its own. False: it has no home, or runs there now."""
+    if not Shop.objects.filter(pk=shop_pk).exists():
+        raise NotFound(f"There is no shop {shop_pk}.")
+    return bool(release([shop_pk], by=by).released)
+
+
+@dataclass(frozen=True, slots=True)
+class Rebalanced:
+    released: int  #: shops that any node may serve from now on
+    running: int  #: shops that run on their preferred node at this moment and keep it
+
+
+def rebalance(*, by: str, platform: str = "", shop_ids: Sequence[str] = (), node: str = "") -> Rebalanced:
+    """Release the preferred node of many shops, so that nodes with room take them. Narrowed by platform, shop ids of
+    that platform and preferred node; all that are given must fit. Idempotent.
+
+    Raises: `InvalidInput` without any of them, or with shop ids and no platform; `NotFound` for an unknown shop id.
+    """
+    if not (platform or node):
+        raise InvalidInput.of("shop_ids" if shop_ids else "platform", "name a platform or a node")
+    shops = Shop.objects.filter(retired_at=None)
+    if platform:
+        shops = shops.filter(platform__key=platform)
+    if shop_ids:
+        known = set(shops.filter(shop_id__in=shop_ids).values_list("shop_id", flat=True))
+        if unknown := sorted(set(shop_ids) - known):
+            raise NotFound(f"There is no shop {platform}/{unknown[0]}.")
+        shops = shops.filter(shop_id__in=shop_ids)
+    if node:
+        shops = shops.filter(lane__home=node)
+    return release(list(shops.values_list("pk", flat=True)), by=by)
+
+
+def release(shop_pks: Sequence[int], *, by: str) -> Rebalanced:
+    """Release the preferred node of these shops, except of those that run at this moment."""
     with transaction.atomic():
-        if not Shop.objects.filter(pk=shop_pk).exists():
-            raise NotFound(f"There is no shop {shop_pk}.")
-        left = Lane.objects.filter(shop_id=shop_pk, task_id=None).exclude(home="").update(home="")
-        if left:
-            log.info("shop_left_home", id=shop_pk, by=by)
-            _wake(Shop.objects.filter(pk=shop_pk))
-    return bool(left)
+        lanes = Lane.objects.filter(shop__in=shop_pks).exclude(home="").order_by("shop_id")
+        locked = list(lanes.select_for_update(no_key=True).values_list("shop_id", "task_id"))
+        free = [shop for shop, task_id in locked if task_id is None]
+        Lane.objects.filter(shop__in=free).update(home="")
+        if free:
+            log.info("shops_released", count=len(free), by=by)
+            _wake(Shop.objects.filter(pk__in=free))
+    return Rebalanced(len(free), len(locked) - len(free))
 
 
 def pause_platform(platform_pk: int, *, by: str) -> bool:

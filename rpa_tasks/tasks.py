@@ -6,7 +6,7 @@ from typing import Any
 
 from celery import current_app, shared_task
 
-from rpa_tasks import passes, runner, schedules
+from rpa_tasks import passes, runner, scheduled, schedules
 from scheduling.tasks import PATIENCE
 
 
@@ -30,3 +30,10 @@ def hand_over() -> None:
 @shared_task(name="rpa_tasks.keep_moving", is_tick=True)
 def keep_moving() -> None:
     passes.keep_moving()
+    scheduled.run_waiting()  # whose wake-up was lost, or whose worker vanished
+
+
+@shared_task(name="rpa_tasks.run_rounds", is_tick=True)
+def run_rounds() -> None:
+    """A wake-up from beat: the rounds are in the database."""
+    scheduled.run_waiting()

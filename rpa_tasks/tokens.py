@@ -1,22 +1,22 @@
 """Wake-up tokens. A token says "look whether something can start"; it names no job, and losing one costs seconds.
 
-One place computes where a job's token goes: the queue of the node that has the shop's browser profile, else the shared
-queue of its tier, a queue of its platform, or one of its shop. On RabbitMQ the shared queues hang on the topic
+One place computes where a job's token goes: for a job with a browser the queue of the shop's preferred node, else the
+shared queue of its tier, a queue of its platform, or one of its shop. On RabbitMQ the shared queues hang on the topic
 exchange `tasks` by `task.<platform>.<tier>`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 from celery import current_app
-from django.db.models.functions import Now
 
-from rpa_tasks.lanes import HOME_LEASE, TIERS
-from rpa_tasks.models import ExecutionNode, Shop
+from rpa_tasks.lanes import NODE_SILENT, TIERS
+from rpa_tasks.models import Job, Shop
 from scheduling import sql
 from scheduling.broker import published_now
 from scheduling.broker_alarm import alarm
@@ -26,6 +26,8 @@ from scheduling.ledger import Hint
 log = structlog.get_logger(__name__)
 
 WAKE = "rpa_tasks.run"
+UNKNOWN_ROOM = 50  #: tokens that may wait in a queue of which no living node is known
+TOKEN_LIFE = 60.0  #: seconds after it is due; `passes.wake` publishes another where something can still start
 
 
 def queue_of(shop: Shop, priority: int) -> str:
@@ -36,32 +38,79 @@ def queue_of(shop: Shop, priority: int) -> str:
     return TIERS[priority]
 
 
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One wake-up: the queue it goes to, what it is about, and when that is due."""
+
+    queue: str
+    platform: str
+    priority: int
+    due_at: datetime | None = None  #: None: now
+
+
 def announce(hints: Sequence[Hint]) -> None:
-    """Publish a token for each of these jobs, for the moment it is due. Raises nothing: a token that is lost is made
-    up for by the next look at the lanes."""
-    shops = Shop.objects.select_related("platform", "lane").in_bulk({hint.route for hint in hints})
-    homes = _homes({shop.lane.home for shop in shops.values()} - {""})
+    """Publish a token for each of these jobs, for the moment it is due, as far as nodes have room for them. Raises
+    nothing: a token that is lost is made up for by the next look at the lanes."""
+    jobs = Job.objects.select_related("shop__platform", "shop__lane", "flow").defer("payload", "result")
+    found = jobs.in_bulk([hint.task_id for hint in hints])
+    nodes = capacity()
     now = sql.now()
     tokens = []
     for hint in hints:
-        if shop := shops.get(hint.route):
-            queue = queue_of(shop, hint.priority)
-            if queue in (carried := homes.get(shop.lane.home, ())):
-                own = home_queue(shop.lane.home, queue)
-                queue = own if own in carried else former_home_queue(shop.lane.home)
-            tokens.append((queue, shop.platform.key, hint.priority, hint.due_at if hint.due_at > now else None))
-    publish_tokens(tokens)
+        if job := found.get(hint.task_id):
+            queue = _queue_for(job, hint.priority, nodes)
+            tokens.append(
+                Token(queue, job.shop.platform.key, hint.priority, hint.due_at if hint.due_at > now else None)
+            )
+    publish_tokens(tokens, nodes)
+
+
+def _queue_for(job: Job, priority: int, nodes: Mapping[str, Capacity]) -> str:
+    """The queue of the shop's preferred node for a job with a browser, otherwise the shared one. A platform that does
+    not wait for the preferred node prefers it only while it has room."""
+    shared, home = queue_of(job.shop, priority), job.shop.lane.home
+    own = home_queue(home, shared)
+    if not job.flow.needs_browser or home not in nodes or own not in nodes[home].queues:
+        return shared
+    return own if job.shop.platform.waits_for_home or nodes[home].idle else shared
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """A node that lives: the queues it consumes, and how many more jobs it could run now."""
+
+    queues: frozenset[str]
+    idle: int
+
+
+def capacity() -> dict[str, Capacity]:
+    """By name, the nodes that could run something. A token for a node without room would wake nothing: its worker
+    looks for the next job anyway when a run ends. Whoever stores a job asks after its commit, and a worker looks after
+    the commit of its run's end, so one of the two sees the other."""
+    found = sql.rows(
+        """
+        SELECT node.name, node.queues, node.slots - count(job.task_id)
+        FROM rpa_tasks_executionnode AS node
+        LEFT JOIN rpa_tasks_job AS job ON job.node = node.name AND job.state = 'running'
+        WHERE node.seen_at > statement_timestamp() - %(lease)s
+        GROUP BY node.name
+        """,
+        {"lease": NODE_SILENT},
+    )
+    return {name: Capacity(frozenset(queues), max(0, idle)) for name, queues, idle in found}
+
+
+def room(queue: str, nodes: Mapping[str, Capacity]) -> int:
+    """How many tokens of this queue can wake something. `UNKNOWN_ROOM` where no node that lives says that it consumes
+    it."""
+    idle = [node.idle for node in nodes.values() if queue in node.queues]
+    return sum(idle) if idle else UNKNOWN_ROOM
 
 
 def home_queue(node: str, queue: str) -> str:
     """What an execution worker of that node consumes beside that queue. One for each: a worker of the node that does
     not serve it could do nothing with the token."""
     return f"n.{node}.{queue}"
-
-
-def former_home_queue(node: str) -> str:
-    """The only one of a node that was not upgraded yet, and what publishers that were not send to."""
-    return f"n.{node}"
 
 
 def further_queues() -> list[str]:
@@ -80,38 +129,52 @@ def further_queues() -> list[str]:
         FROM rpa_tasks_executionnode AS node CROSS JOIN jsonb_array_elements_text(node.queues) AS queue(name)
         WHERE node.seen_at > statement_timestamp() - %(lease)s AND starts_with(queue.name, 'n.')
         """,
-        {"tiers": list(TIERS.values()), "lease": HOME_LEASE},
+        {"tiers": list(TIERS.values()), "lease": NODE_SILENT},
     )
     return [name for (name,) in found]
 
 
-def _homes(nodes: set[str]) -> dict[str, list[str]]:
-    """The queues of those of these nodes that live."""
-    if not nodes:
-        return {}
-    living = ExecutionNode.objects.filter(name__in=nodes, seen_at__gt=Now() - HOME_LEASE)
-    return dict(living.values_list("name", "queues"))
-
-
-def publish_tokens(tokens: Iterable[tuple[str, str, int, datetime | None]]) -> None:
-    """Each token: queue, platform, priority, and when it is due (None: now)."""
+def publish_tokens(tokens: Iterable[Token], nodes: Mapping[str, Capacity]) -> None:
+    """Publish what there is room for. On Redis a queue's length counts against its room; RabbitMQ drops a token that
+    nothing consumed for `TOKEN_LIFE`. The worker's clock decides neither."""
     if alarm.is_on():
         log.warning("tokens_lost", error="the broker takes no messages")
         return
+    by_queue: dict[str, list[Token]] = {}
+    for token in tokens:
+        by_queue.setdefault(token.queue, []).append(token)
+    wanted = {queue: each[: room(queue, nodes)] for queue, each in by_queue.items()}
+    if not any(wanted.values()):
+        return
     try:
         with current_app.producer_pool.acquire(block=True, timeout=1) as producer, producer.batch(max_size=200):
-            for queue, platform, priority, eta in tokens:
-                current_app.send_task(
-                    WAKE, eta=eta, producer=producer, headers=published_now(), **_address(queue, platform, priority)
-                )
+            for queue, each in wanted.items():
+                for token in each[: max(0, room(queue, nodes) - _length(producer, queue))]:
+                    _publish(token, producer)
     except Exception as error:
         log.warning("tokens_lost", error=str(error))
 
 
-def publish_tokens_to(queue: str, count: int) -> None:
-    """Tokens for a queue, whatever they are about."""
+def _publish(token: Token, producer: Any) -> None:
+    address = _address(token.queue, token.platform, token.priority)
+    life = TOKEN_LIFE + max(0.0, (token.due_at - datetime.now(UTC)).total_seconds() if token.due_at else 0.0)
+    headers = published_now()
+    current_app.send_task(WAKE, eta=token.due_at, producer=producer, headers=headers, expiration=life, **address)
+
+
+def _length(producer: Any, queue: str) -> int:
+    """How many messages wait in a queue, 0 where the broker would have to declare it to say so."""
+    channel = producer.channel
+    return int(channel.client.llen(queue)) if hasattr(channel, "client") else 0
+
+
+def publish_tokens_to(queue: str, count: int) -> int:
+    """Tokens for a queue, whatever they are about: as many as nodes have room for, at least one. Returns how many."""
     priority = next((tier for tier, name in TIERS.items() if queue.endswith(name)), 1)
-    publish_tokens((queue, "any", priority, None) for _ in range(count))
+    nodes = capacity()
+    count = max(1, min(count, room(queue, nodes)))
+    publish_tokens([Token(queue, "any", priority)] * count, {} if count == 1 else nodes)
+    return count
 
 
 def _address(queue: str, platform: str, priority: int) -> dict[str, Any]:

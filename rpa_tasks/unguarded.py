@@ -12,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from rpa_tasks import isolation
 from rpa_tasks.guard.processes import Process, end, look
 from rpa_tasks.markers import SWEEP_GRACE, marked
 
@@ -52,13 +53,14 @@ def _climb(process: Process) -> bool | None:
         above = look(below.parent)
         if above is None or above.gone or above.started > below.started:
             return None
-        if _is_guard(above.pid):
+        if is_guard(above.pid):
             return True
         below = above
     return False
 
 
-def _is_guard(pid: int) -> bool:
+def is_guard(pid: int) -> bool:
+    """Whether this process runs a guard, of this release or another."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -67,7 +69,10 @@ def _is_guard(pid: int) -> bool:
 
 
 def _of_runs() -> list[Process]:
-    return [process for process, _ in marked()]
+    found = {process.pid: process for process, _ in marked()}
+    if uids := isolation.shop_uids():
+        found |= {process.pid: process for process in isolation.left_by_runs(uids)}
+    return list(found.values())
 
 
 def _unguarded() -> list[Process]:

@@ -12,9 +12,9 @@ from typing import Any
 
 import jsonschema_rs
 
-from rpa_tasks.command import validate_command
+from rpa_tasks.command import MOST_FOLDERS, check_program, check_words
 from rpa_tasks.markers import MARKERS
-from rpa_tasks.models import Shop
+from rpa_tasks.models import DedupeBy, Shop
 from rpa_tasks.storable import unstorable
 from scheduling.durations import format_duration
 from scheduling.findings import Findings, is_number
@@ -29,7 +29,10 @@ MAX_VARIABLES = 50
 #: What a run gets from its runner; a flow that named one of these would be surprised by its value.
 OWN_VARIABLES = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", *MARKERS}
 #: With these a command could sign in as anybody and read every channel's secret.
-KEPT_BACK = {"DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS"}
+KEPT_BACK = {
+    "DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS", "REDIS_URL", "CELERY_BROKER_URL", "AFTERTOUCH_GATEWAY_REDIS_URL",
+    "AFTERTOUCH_EMAIL_URL", "AFTERTOUCH_FLOWER_AUTH", "FLOWER_BASIC_AUTH",
+}  # fmt: skip
 
 #: It is part of a directory's and a queue's name.
 _SHOP_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -47,12 +50,17 @@ def check_platform(values: Mapping[str, Any]) -> None:
 
 
 def check_flow(values: Mapping[str, Any]) -> None:
-    """Also asks the disk whether the command's program is there: at save, not when the first job fails."""
+    """The words of the command, not whether this machine has its program: see `missing_program`."""
     found = Findings()
     found.key(values, "task_type")
     if "command" in values:
-        for problem in validate_command(values["command"]):
+        for problem in check_words(values["command"]):
             found.add("command", problem)
+        if values.get("needs_browser") is False and any("{debug_port}" in word for word in map(str, values["command"])):
+            found.add("command", "{debug_port} is empty without a browser; set needs_browser")
+    _check_path(values, found)
+    if values.get("dedupe_by", DedupeBy.PAYLOAD) not in DedupeBy.values:
+        found.add("dedupe_by", f"must be one of {', '.join(DedupeBy.values)}")
     timeout = values.get("timeout")
     if timeout is not None and not MIN_TIMEOUT <= timeout <= MAX_TIMEOUT:
         found.add("timeout", f"must be between {format_duration(MIN_TIMEOUT)} and {format_duration(MAX_TIMEOUT)}")
@@ -61,6 +69,24 @@ def check_flow(values: Mapping[str, Any]) -> None:
     _check_retry_delays(values.get("retry_delays", []), found)
     _check_environment(values, found)
     found.settle()
+
+
+def missing_program(values: Mapping[str, Any]) -> str:
+    """Why the command of a valid flow cannot be started on this machine, which may be no execution node; "" where it
+    can."""
+    return check_program(values["command"][0], values.get("path", []))
+
+
+def _check_path(values: Mapping[str, Any], found: Findings) -> None:
+    found.texts(values, "path", longest=1_000)
+    folders = values.get("path", [])
+    if not isinstance(folders, list):
+        return
+    if len(folders) > MOST_FOLDERS:
+        found.add("path", f"must not name more than {MOST_FOLDERS} folders")
+    for folder in folders:
+        if not isinstance(folder, str) or not folder.startswith("/") or ":" in folder or "\0" in folder:
+            found.add("path", f"“{folder}” is not an absolute folder without “:”")
 
 
 def check_shop(values: Mapping[str, Any], taken: Mapping[str, str] | None = None) -> None:

@@ -9,7 +9,8 @@ from enum import StrEnum
 from typing import Any
 
 DEFAULT_DELAYS = (30.0, 60.0, 120.0)
-#: At most this share on top of a delay, so that many shops that failed together do not come back together.
+#: At most this share on top of a delay, so that many shops that failed together do not come back together. It never
+#: exceeds the longest delay, which is the cap.
 JITTER = 0.1
 
 
@@ -90,7 +91,8 @@ def retry_delay(failures: int, delays: Sequence[float], jitter: Callable[[], flo
     """
     if failures > len(delays):
         return None
-    return timedelta(seconds=delays[max(failures, 1) - 1] * (1 + JITTER * jitter()))
+    delay = delays[max(failures, 1) - 1] * (1 + JITTER * jitter())
+    return timedelta(seconds=min(delay, max(delays)))
 
 
 def _judge(ending: Ending, listed: Outcome | None, open_end: Outcome, needs_result: bool) -> Verdict:

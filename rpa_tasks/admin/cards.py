@@ -13,7 +13,7 @@ from django.utils.translation import gettext as _
 from rpa_tasks.admin.hours import runs
 from rpa_tasks.admin.node import STATES as BROWSER_STATES
 from rpa_tasks.admin.shop_state import figures
-from rpa_tasks.lanes import HOME_LEASE
+from rpa_tasks.lanes import NODE_SILENT
 from rpa_tasks.models import ExecutionNode, Job
 from scheduling.admin.cards import Card, Figure, capped
 from scheduling.admin.columns import days_asked, spans
@@ -68,7 +68,7 @@ def _waiting() -> list[Figure]:
 
 def _browsers() -> list[Figure]:
     def alive() -> list[list[dict[str, Any]]]:
-        nodes = ExecutionNode.objects.filter(seen_at__gt=Now() - HOME_LEASE)
+        nodes = ExecutionNode.objects.filter(seen_at__gt=Now() - NODE_SILENT)
         return list(nodes.values_list("browsers", flat=True))
 
     link = reverse("admin:rpa_tasks_executionnode_changelist")

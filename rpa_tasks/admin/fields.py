@@ -12,6 +12,10 @@ from django.utils.translation import gettext as _
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
 from scheduling.admin.fields import TextLikeField, pairs
+from scheduling.admin.wording import complaint
+from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json
+
+MOST_JSON = 4 * FIELD_SIZE  #: characters; payloads and schemas have closer limits of their own
 
 
 class CommandField(TextLikeField):
@@ -40,8 +44,8 @@ def _as_line(word: str) -> str:
 def _as_word(line: str) -> str:
     if line.startswith('"'):
         try:
-            word = json.loads(line)
-        except ValueError:
+            word = read_json(line)
+        except InvalidText:
             word = None
         if isinstance(word, str):
             return word
@@ -90,9 +94,9 @@ class JsonField(TextLikeField):
     def to_python(self, value: Any) -> Any:
         text = (super().to_python(value) or "").strip()
         try:
-            data = json.loads(text) if text else {}
-        except (ValueError, RecursionError) as error:
-            raise ValidationError(_("This is not JSON: %(error)s") % {"error": error}) from None
+            data = read_json(text, most=MOST_JSON) if text else {}
+        except InvalidText as error:
+            raise ValidationError(_("This is not JSON: %(error)s") % {"error": complaint(str(error))}) from None
         if not isinstance(data, dict):
             raise ValidationError(_("It must be an object in braces."))
         return data

@@ -5,7 +5,7 @@ import shlex
 from typing import Any, ClassVar
 
 from django import forms
-from django.contrib import admin
+from django.contrib import admin, messages
 from django.http import HttpRequest
 from django.utils.html import format_html
 from django.utils.translation import gettext
@@ -17,12 +17,12 @@ from rpa_tasks.admin import wording  # noqa: F401  (teaches the words)
 from rpa_tasks.admin.fields import CommandField, ExitCodesField, JsonField
 from rpa_tasks.admin.job_page import as_text
 from rpa_tasks.models import Flow
-from rpa_tasks.validation import check_flow
+from rpa_tasks.validation import check_flow, missing_program
 from rpa_tasks.verdicts import DEFAULT_EXIT_CODES
 from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory, plainly
 from scheduling.admin.fields import DurationField, DurationsField, NamesField
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.admin.wording import spoken
+from scheduling.admin.wording import complaint, spoken
 
 USUAL_COMMAND = [
     "{python}", "-m", "rpa_tasks.flow", "run", "--flow", "{flow}", "--param", "{param}", "--timeout", "{timeout}"
@@ -37,7 +37,8 @@ class FlowForm(CheckedForm):
         label=_("command"),
         help_text=_(
             "One word a line; nothing is quoted and no shell reads it. Filled in: {flow} = platform_task-type, "
-            "{param} = the JSON parameter, {timeout} = seconds, {python} = this system's own Python."
+            "{param} = the JSON parameter, {param_file} = a file that holds it, {timeout} = seconds, {python} = this "
+            "system's own Python, {shop_id}, {platform}, {profile_id}, {debug_port}, {task_id}."
         ),
     )
     timeout = DurationField(
@@ -65,6 +66,11 @@ class FlowForm(CheckedForm):
         ),
     )
 
+    path = NamesField(
+        label=_("program folders"),
+        help_text=_("Absolute folders that come first in the command's PATH; one a line."),
+    )
+
     class Meta:
         model = Flow
         exclude = ("version", "retired_at")
@@ -74,6 +80,7 @@ class FlowForm(CheckedForm):
                             "again; else a person decides."),
             "needs_browser": _("The shop's own browser is started or kept for it."),
             "needs_result": _("Exit code 0 without a line {“result”: …} is a failure."),
+            "dedupe_by": _("Which requests without a dedupe_key merge into a job of the shop that waits."),
             "clear_cookies": _("The shop's browser forgets its login before each run."),
         }  # fmt: skip
 
@@ -81,6 +88,14 @@ class FlowForm(CheckedForm):
         super().__init__(*args, **kwargs)
         if self.instance.pk is None and "command" in self.fields:
             self.fields["command"].initial = USUAL_COMMAND
+
+
+#: What decides what is executed on a node, and how its end is read.
+COMMAND_FIELDS = ("command", "path", "environment", "exit_codes")
+
+
+def may_define_commands(request: HttpRequest) -> bool:
+    return bool(request.user.has_perm("rpa_tasks.define_command"))
 
 
 def command_line(row: Flow) -> str:
@@ -107,6 +122,7 @@ class FlowAdmin(KeepsOthersEdits, WithHistory, Retirable):
     shown_as: ClassVar[dict[str, str]] = {
         "command": "as_typed", "timeout": "timeout_text", "exit_codes": "exit_codes_text",
         "retry_delays": "retry_delays_text", "payload_schema": "schema_text", "environment": "environment_text",
+        "path": "path_text",
     }  # fmt: skip
     timeout_text = plainly("timeout", _("timeout"), spoken)
     exit_codes_text = plainly(
@@ -114,28 +130,48 @@ class FlowAdmin(KeepsOthersEdits, WithHistory, Retirable):
     )
     retry_delays_text = plainly("retry_delays", _("retries after"), lambda value: DurationsField().write(value) or "–")
     schema_text = plainly("payload_schema", _("schema of the payload"), lambda value: as_text(value) if value else "–")
+    path_text = plainly("path", _("program folders"), lambda value: ", ".join(value) or "–")
     environment_text = plainly("environment", _("environment variables"), lambda value: ", ".join(value) or "–")
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         edits = obj is None or self.has_change_permission(request, obj)
         words = ("command", "as_typed") if edits and obj is not None else ("command",)
+        path, environment, codes = "path", "environment", "exit_codes"
+        if edits and obj is not None and not may_define_commands(request):
+            words = ("as_typed",)
+            path, environment, codes = "path_text", "environment_text", "exit_codes_text"
         return [
-            (None, {"fields": (("platform", "task_type"), *words, "timeout", "environment")}),
-            (_("How its end is read"), {"fields": ("exit_codes", "retry_delays", ("idempotent", "needs_result"))}),
+            (None, {"fields": (("platform", "task_type"), *words, "timeout", path, environment)}),
+            (_("How its end is read"), {"fields": (codes, "retry_delays", ("idempotent", "needs_result"))}),
             (_("Browser"), {"fields": (("needs_browser", "clear_cookies"),)}),
-            (_("Payload"), {"fields": ("payload_schema",)}),
+            (_("Payload"), {"fields": ("payload_schema", "dedupe_by")}),
             (_("Life"), {"fields": ("change_reason",) if obj is None else ("version", "change_reason")}),
         ]
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
         fields = super().get_readonly_fields(request, obj)
-        return [*fields, "platform", "task_type"] if obj else fields
+        if obj is None:
+            return fields
+        kept = () if may_define_commands(request) else COMMAND_FIELDS
+        return [*fields, "platform", "task_type", *kept]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """A flow without a command is none."""
+        return may_define_commands(request) and super().has_add_permission(request)
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> forms.Field | None:
         field: Any = super().formfield_for_foreignkey(db_field, request, **kwargs)
         if field is not None:
             field.queryset = field.queryset.filter(retired_at=None)
         return field  # type: ignore[no-any-return]
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: Any) -> None:
+        super().save_model(request, obj, form, change)
+        if problem := missing_program({"command": obj.command, "path": obj.path}):
+            words = gettext(
+                "Saved. On this machine the command cannot be started: %(problem)s. Execution nodes need it."
+            )
+            messages.warning(request, words % {"problem": complaint(problem)})
 
     def in_use(self, row: Flow) -> bool:
         return row.jobs.exists()

@@ -15,7 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
 from rpa_tasks.admin import live
-from rpa_tasks.lanes import HOME_LEASE
+from rpa_tasks.lanes import NODE_SILENT
 from rpa_tasks.models import ExecutionNode, Job
 from scheduling.admin.base import ReadOnlyAdmin
 from scheduling.admin.wording import reason, spoken
@@ -29,7 +29,7 @@ STATES = {
 
 def is_gone(row: ExecutionNode) -> bool:
     """It does not describe itself any more: its shops may run elsewhere."""
-    return row.seen_at < now() - HOME_LEASE
+    return row.seen_at < now() - NODE_SILENT
 
 
 @admin.register(ExecutionNode)

@@ -35,6 +35,8 @@ class PlatformForm(CheckedForm):
             "dedicated_queue": _("Its work leaves the shared queues for p.KEY.high, .normal and .low: a node must "
                                  "consume those."),
             "backlog_limit": _("More are refused while so many wait."),
+            "waits_for_home": _("Jobs with a browser wait for the node that has the shop's browser profile. Otherwise "
+                                "the first node with room takes them, and the shop may need a login there."),
             "breaker_threshold": _("After so many platform errors in a row all its shops rest for a while."),
         }  # fmt: skip
 
@@ -75,7 +77,7 @@ class PlatformAdmin(Pausing, WithHistory, Retirable):
     resumes = staticmethod(shops.resume_platform)
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
-        fields = ("key", "name", "dedicated_queue", ("backlog_limit", "breaker_threshold"))
+        fields = ("key", "name", "dedicated_queue", ("backlog_limit", "breaker_threshold"), "waits_for_home")
         if obj is None:
             return [(None, {"fields": (*fields, "change_reason")})]
         return [

@@ -15,7 +15,7 @@ from unfold.widgets import UnfoldAdminSelectWidget
 
 from rpa_tasks.admin.fields import JsonField
 from rpa_tasks.models import Job
-from rpa_tasks.publishing import Receipt, Refused, Request, publish
+from rpa_tasks.publishing import OWN_KEYS, Receipt, Refused, Request, publish
 from scheduling.admin.wording import complaint
 from scheduling.errors import InvalidInput
 from scheduling.masking import masked
@@ -69,7 +69,8 @@ def page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
 def _request(request: HttpRequest, row: Job, given: dict[str, Any]) -> Request:
     return Request(
         platform=row.shop.platform.key, shop_id=row.shop.shop_id, task_type=row.flow.task_type,
-        payload=given.get("payload", row.payload), priority=given["priority"], dedupe_key=row.dedupe_key,
+        payload=given.get("payload", row.payload), priority=given["priority"],
+        dedupe_key=None if not row.dedupe_key or row.dedupe_key.startswith(OWN_KEYS) else row.dedupe_key,
         source=source_of(request), keeps_payload="payload" not in given,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.contrib import admin, messages
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
@@ -50,7 +50,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
     search_fields = ("=shop_id", "name")
     readonly_fields = ("state_now", "work_now", "backlog", "last_success", "home", "profile_name", "version")
     write_only = frozenset({"change_reason"})
-    actions = ("run_selected",)
+    actions = ("run_selected", "release_selected")
     actions_detail = ("run_now", "confirm_login", "leave_home", "pause_row", "resume_row", "retire", "bring_back")
     pauses = staticmethod(shops.pause)
     resumes = staticmethod(shops.resume)
@@ -185,6 +185,27 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
     @admin.action(description=_("Run now"), permissions=["run"])
     def run_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse:
         return run_now.begin(queryset)
+
+    @admin.action(description=_("Release the preferred node"), permissions=["run"])
+    def release_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse | None:
+        """Ask first: the shops may need a login on the next node."""
+        rows = queryset.filter(retired_at=None).order_by("pk")
+        if "confirmed" not in request.POST:
+            homes = rows.exclude(lane__home="").values_list("lane__home").annotate(Count("pk")).order_by("lane__home")
+            chosen = [("_selected_action", pk) for pk in rows.values_list("pk", flat=True)]
+            return self.page(
+                request, "ops/confirm.html",
+                gettext("Release the preferred node of %(count)s shops?") % {"count": rows.count()},
+                text=gettext("Nodes with room take the shops, each with a browser profile of its own: the platform may "
+                             "ask for logins again. Shops that run at this moment keep their node."),
+                facts=[f"{node}: {count}" for node, count in homes],
+                hidden=[("action", "release_selected"), ("confirmed", "1"), *chosen],
+                button=gettext("Yes, release them"), back=reverse("admin:rpa_tasks_shop_changelist"),
+            )  # fmt: skip
+        done = shops.release(list(rows.values_list("pk", flat=True)), by=request.user.get_username())
+        words = gettext("%(released)s shops are free to move; %(running)s run at this moment and stay.")
+        messages.success(request, words % {"released": done.released, "running": done.running})
+        return None
 
     @action(description=_("Run now"), icon="play_arrow", url_path="run", permissions=["run"])  # type: ignore[untyped-decorator]
     def run_now(self, request: HttpRequest, object_id: str) -> HttpResponse:

@@ -78,6 +78,14 @@ def family(ancestor: int, marks: dict[str, str]) -> list[Process]:
     return [each for each in living.values() if _descends(each, ancestor, living) or carries(each, marks)]
 
 
+def real_uid(pid: int) -> int:
+    """-1 where it has ended. The owner of its directory in /proc says less: a process can make that root."""
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"Uid:"):
+            return int(line.split()[1])
+    return -1
+
+
 def carries(process: Process, marks: dict[str, str]) -> bool:
     """Whether its environment has all of them; nobody carries none."""
     wanted = {os.fsencode(f"{name}={value}") for name, value in marks.items()}

@@ -28,6 +28,8 @@ ALONE = 1 / 3
 #: What a command leaves behind when it ends by itself gets this long.
 LEFTOVER_SECONDS = 2.0
 LOOK_SECONDS = 0.05
+#: Below bwrap: its init, then the command.
+SANDBOX_DEPTH = 2
 MARKS = ("AFTERTOUCH_TASK_ID", "AFTERTOUCH_LEASE_NO")
 
 
@@ -81,8 +83,7 @@ class Watch:
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         try:
-            order = self.order
-            self.pid = child.start(order["argv"], order["env"], order["cwd"], (out_end, err_end))
+            self.pid = child.start(self.order, (out_end, err_end))
         finally:
             os.close(out_end)
             os.close(err_end)
@@ -162,7 +163,7 @@ class Watch:
             return
         self.ended = why
         self.spread_at = now + min(grace, self.order["grace"]) * ALONE
-        command = processes.look(self.pid)
+        command = self.command()
         processes.terminate([command] if command else [])
 
     def keep_time(self) -> None:
@@ -184,7 +185,7 @@ class Watch:
     def strike(self, now: float) -> None:
         if now >= self.spread_at:
             self.spread_at = NEVER
-            processes.terminate(self.family())
+            processes.terminate(self.terminable())
         if now >= self.kill_at:
             self.give_up_at = min(self.give_up_at, now + processes.PROOF_SECONDS)
             self.kill_at = now + LOOK_SECONDS
@@ -197,12 +198,29 @@ class Watch:
         self.reap()
         self.left = self.family()
         if first and self.left:
-            processes.terminate(self.left)
+            processes.terminate(self.terminable())
             self.spread_at = NEVER
             self.kill_at = min(self.kill_at, now + LEFTOVER_SECONDS) if not self.ended else self.kill_at
 
     def family(self) -> list[processes.Process]:
         return processes.family(os.getpid(), self.marks)
+
+    def command(self) -> processes.Process | None:
+        """What gets the first SIGTERM. Below a sandbox's two processes, of which the first ends all others with it."""
+        found = processes.look(self.pid)
+        for _ in range(SANDBOX_DEPTH if self.order["prefix"] else 0):
+            below = [each for each in processes.everyone() if found and each.parent == found.pid]
+            found = min(below, key=lambda each: (each.started, each.pid), default=found)
+        return found
+
+    def terminable(self) -> list[processes.Process]:
+        """The family without the sandbox's own processes, while its command lives."""
+        family = self.family()
+        command = self.command() if self.order["prefix"] and self.status is None else None
+        if command is None or command.pid == self.pid:
+            return family
+        own = {self.pid, command.parent}
+        return [each for each in family if each.pid not in own]
 
     def is_over(self) -> bool:
         if clock() >= self.give_up_at:

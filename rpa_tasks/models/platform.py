@@ -34,6 +34,9 @@ class Platform(Versioned):
     breaker_threshold = models.PositiveSmallIntegerField(
         _("errors that open the breaker"), default=3, validators=[MinValueValidator(1), MaxValueValidator(100)]
     )
+    #: Jobs with a browser wait for the node that has the shop's profile, as long as it is not silent for longer than
+    #: `AFTERTOUCH_RPA_HOME_LEASE`. Otherwise the first node with room takes them, with a profile of its own.
+    waits_for_home = models.BooleanField(_("wait for the preferred node"), default=True, db_default=True)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords()
 
@@ -73,12 +76,20 @@ class Breaker(models.Model):
         return str(self.platform_id)
 
 
+class DedupeBy(models.TextChoices):
+    """Which jobs without a `dedupe_key` of their own merge while one of them waits, within shop and flow."""
+
+    PAYLOAD = "payload", _("same payload")
+    TASK_TYPE = "task_type", _("same task type, whatever the payload")
+    NONE = "none", _("never")
+
+
 class Flow(Versioned):
     """What a task type means on a platform: the command that does it and how its end is read."""
 
     platform = models.ForeignKey(Platform, on_delete=models.PROTECT, related_name="flows", verbose_name=_("platform"))
     task_type = models.CharField(_("task type"), max_length=64, validators=[key_validator])
-    #: Words, never a shell line. `{flow}`, `{param}`, `{timeout}` and `{python}` are filled in.
+    #: Words, never a shell line. `rpa_tasks.command.PLACEHOLDERS` are filled in.
     command = models.JSONField(_("command"), default=list)
     #: The soft stop; 50 s later the run is killed.
     timeout = models.DurationField(_("timeout"), default=timedelta(seconds=600))
@@ -93,9 +104,18 @@ class Flow(Versioned):
     needs_result = models.BooleanField(_("must print a result"), default=False)
     #: Seconds until the first, second, … retry of a transient failure; empty: none.
     retry_delays = models.JSONField(_("retry delays"), default=usual_retry_delays, blank=True)
+    dedupe_by = models.CharField(
+        _("merge waiting jobs of"),
+        max_length=10,
+        choices=DedupeBy,
+        default=DedupeBy.PAYLOAD,
+        db_default=DedupeBy.PAYLOAD,
+    )
     clear_cookies = models.BooleanField(_("clear cookies first"), default=False)
     #: Names of environment variables that the command may see, beyond the minimal environment.
     environment = models.JSONField(_("environment variables"), default=list, blank=True)
+    #: Absolute folders that come first in the command's PATH.
+    path = models.JSONField(_("program folders"), default=list, db_default=[], blank=True)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords()
 
@@ -103,6 +123,8 @@ class Flow(Versioned):
         verbose_name = _("flow")
         verbose_name_plural = _("flows")
         ordering = ["platform", "task_type"]
+        #: Commands run on execution nodes: more than editing what customers get.
+        permissions = [("define_command", _("Can define commands of flows"))]
         constraints = [models.UniqueConstraint(fields=["platform", "task_type"], name="one_flow_a_task_type")]
 
     def __str__(self) -> str:

@@ -80,10 +80,19 @@ def command_line(pid: int) -> str:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether the socket that listens on this port belongs to the process."""
+    """Whether the socket that listens on this port belongs to the process or, where that only holds the browser's
+    sandbox, to one of its session."""
     sockets = _listening(port)
+    if not sockets:
+        return False
+    if _holds(pid, sockets):
+        return True
+    return any(_holds(each.pid, sockets) for each in everyone() if each.session == pid)
+
+
+def _holds(pid: int, sockets: set[str]) -> bool:
     with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd") if sockets else ():
+        for name in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 if os.readlink(f"/proc/{pid}/fd/{name}") in sockets:
                     return True

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from django.conf import settings
 
+from rpa_tasks import isolation
 from rpa_tasks.guard.processes import end, look
 from rpa_tasks.pool import devtools, places
-from rpa_tasks.pool.browser_processes import MARKER, is_alive, left_on, strangers
+from rpa_tasks.pool.browser_processes import MARKER, is_alive, left_on, listens, strangers
 from rpa_tasks.pool.errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.pool.singleton import release_singleton
 
@@ -88,36 +89,53 @@ def start(slot: int, profile_id: str) -> Running:
     port_file = profile / "DevToolsActivePort"
     port_file.unlink(missing_ok=True)
     log = places.logs() / f"browser-{slot}.log"
-    pid = _spawn([find_chromium(), *_flags(profile)], log=log, slot=slot, profile=profile)
+    pid = _spawn([find_chromium(), *_flags(profile)], log=log, slot=slot, profile=profile, profile_id=profile_id)
     process = look(pid)
     for _ in _moments(START_TIMEOUT):
         if process is None or not is_alive(pid, process.started):
             break
-        if (found := _port(port_file)) and _answers(*found):
+        # The profile is not ours alone to write: the port must be this very browser's.
+        if (found := _port(port_file)) and listens(pid, found[0]) and _answers(*found):
             return Running(pid, process.started, *found)
     raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_last_words(log)}")
 
 
 def _flags(profile: Path) -> list[str]:
     flags = [*FLAGS, f"--user-data-dir={profile}"]
-    if os.geteuid() == 0:
-        flags.append("--no-sandbox")  # it refuses to run as root otherwise
+    try:
+        kind = isolation.mode()
+    except isolation.CannotIsolate as error:
+        raise NoBrowser(BROWSER_FAILED, str(error)) from error
+    if (os.geteuid() == 0 and kind != isolation.UID) or not may_use_namespaces():
+        flags.append("--no-sandbox")  # it refuses to run as root, or without namespaces, otherwise
     if shutil.disk_usage("/dev/shm").free < 512 * 1024 * 1024:  # noqa: S108  (the kernel's, not ours)
         flags.append("--disable-dev-shm-usage")
     return [*flags, "about:blank"]
 
 
-def _spawn(command: list[str], *, log: Path, slot: int, profile: Path) -> int:
+def may_use_namespaces() -> bool:
+    """Whether the kernel lets an ordinary user make user namespaces, of which Chromium makes its sandbox."""
+    try:
+        return int(Path("/proc/sys/user/max_user_namespaces").read_text()) > 0
+    except (OSError, ValueError):
+        return True
+
+
+def _spawn(command: list[str], *, log: Path, slot: int, profile: Path, profile_id: str) -> int:
     """The pid. NoBrowser: it cannot be executed."""
     try:
-        answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
-            [sys.executable, "-I", "-S", str(SPAWNER), str(log), *command],
-            env=_environment(slot, profile),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=START_TIMEOUT,
-            check=False,
-        )
+        with isolation.plan_for_browser(profile_id) as plan:
+            answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
+                [sys.executable, "-I", "-S", str(SPAWNER), str(log), json.dumps(plan.confine), *plan.prefix, *command],
+                env=_environment(slot, profile),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=START_TIMEOUT,
+                check=False,
+                pass_fds=plan.descriptors,
+            )
+    except isolation.CannotIsolate as error:
+        raise NoBrowser(BROWSER_FAILED, str(error)) from error
     except subprocess.TimeoutExpired as error:
         raise NoBrowser(BROWSER_FAILED, "It could not be started in time.") from error
     try:
@@ -127,8 +145,11 @@ def _spawn(command: list[str], *, log: Path, slot: int, profile: Path) -> int:
 
 
 def _environment(slot: int, profile: Path) -> dict[str, str]:
-    """Nothing of the worker's: neither its secrets nor the markers of a run, which would make it a run's process."""
+    """Nothing of the worker's: neither its secrets nor the markers of a run, which would make it a run's process.
+
+    The mark of a test run stays, because a test run ends all its processes (`config.embedded.reaper`)."""
     return {
+        **{name: os.environ[name] for name in ("AFTERTOUCH_RUN",) if name in os.environ},
         "PATH": PATH,
         "HOME": str(profile),
         "LANG": "C.UTF-8",
@@ -139,7 +160,7 @@ def _environment(slot: int, profile: Path) -> dict[str, str]:
 
 def _port(port_file: Path) -> tuple[int, str] | None:
     try:
-        port, path = port_file.read_text().split()
+        port, path = places.read_own(port_file).decode().split()
         return int(port), path
     except (OSError, ValueError):
         return None

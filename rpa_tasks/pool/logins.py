@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from rpa_tasks.pool import devtools
+from rpa_tasks.pool import devtools, places
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ def keep(port: int, path: str, profile: Path) -> None:
 def bring_back(port: int, path: str, profile: Path) -> None:
     """To the profile's fresh browser. One that it has already is newer."""
     try:
-        kept = json.loads((profile / NAME).read_bytes())
+        kept = json.loads(places.read_own(profile / NAME))
     except (OSError, ValueError):
         return
     try:

@@ -6,11 +6,16 @@ profiles/<profile>/      a shop's browser profile, with the `.lock` of the one w
                          never deleted either
 logs/                    what browsers say on standard error
 workers/<pid>-<n>.json   the queues of the execution worker that started at tick n
+homes/<profile>/         HOME of a shop's commands
+runs/<task>-<lease no>/  the working directory of a run, with `param.json` where it reads its parameter from a file;
+                         deleted after it
+uids.json                the uid of each profile's shop, where commands have uids of their own
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from urllib.parse import quote
@@ -31,6 +36,14 @@ def browsers() -> Path:
 
 def logs() -> Path:
     return _made(root() / "logs")
+
+
+def homes() -> Path:
+    return _made(root() / "homes")
+
+
+def runs() -> Path:
+    return _made(root() / "runs")
 
 
 def workers() -> Path:
@@ -72,6 +85,24 @@ def marker(slot: int) -> str:
     """What every process of the slot's browser has in its environment, as `AFTERTOUCH_BROWSER`: it finds them even
     when the record was lost. The path tells two stacks on one machine apart."""
     return str(browsers().resolve() / f"slot-{slot}")
+
+
+def read_own(path: Path) -> bytes:
+    """A file in a directory that a shop's programs may write to: a link in its place is not followed. Raises
+    `OSError`."""
+    with open(path, "rb", opener=_without_links) as file:
+        return file.read(1_000_000)
+
+
+def write_own(path: Path, text: str) -> None:
+    """As `read_own`. Raises `OSError`."""
+    with open(path, "w", encoding="utf-8", opener=_without_links) as file:
+        file.write(text)
+
+
+def _without_links(path: str, flags: int) -> int:
+    # A named pipe in its place does not make us wait.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
 def _made(directory: Path) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,10 +39,12 @@ def _somebody_listens(path: Path) -> bool:
 
 
 def _remove(profile: Path) -> None:
-    """With the folder of its socket, which a killed Chromium leaves in the temporary directory."""
+    """With the folder of its socket, which a killed Chromium leaves in the temporary directory. The link is the
+    browser's to write, so nothing elsewhere is deleted."""
     with suppress(OSError):
         folder = Path(os.readlink(profile / "SingletonSocket")).parent
-        if "org.chromium." in folder.name or "com.google.Chrome" in folder.name:
+        chromium_made_it = "org.chromium." in folder.name or "com.google.Chrome" in folder.name
+        if chromium_made_it and folder.parent == Path(tempfile.gettempdir()) and not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)
     for name in NAMES:
         (profile / name).unlink(missing_ok=True)

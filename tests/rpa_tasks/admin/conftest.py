@@ -36,7 +36,9 @@ class Market:
 
     def __init__(self) -> None:
         self.pdd = Platform.objects.create(key="pdd", name="Pinduoduo")
-        self.sync = Flow.objects.create(platform=self.pdd, task_type="sync_order", command=["true", "{param}"])
+        self.sync = Flow.objects.create(
+            platform=self.pdd, task_type="sync_order", command=["true", "{param}"], dedupe_by="task_type"
+        )
         self.s1 = self.shop("s1", name="Flagship")
         self.s2 = self.shop("s2")
 

@@ -8,15 +8,27 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group, User
 from django.test import Client
+from django.urls import reverse
 from django.utils.timezone import now
 from django_celery_beat.models import PeriodicTask
 
+from rpa_tasks import scheduled
 from rpa_tasks.admin.flow import FlowForm
 from rpa_tasks.admin.platform import PlatformForm
 from rpa_tasks.admin.shop_form import ShopForm
-from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
+from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, ScheduledRound, Shop
 from tests.rpa_tasks.admin.conftest import Market, said, text, url
+
+
+@pytest.fixture
+def editor(editor: Client) -> Client:
+    """May define commands of flows as well."""
+    user = User.objects.get(username="editor")
+    user.groups.add(Group.objects.get(name="command editor"))
+    return editor
+
 
 pytestmark = pytest.mark.django_db
 
@@ -72,6 +84,19 @@ def test_a_shop_is_moved_to_another_node_by_a_button(operator: Client, viewer: C
     assert Lane.objects.get(shop=market.s1).home == ""
     assert "no home" in said(operator.post(url("shop_leave_home", market.s1.pk)))
     assert url("shop_leave_home", market.s1.pk) not in text(operator.get(url("shop_change", market.s1.pk)))
+
+
+def test_release_selected_asks_and_then_releases_the_chosen(operator: Client, viewer: Client, market: Market) -> None:
+    Lane.objects.update(home="n1")
+    chosen = {"action": "release_selected", "_selected_action": [market.s1.pk]}
+    viewer.post(url("shop_changelist"), {**chosen, "confirmed": "1"})
+    page = text(operator.post(url("shop_changelist"), chosen))
+    assert "n1: 1" in page
+    assert f'name="_selected_action" value="{market.s1.pk}"' in page
+    assert set(Lane.objects.values_list("home", flat=True)) == {"n1"}
+
+    assert "1 shops are free to move" in said(operator.post(url("shop_changelist"), {**chosen, "confirmed": "1"}))
+    assert {lane.shop_id: lane.home for lane in Lane.objects.all()} == {market.s1.pk: "", market.s2.pk: "n1"}
 
 
 def test_shops_and_platforms_are_paused_and_resumed_by_buttons_only(editor: Client, market: Market) -> None:
@@ -191,6 +216,7 @@ FLOW = {
     "task_type": "reply",
     "command": 'true\n{param}\n""\n',
     "timeout": "10m",
+    "dedupe_by": "payload",
     "exit_codes": "business=65 66, session=77",
     "retry_delays": "30s, 1m",
     "payload_schema": '{"type": "object"}',
@@ -216,7 +242,7 @@ def test_a_flow_is_written_in_words_a_line(editor: Client, market: Market) -> No
 
 @pytest.mark.parametrize(
     ("field", "value", "words"),
-    [("command", "no-such-program-here\n{param}", "was not found"), ("command", "true", "must contain {param}"),
+    [("command", "sh\n-c\nrun {param}", "runs as code"), ("command", "true", "must contain {param}"),
      ("command", "true\n{param}\n{nonsense}", "is no placeholder"), ("command", '"open', "not a JSON text"),
      ("timeout", "2d", "must be between"), ("exit_codes", "business=65, session=65", "listed already"),
      ("exit_codes", "strange=65", "is not known here"), ("exit_codes", "business=a", "must be numbers"),
@@ -315,3 +341,18 @@ def test_a_node_that_fell_silent_is_marked_and_may_be_forgotten(editor: Client, 
     assert admin.post(url("executionnode_delete", "here"), {"post": "yes"}).status_code == 403
     admin.post(url("executionnode_delete", "gone"), {"post": "yes"})
     assert [node.name for node in ExecutionNode.objects.all()] == ["here"]
+
+
+def test_run_selected_tasks_of_a_shop_schedule_stores_its_round(as_member: Any, market: Market) -> None:
+    superuser = as_member("admin")
+    superuser.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "spread": "0"})
+    row = PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops")
+    changelist = reverse("admin:django_celery_beat_periodictask_changelist")
+
+    page = superuser.post(changelist, {"action": "run_tasks", "_selected_action": [row.pk]}, follow=True)
+
+    (stored,) = ScheduledRound.objects.all()
+    assert (stored.schedule_id, stored.schedule, stored.state) == (row.pk, row.name, "waiting")
+    assert "1 round was stored." in text(page)
+    assert scheduled.run_waiting() == 1
+    assert Job.objects.count() == 2

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.utils.timezone import now
 
+from rpa_tasks import breaker
 from rpa_tasks.lanes import Pick
 from rpa_tasks.models import Breaker, Job, Lane
 from rpa_tasks.settling import Ended, conclude
@@ -61,3 +63,17 @@ def test_it_does_not_answer_for_the_run_that_tries(market: Any, in_flight: list[
     assert (Breaker.objects.get().openings, Breaker.objects.get().probe) == (1, probe.claim.task_id)
     assert turned_away(probe)
     assert (Breaker.objects.get().openings, Breaker.objects.get().probe) == (2, None)
+
+
+def test_note_late_success_does_not_close_an_open_breaker(market: Any) -> None:
+    """It began before the breaker opened, and says nothing about the platform of now."""
+    platform, trial, late = market.platform(), uuid4(), uuid4()
+    Breaker.objects.update(open_until=now(), errors=3, openings=2, probe=trial)
+    before = Breaker.objects.values().get()
+    for outcome in breaker.HEALTHY:
+        breaker.note(platform.pk, outcome, late)
+        assert Breaker.objects.values().get() == before
+
+    breaker.note(platform.pk, "succeeded", trial)
+    closed = Breaker.objects.get()
+    assert (closed.open_until, closed.errors, closed.openings, closed.probe) == (None, 0, 0, None)

@@ -102,7 +102,7 @@ def test_a_token_waits_for_what_is_not_due_and_for_nothing_else(
     market: Any, pick: Pick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published: list[Any] = []
-    monkeypatch.setattr(tokens, "publish_tokens", published.extend)
+    monkeypatch.setattr(tokens, "publish_tokens", lambda found, nodes: published.extend(found))
     job, at = pick.claim.task_id, sql.now()
     tokens.announce([Hint(job, at + 20 * SECONDS, 1, pick.shop_id), Hint(job, at - SECONDS, 1, pick.shop_id)])
-    assert [eta for *_, eta in published] == [at + 20 * SECONDS, None]
+    assert [token.due_at for token in published] == [at + 20 * SECONDS, None]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils.timezone import now
 
 from rpa_tasks import tokens
-from rpa_tasks.lanes import LANES, jobs
+from rpa_tasks.lanes import LANES, TIERS, jobs
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Platform, Shop
 from scheduling import sql
 from scheduling.ledger import Hint, Settlement
 from scheduling.models import Pause
+from tests.rpa_tasks.guard.house import eventually
 
 
 @pytest.fixture(autouse=True)
@@ -84,6 +85,19 @@ def test_who_has_waited_long_moves_up_beside_the_urgent(market: Any) -> None:
 
     assert picked(market) == "old"
     assert picked(market) == "new"
+
+
+def test_pick_job_of_any_age_shares_turns_with_the_urgent_and_passes_none(market: Any) -> None:
+    market.shop("old")
+    market.shop("urgent")
+    market.publish("old", priority=2)
+    Job.objects.update(due_at=now() - timedelta(days=1))
+    market.publish("urgent", priority=0)
+    Lane.objects.filter(shop__shop_id="old").update(last_served_at=now())
+    Lane.objects.filter(shop__shop_id="urgent").update(last_served_at=now() - timedelta(hours=1))
+
+    assert picked(market) == "urgent"
+    assert picked(market) == "old"
 
 
 def test_low_still_moves_while_high_never_ends(market: Any) -> None:
@@ -187,60 +201,150 @@ def test_one_run_tries_whether_a_platform_is_back(market: Any) -> None:
     assert market.pick() is None
 
 
+@pytest.mark.django_db(transaction=True)
+def test_pick_of_shops_that_race_for_the_trial_gets_one(market: Any, race: Any) -> None:
+    """Both have looked before either has said that it tries: a lock on the breaker stops them in between."""
+    for name in ("a", "b"):
+        market.shop(name)
+        market.publish(name)
+    Breaker.objects.update(open_until=now() - timedelta(seconds=1))
+    waiting = """
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%%rpa_tasks_breaker SET probe%%'
+    """
+
+    locked = threading.Event()
+
+    def both_wait() -> bool:
+        sql.rows("SELECT pg_stat_clear_snapshot()", {})
+        return sql.rows(waiting, {}) == [(2,)]
+
+    def act(number: int) -> Any:
+        if number:
+            assert locked.wait(20)
+            return market.pick()
+        with transaction.atomic():
+            Breaker.objects.select_for_update().get()
+            locked.set()
+            eventually(both_wait)
+        return None
+
+    picks = [pick for pick in race(3, act) if pick]
+
+    assert len(picks) == 1
+    assert Breaker.objects.get().probe == picks[0].claim.task_id
+    assert Job.objects.filter(state="running").count() == Lane.objects.exclude(task_id=None).count() == 1
+
+
 @pytest.fixture
 def home(market: Any) -> ExecutionNode:
-    """A node that has the shop's profile, and carries what is urgent."""
+    """A node that has the shop's profile, and carries what is urgent. Another one carries everything."""
+    market.flow("browse", needs_browser=True)
     market.shop()
     node: ExecutionNode = ExecutionNode.objects.create(
-        name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high", "n.n1.high", "n.n1"]
+        name="n1", seen_at=now(), started_at=now(), slots=5, queues=["high", "n.n1.high"]
     )
-    market.publish(priority=0)
+    ExecutionNode.objects.create(
+        name="n2", seen_at=now(), started_at=now(), slots=5, queues=[*TIERS.values(), "n.n2.high"]
+    )
+    market.publish(task_type="browse", priority=0)
     pick = market.pick(node="n1")
     jobs.settle_down(pick, node="n1")
     end(pick)
     return node
 
 
-def test_a_shop_stays_with_the_node_that_has_its_profile_as_long_as_that_lives(market: Any, home: Any) -> None:
-    market.publish(priority=0)
+def startable() -> dict[str, int]:
+    return jobs.startable(ageing=timedelta(minutes=10))
+
+
+def test_pick_browser_job_waits_for_the_preferred_node_as_long_as_that_lives(market: Any, home: Any) -> None:
+    market.publish(task_type="browse", priority=0)
 
     assert market.pick(node="n2") is None
-    assert jobs.startable(ageing=timedelta(minutes=10)) == {"n.n1.high": 1}
+    assert startable() == {"n.n1.high": 1}
     ExecutionNode.objects.update(seen_at=now() - timedelta(minutes=3))
     assert market.pick(node="n2")
 
 
-def test_the_home_of_a_shop_keeps_nothing_that_it_does_not_carry(market: Any, home: Any) -> None:
-    market.publish(priority=2)
+def test_pick_silent_preferred_node_keeps_its_shops_for_the_lease(market: Any, home: Any, settings: Any) -> None:
+    settings.AFTERTOUCH_RPA_HOME_LEASE = timedelta(hours=1)
+    market.publish(task_type="browse", priority=0)
+    ExecutionNode.objects.filter(name="n1").update(seen_at=now() - timedelta(minutes=50))
 
-    assert market.pick("high", node="n1") is None
-    assert jobs.startable(ageing=timedelta(minutes=10)) == {"low": 1}
+    assert market.pick(node="n2") is None
+    ExecutionNode.objects.filter(name="n1").update(seen_at=now() - timedelta(minutes=70))
     assert market.pick(node="n2")
 
 
-def test_tokens_go_to_those_of_its_homes_workers_who_can_use_them(
-    market: Any, home: Any, monkeypatch: pytest.MonkeyPatch
+def test_pick_job_without_browser_starts_on_any_node(market: Any, home: Any) -> None:
+    """The preferred node is busy; a browser job of the same tier waits for it and does not block the other."""
+    market.publish(task_type="browse", priority=0)
+    free = market.publish(priority=0)
+
+    assert startable() == {"n.n1.high": 1, "high": 1}
+    pick = market.pick(node="n2")
+    assert pick.claim.task_id == free.task_id
+    end(pick)
+    assert market.pick(node="n2") is None
+    assert market.pick(node="n1")
+
+
+def test_pick_head_with_and_without_browser_due_at_one_instant_takes_the_one_that_may_start(
+    market: Any, home: Any
 ) -> None:
+    market.publish(task_type="browse", priority=0)
+    free = market.publish(priority=0)
+    Job.objects.filter(state="queued").update(due_at=now() - timedelta(seconds=1))
+
+    assert market.pick(node="n2").claim.task_id == free.task_id
+
+
+def test_pick_platform_that_does_not_wait_takes_the_first_node(market: Any, home: Any) -> None:
+    Platform.objects.update(waits_for_home=False)
+    market.publish(task_type="browse", priority=0)
+
+    assert startable() == {"high": 1}
+    pick = market.pick(node="n2")
+    jobs.settle_down(pick, node="n2")
+    assert Lane.objects.get().home == "n2"
+
+
+def test_pick_preferred_node_keeps_nothing_that_it_does_not_carry(market: Any, home: Any) -> None:
+    market.publish(task_type="browse", priority=2)
+
+    assert market.pick("high", node="n1") is None
+    assert startable() == {"low": 1}
+    assert market.pick(node="n2")
+
+
+def queues_of_tokens(monkeypatch: pytest.MonkeyPatch, *receipts: Any, priority: int = 0) -> list[str]:
     published: list[str] = []
-    monkeypatch.setattr(tokens, "publish_tokens", lambda found: published.extend(queue for queue, *_ in found))
+    monkeypatch.setattr(tokens, "publish_tokens", lambda found, nodes: published.extend(each.queue for each in found))
     shop = Lane.objects.get().shop_id
-    tokens.announce([Hint(uuid4(), now(), priority, shop) for priority in (0, 2)])
-
-    assert published == ["n.n1.high", "low"]
-    assert set(tokens.further_queues()) == {"n.n1.high", "n.n1"}
+    tokens.announce([Hint(each.task_id, now(), priority, shop) for each in receipts])
+    return published
 
 
-def test_a_node_that_was_not_upgraded_yet_has_one_queue_for_all(
+def test_announce_sends_browser_jobs_to_the_preferred_node_that_carries_them(
     market: Any, home: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    published: list[str] = []
-    monkeypatch.setattr(tokens, "publish_tokens", lambda found: published.extend(queue for queue, *_ in found))
-    ExecutionNode.objects.update(queues=["high", "n.n1"])
-    market.publish(priority=0)
-    tokens.announce([Hint(uuid4(), now(), 0, Lane.objects.get().shop_id)])
+    browser, free = market.publish(task_type="browse", priority=0), market.publish(priority=0)
 
-    assert published == ["n.n1"]
-    assert jobs.startable(ageing=timedelta(minutes=10)) == {"n.n1": 1}
+    assert queues_of_tokens(monkeypatch, browser, free) == ["n.n1.high", "high"]
+    assert queues_of_tokens(monkeypatch, browser, priority=2) == ["low"]
+    assert set(tokens.further_queues()) == {"n.n1.high", "n.n2.high"}
+
+
+def test_announce_platform_that_does_not_wait_prefers_its_node_while_that_has_room(
+    market: Any, home: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Platform.objects.update(waits_for_home=False)
+    browser = market.publish(task_type="browse", priority=0)
+
+    assert queues_of_tokens(monkeypatch, browser) == ["n.n1.high"]
+    ExecutionNode.objects.filter(name="n1").update(slots=0)
+    assert queues_of_tokens(monkeypatch, browser) == ["high"]
 
 
 def test_only_who_holds_the_lane_says_where_the_profile_is(market: Any) -> None:

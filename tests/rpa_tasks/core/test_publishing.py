@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from django.utils.timezone import now
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from rpa_tasks.models import Job
+from rpa_tasks import command
+from rpa_tasks.lanes import jobs
+from rpa_tasks.models import Flow, Job
 from rpa_tasks.publishing import Refused, cancel
 from scheduling.errors import Conflict, InvalidInput, NotFound
+from scheduling.ledger import Settlement
 
 
 @pytest.fixture(autouse=True)
 def shop(market: Any) -> None:
-    market.flow()
+    market.flow(dedupe_by="task_type")
     market.shop()
 
 
@@ -46,6 +53,15 @@ def test_a_second_request_merges_into_the_one_that_waits(market: Any) -> None:
     job = Job.objects.get()
     assert (second.task_id, second.duplicate) == (first.task_id, True)
     assert (job.payload, job.priority, job.requests) == ({"page": 2}, 0, 2)
+    assert job.due_at <= now()
+
+
+def test_publish_low_request_does_not_downgrade_waiting_urgent_job(market: Any) -> None:
+    market.publish(priority=0)
+    market.publish(priority=2, delay=timedelta(hours=1))
+
+    job = Job.objects.get()
+    assert (job.priority, job.requests) == (0, 2)
     assert job.due_at <= now()
 
 
@@ -196,3 +212,133 @@ def test_who_keeps_the_payload_need_not_bring_one_that_fits_unless_nothing_waits
 
     assert market.publish(task_type="sync_page", keeps_payload=True).duplicate
     assert Job.objects.get().payload == {"page": 1}
+
+
+# --- which requests merge ------------------------------------------------------------------------------------------
+
+
+def test_publish_while_job_waits_for_its_retry_merges_and_brings_it_forward(market: Any) -> None:
+    first = market.publish(payload={"page": 1})
+    pick = market.pick()
+    jobs.mark_sending([pick.claim])
+    retry_at = now() + timedelta(seconds=120)
+    jobs.settle([Settlement(pick.claim.task_id, pick.claim.lease_no, "scheduled", "exit_1", due_at=retry_at)])
+
+    second = market.publish(payload={"page": 1}, priority=0)
+
+    job = Job.objects.get()
+    assert (second.task_id, second.duplicate) == (first.task_id, True)
+    assert (job.priority, job.requests, job.root_id) == (0, 2, first.task_id)
+    assert job.due_at <= now()
+    assert market.pick().claim.task_id == first.task_id
+
+
+@pytest.mark.parametrize("began", [True, False])
+def test_publish_other_payload_into_a_retry_gets_a_new_delivery_key_once_it_began(market: Any, began: bool) -> None:
+    """A receiver that knows the key would take the new payload for a repetition of the old one."""
+    first = market.publish(payload={"text": "a"})
+    pick = market.pick()
+    if began:
+        jobs.mark_sending([pick.claim])
+    jobs.settle([Settlement(pick.claim.task_id, pick.claim.lease_no, "scheduled", "x", due_at=now())])
+
+    market.publish(payload={"text": "b"})
+
+    job = Job.objects.get()
+    assert (job.task_id, job.payload) == (first.task_id, {"text": "b"})
+    assert (job.root_id != first.task_id) == began
+
+
+@pytest.mark.django_db(transaction=True)
+def test_publish_sixteen_at_once_into_a_retry_make_no_second_job(market: Any, race: Any) -> None:
+    market.publish()
+    pick = market.pick()
+    jobs.settle([Settlement(pick.claim.task_id, pick.claim.lease_no, "scheduled", "x", due_at=now())])
+
+    assert all(each.duplicate for each in race(16, lambda _: market.publish()))
+    assert Job.objects.get().requests == 17
+
+
+def test_publish_by_default_merges_equal_payloads_and_no_others(market: Any) -> None:
+    market.flow("batch_reply")
+    receipts = [
+        market.publish(task_type="batch_reply", payload=payload)
+        for payload in ({"to": "a", "n": 1}, {"n": 1, "to": "a"}, {"to": "b", "n": 1}, {"to": "a", "n": 1.5e300})
+    ]
+
+    assert [each.duplicate for each in receipts] == [False, True, False, False]
+    assert market.publish(task_type="batch_reply", payload={"to": "a", "n": 1.5e300}).duplicate
+    assert {job.payload["to"] for job in Job.objects.all()} == {"a", "b"}
+
+
+def test_publish_empty_key_merges_with_nothing(market: Any) -> None:
+    assert not any(market.publish(dedupe_key="").duplicate for _ in range(3))
+    assert not market.publish().duplicate
+
+
+def test_publish_flow_that_merges_none_makes_a_job_each(market: Any) -> None:
+    market.flow("reply", dedupe_by="none")
+    assert not any(market.publish(task_type="reply").duplicate for _ in range(3))
+    assert market.publish(task_type="reply", dedupe_key="k").duplicate is False
+    assert market.publish(task_type="reply", dedupe_key="k").duplicate is True
+
+
+def test_publish_key_of_ours_is_refused(market: Any) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        market.publish(dedupe_key="@payload:1")
+    assert [error.field for error in caught.value.errors] == ["dedupe_key"]
+
+
+# --- what is accepted can be executed ------------------------------------------------------------------------------
+
+
+def executed(job: Job, template: list[str]) -> list[str]:
+    param = command.param_of(
+        shop_id=job.shop.shop_id, platform="pdd", profile_id=job.shop.profile, task_id=str(job.pk),
+        delivery_key=str(job.root_id), lease_no=1, debug_port=9222, payload=job.payload,
+    )  # fmt: skip
+    return command.argv_for(template, flow="pdd_x", param=param, timeout=timedelta(seconds=600))
+
+
+TEMPLATES = [["/bin/true", "{param}"], ["/bin/true", "{param}{param}"], ["/bin/true", "--p={param}", "{param}"]]
+leaves = st.one_of(
+    st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=30),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.integers(-(10**40), 10**40),
+    st.none(),
+    st.booleans(),
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(leaf=leaves, count=st.integers(1, 9_000), template=st.sampled_from(TEMPLATES))
+def test_publish_whatever_is_accepted_can_be_executed(market: Any, leaf: Any, count: int, template: list[str]) -> None:
+    flow = Flow.objects.filter(task_type="any").first() or market.flow("any")
+    Flow.objects.filter(pk=flow.pk).update(command=template)
+    with suppress(InvalidInput):
+        market.publish(task_type="any", payload={"x": [leaf] * count}, dedupe_key="")
+    if not Job.objects.exists():
+        return
+    job = Job.objects.select_related("shop__platform").get()
+    Job.objects.all().delete()
+
+    assert subprocess.run(executed(job, template), check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("payload", "accepted"),
+    [
+        ({"x": "中" * 20_000}, True),
+        ({"x": "中" * 21_900}, False),
+        ({"x": [1e300] * 200}, True),
+        ({"x": [1e300] * 9_000}, False),  # 63 KB as it comes, 2.7 MB as it is stored
+    ],
+    ids=["chinese", "chinese too long", "numbers", "numbers too long"],
+)
+def test_publish_is_measured_in_the_form_that_is_executed(market: Any, payload: dict[str, Any], accepted: bool) -> None:
+    if not accepted:
+        with pytest.raises(InvalidInput, match="payload"):
+            market.publish(payload=payload)
+        return
+    job = Job.objects.select_related("shop__platform").get(pk=market.publish(payload=payload).task_id)
+    assert subprocess.run(executed(job, TEMPLATES[0]), check=False).returncode == 0

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import UTC, datetime, timedelta
 from random import getrandbits
 from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from django.utils.timezone import now
 
 from rpa_tasks.models import Evidence, Job, Run
+from rpa_tasks.retention import JOBS
 from scheduling import retention
 from scheduling.ids import first_id_at
 from scheduling.models import FailedTask
@@ -68,3 +70,32 @@ def test_a_job_stays_as_long_as_the_touch_that_it_delivers(ended: Any, matrix: A
     with connection.cursor() as cursor:
         cursor.execute("DELETE FROM scheduling_touch")
     assert retention.forget()["rpa_tasks_job"] == 1
+
+
+def test_forget_job_whose_run_is_being_written_leaves_it_to_the_next_pass(ended: Any, race: Any) -> None:
+    """The end of a run is written in one transaction: until its commit the row is locked, and running to all others."""
+    job = ended("running", lease_until=now())
+    written, looked = threading.Event(), threading.Event()
+
+    def forget() -> int:
+        return retention.forget_kind(JOBS, ends_at=datetime.now(UTC) + timedelta(seconds=60))
+
+    def act(number: int) -> int:
+        if number:
+            assert written.wait(20)
+            try:
+                return forget()
+            finally:
+                looked.set()
+        with transaction.atomic():
+            Job.objects.select_for_update(no_key=True).get(pk=job.pk)
+            Run.objects.create(job=job, number=2, lease_no=2, started_at=now() - OLD, outcome="succeeded")
+            Job.objects.filter(pk=job.pk).update(state="succeeded", lease_until=None, settled_at=now() - OLD)
+            written.set()
+            assert looked.wait(20)
+        return 0
+
+    assert race(2, act) == [0, 0]
+    assert Run.objects.filter(job=job).count() == 2
+    assert forget() == 1
+    assert not Run.objects.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,10 +16,13 @@ from django.conf import settings
 from django.db import DataError
 from django.utils.timezone import now
 
-from rpa_tasks import passes, runner
+from rpa_tasks import isolation, passes, runner
+from rpa_tasks.chores import delete_left_runs
+from rpa_tasks.evidence import unpacked
 from rpa_tasks.lanes import jobs
+from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
 from rpa_tasks.models import Breaker, Evidence, Job, Lane, LoginState, Shop
-from rpa_tasks.pool import NoBrowser
+from rpa_tasks.pool import NoBrowser, places
 from rpa_tasks.publishing import cancel
 from rpa_tasks.settling import Ended, conclude
 from rpa_tasks.verdicts import Outcome, Verdict
@@ -458,3 +463,109 @@ def test_a_run_leaves_no_log_behind(does: Any) -> None:
 
     assert "hello" in job.runs.get().detail
     assert not list((Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "logs").glob(f"{job.pk}*"))
+
+
+def test_run_flow_that_prints_its_secret_variable_leaves_it_nowhere(does: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_TOKEN", "s3cr3t-of-the-shop")
+    job = does("import os\nprint('token', os.environ['SHOP_TOKEN']); sys.exit(65)", environment=["SHOP_TOKEN"])
+
+    run = job.runs.get()
+    kept = unpacked(bytes(Evidence.objects.get(run=run, kind="log").content)).decode()
+    failed = FailedTask.objects.get()
+    for text in (run.detail, kept, failed.detail, str(failed.attempts)):
+        assert "token" in text
+        assert "s3cr3t" not in text
+
+
+def test_run_ends_processes_that_an_earlier_run_of_the_shop_left(does: Any, tmp_path: Path) -> None:
+    marks = {TASK_ID: "earlier", LEASE_NO: "0", SHOP: "pdd/s1", STATE_DIR: state_dir()}
+    ready = tmp_path / "ready"
+    left = [
+        subprocess.Popen(["/bin/sh", "-c", f"trap '' TERM; touch {ready}; while :; do sleep 0.05; done"], env=marks),
+        subprocess.Popen(["/bin/sleep", "1000"], env=marks | {SHOP: "pdd/another"}),
+    ]
+    try:
+        deadline = time.monotonic() + 30
+        while not ready.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        job = does(
+            "print(json.dumps({'result': {'state': open(f\"/proc/{param['payload']['pid']}/stat\").read()"
+            ".rpartition(')')[2].split()[0]}}))",
+            payload={"pid": left[0].pid},
+        )
+
+        assert job.result == {"state": "Z"}, "the earlier process was alive when the command began"
+        assert left[1].poll() is None
+    finally:
+        for process in left:
+            process.kill()
+            process.wait()
+
+
+def test_run_reads_its_parameter_from_a_file_of_its_own_that_goes_with_it(does: Any, market: Any) -> None:
+    text = (
+        "import json, os, sys\n"
+        "path = sys.argv[1]\n"
+        "param = json.load(open(path, encoding='utf-8'))\n"
+        "print(json.dumps({'result': {'mode': oct(os.stat(path).st_mode & 0o777), 'path': path, 'param': param}}))"
+    )
+    words = ["{python}", "-c", text, "{param_file}", "{shop_id}", "{task_id}"]
+    market.flow("act", command=words, exit_codes=TABLE)
+    market.shop()
+    receipt = market.publish(task_type="act", payload={"text": "中文"})
+    assert runner.work(EVERY) == 1
+
+    job = Job.objects.get(pk=receipt.task_id)
+    assert job.state == "succeeded"
+    assert job.result["mode"] == "0o600"
+    assert job.result["param"]["payload"] == {"text": "中文"}
+    assert not Path(job.result["path"]).exists()
+
+
+def test_delete_left_runs_deletes_directories_of_runs_that_are_over(does: Any, market: Any, tmp_path: Path) -> None:
+    """A hostile command left a link, a directory that may not be read, and one deeper than Python can recurse."""
+    job = does("pass", run=False)
+    pick = market.pick()
+    kept = places.runs() / f"{job.pk}-{pick.claim.lease_no}"
+    left = places.runs() / f"{job.pk}-{pick.claim.lease_no - 1}"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("kept")
+    for folder in (kept, left):
+        folder.mkdir()
+        (folder / "param.json").write_text("{}")
+    (left / "link").symlink_to(outside, target_is_directory=True)
+    subprocess.run(
+        [sys.executable, "-c", "import os\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"], cwd=left, check=True
+    )
+    (left / "closed" / "inner").mkdir(parents=True)
+    (left / "closed").chmod(0)
+
+    delete_left_runs()
+    assert (kept.exists(), left.exists(), (outside / "file").read_text()) == (True, False, "kept")
+
+    isolation.delete_run_directory(kept)
+    assert not kept.exists()
+
+
+def test_run_that_succeeded_is_settled_before_its_browser_is_given_back(
+    does: Any, market: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is killed while it gives the browser back loses nothing then."""
+
+    class Killed(BaseException):
+        pass
+
+    class Browser:
+        port, waited = 1, timedelta(0)
+
+        def give_back(self, dirty: bool = False) -> None:
+            raise Killed
+
+    monkeypatch.setattr(runner, "borrow", lambda *_, **__: Browser())
+    with pytest.raises(Killed):
+        does("sys.exit(0)", needs_browser=True, idempotent=False)
+
+    assert Job.objects.get().state == "succeeded"
+    assert Lane.objects.get().task_id is None

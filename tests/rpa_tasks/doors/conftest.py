@@ -23,7 +23,7 @@ Apply = Callable[..., str]
 class Market:
     def __init__(self) -> None:
         self.pdd = Platform.objects.create(key="pdd")
-        self.sync = self.flow("sync_order")
+        self.sync = self.flow("sync_order", dedupe_by="task_type")
         self.s1, self.s2 = self.shop("s1"), self.shop("s2")
 
     def shop(self, shop_id: str, **changes: Any) -> Shop:

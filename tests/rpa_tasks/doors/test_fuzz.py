@@ -20,7 +20,7 @@ EXAMPLES = 25  #: an operation
 
 SCHEMA = schemathesis.openapi.from_dict(described.get_openapi_schema(path_prefix="/api/v1/"))
 OPERATIONS = [found.ok() for found in SCHEMA.get_all_operations() if "/rpa/" in found.ok().path]
-assert len(OPERATIONS) == 9
+assert len(OPERATIONS) == 10
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.label)

@@ -2,35 +2,64 @@
 
 from __future__ import annotations
 
-import base64
 import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import connection
+from django.db import connection, transaction
 from django.test import Client as Browser
 from django.utils.timezone import now
-from django_celery_beat.models import IntervalSchedule, PeriodicTask, PeriodicTasks
+from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask, PeriodicTasks
+from django_celery_beat.schedulers import ModelEntry
 
-from config.beat_leader import LeaderScheduler
+from config.beat import PASSES
+from config.beat_leader import LeaderScheduler, due_instant
 from config.celery import app
-from rpa_tasks import rounds, schedules
-from rpa_tasks.models import Job, Shop
+from config.embedded.processes import wait_until
+from rpa_tasks import rounds, scheduled, schedules
+from rpa_tasks.models import Job, ScheduledRound, Shop
 from rpa_tasks.publishing import Request, publish
 from rpa_tasks.rounds import Round
-from rpa_tasks.tasks import publish_for_shops
+from rpa_tasks.tasks import keep_moving, publish_for_shops, run_rounds
 from scheduling.errors import InvalidInput
 from scheduling.models import Configuration, FailedTask
 from tests.rpa_tasks.doors.conftest import Market
-from tests.scheduling.api.serving import at_once
+from tests.scheduling.api.serving import PATIENCE, at_once
+from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 TASK = publish_for_shops.name
 ORDER: dict[str, Any] = {"platform": "pdd", "task_type": "sync_order"}
 MINUTE = timedelta(minutes=1)
+#: A worker that publishes a shop at a time.
+WORKER = """
+import django
+django.setup()
+from django.db import connection
+from rpa_tasks import rounds, scheduled, tokens
+connection.settings_dict["OPTIONS"]["application_name"] = "rounds"
+tokens.doorbell.ring = lambda hints: None
+rounds.BATCH = 1
+scheduled.run_waiting()
+"""
+
+
+def elsewhere(act: Callable[[], Any]) -> Any:
+    """Do it over a connection of its own."""
+
+    def run() -> Any:
+        try:
+            return act()
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(run).result(PATIENCE)
 
 
 def wrong(**changes: Any) -> list[str]:
@@ -65,6 +94,16 @@ def test_one_that_waits_is_left_as_it_is(market: Market, rung: list[Any]) -> Non
     )
     assert Job.objects.get(shop=market.s1).requests == 2
     assert schedules.publish_for_shops(ORDER) == Round(waiting=2)
+
+
+def test_publish_for_shops_of_a_flow_that_merges_nothing_keeps_each_payload(market: Market, rung: list[Any]) -> None:
+    """Two schedules of one flow; the same payload is still not published twice."""
+    market.sync.dedupe_by = "none"
+    market.sync.save()
+    assert schedules.publish_for_shops(ORDER | {"payload": {"n": 1}}) == Round(published=2)
+    assert schedules.publish_for_shops(ORDER | {"payload": {"n": 2}}) == Round(published=2)
+    assert schedules.publish_for_shops(ORDER | {"payload": {"n": 1}}) == Round(waiting=2)
+    assert sorted(job.payload["n"] for job in Job.objects.all()) == [1, 1, 2, 2]
 
 
 def test_one_that_runs_does_not_keep_the_next_from_waiting(market: Market, rung: list[Any]) -> None:
@@ -201,9 +240,18 @@ def every_ten_minutes(**kwargs: Any) -> PeriodicTask:
     )
 
 
-def beat(valkey: Any) -> list[Any]:
-    """Let a beat tick until nothing is due, and run what it published as a worker would. Returns what was run: at its
-    start a beat may send what is overdue twice."""
+def beat(valkey: Any, *, then: Callable[[], Any] = lambda: None) -> list[Any]:
+    """Let a beat tick until nothing is due, then run what it published as a worker would. Returns what was run."""
+    tick_until_idle()
+    then()
+    ran = []
+    while raw := valkey.rpop("mq:ticks"):
+        if json.loads(raw)["headers"]["task"] == run_rounds.name:
+            ran.append(run_rounds.apply())
+    return ran
+
+
+def tick_until_idle() -> None:
     scheduler = LeaderScheduler(app=app)
     try:
         for _ in range(20):
@@ -211,18 +259,6 @@ def beat(valkey: Any) -> list[Any]:
                 break
     finally:
         scheduler.close()
-    ran = []
-    while raw := valkey.rpop("mq:ticks"):
-        message = json.loads(raw)
-        if message["headers"]["task"] != TASK:
-            continue
-        args, kwargs, _ = json.loads(base64.b64decode(message["body"]) if _is_base64(message) else message["body"])
-        ran.append(publish_for_shops.apply(args, kwargs))
-    return ran
-
-
-def _is_base64(message: dict[str, Any]) -> bool:
-    return bool(message["properties"].get("body_encoding") == "base64")
 
 
 def test_a_row_that_ops_edit_leads_to_jobs(market: Market, valkey: Any, rung: list[Any]) -> None:
@@ -245,14 +281,124 @@ def test_a_row_that_cannot_be_meant_reaches_a_person(
     market: Market, valkey: Any, order: dict[str, Any], rung: list[Any]
 ) -> None:
     every_ten_minutes(**order)
-    ran = beat(valkey)
-    assert ran
-    assert all(each.failed() for each in ran)
+    assert beat(valkey)
+    assert ScheduledRound.objects.get().state == "failed"
     row = FailedTask.objects.latest("failed_at")
     assert (row.origin, row.reason, row.state) == ("message", "task_error", "open")
     assert TASK in str(row.payload)
     assert "platform: " in row.detail
     assert not Job.objects.exists()
+
+
+# --- rounds as rows ---------------------------------------------------------------------------------------------------
+
+
+def test_round_whose_message_was_flushed_is_published_by_the_pass(market: Market, valkey: Any, rung: list[Any]) -> None:
+    every_ten_minutes(**ORDER)
+    assert beat(valkey, then=valkey.flushall) == []
+    assert (ScheduledRound.objects.get().state, Job.objects.count()) == ("waiting", 0)
+
+    keep_moving.apply()
+    assert (ScheduledRound.objects.get().state, Job.objects.count()) == ("done", 2)
+    keep_moving.apply()
+    assert Job.objects.count() == 2
+
+
+def test_beat_that_dies_before_it_saves_last_run_at_stores_the_round_once(
+    market: Market, valkey: Any, rung: list[Any]
+) -> None:
+    row = every_ten_minutes(**ORDER)
+    PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=now() - timedelta(minutes=15))
+    before = PeriodicTask.objects.get(pk=row.pk).last_run_at
+    tick_until_idle()
+    # The same as the next leader would read it.
+    PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=before)
+    PeriodicTasks.update_changed()
+    tick_until_idle()
+    (found,) = ScheduledRound.objects.all()
+    assert found.due_at == before + timedelta(minutes=10)
+    assert (found.schedule_id, found.kwargs) == (row.pk, ORDER)
+
+
+def test_due_instant_of_a_crontab_is_the_same_whenever_it_is_asked(market: Market) -> None:
+    crontab = CrontabSchedule.objects.create(minute="30", hour="*", timezone="Asia/Shanghai")
+    last = datetime(2026, 3, 1, 10, 31, 7, 123, tzinfo=UTC)
+    row = PeriodicTask.objects.create(name="hourly", task=TASK, crontab=crontab, last_run_at=last)
+    due = {due_instant(ModelEntry(row, app=app)) for _ in range(3)}
+    assert due == {datetime(2026, 3, 1, 11, 30, tzinfo=UTC)}
+
+
+def test_round_of_a_killed_worker_is_finished_and_nothing_is_published_twice(market: Market, rung: list[Any]) -> None:
+    """A real process, killed with the second batch before it; the first batch's job has ended by then."""
+    scheduled.store(1, "sync", now(), [], ORDER)
+    with transaction.atomic():
+        # A job of the second shop that is not committed yet: the worker's insert waits for it.
+        publish(Request(platform="pdd", shop_id="s2", task_type="sync_order"))
+        with program(WORKER) as worker:
+            assert wait_until(lambda: elsewhere(lambda: waits_for_a_lock("rounds")), PATIENCE)
+            worker.kill()
+        first = elsewhere(lambda: list(Job.objects.values_list("shop_id", flat=True)))
+        transaction.set_rollback(True)
+    assert wait_until(lambda: not is_connected("rounds"), PATIENCE)
+    assert first == [market.s1.pk]
+    assert ScheduledRound.objects.get().position == market.s1.pk
+    Job.objects.update(state="succeeded", fresh=False, settled_at=now(), lease_until=None)
+
+    assert scheduled.run_waiting() == 0  # the lease of the killed one lasts
+    ScheduledRound.objects.update(next_at=now() - MINUTE)
+    assert scheduled.run_waiting() == 1
+    assert sorted(Job.objects.values_list("shop_id", flat=True)) == [market.s1.pk, market.s2.pk]
+    assert ScheduledRound.objects.get().published == 2
+
+
+def test_two_workers_with_one_round_publish_it_once(market: Market, rung: list[Any]) -> None:
+    scheduled.store(1, "sync", now(), [], ORDER)
+
+    def act(number: int) -> int:
+        try:
+            return scheduled.run_waiting()
+        finally:
+            connection.close()
+
+    assert sum(at_once(6, act)) == 1
+    assert Job.objects.count() == 2
+
+
+def test_late_worker_whose_lease_was_taken_over_publishes_nothing(
+    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduled.store(1, "sync", now(), [], ORDER)
+    ScheduledRound.objects.update(lease_no=1)
+    late = scheduled.Claimed(ScheduledRound.objects.get().pk, 0, "sync", now(), [], ORDER, 0)
+    assert scheduled._run(late) is False
+    assert not Job.objects.exists()
+
+
+def test_round_that_fails_each_time_becomes_a_failed_task(
+    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduled.store(1, "sync", now(), [], ORDER)
+    market.sync.delete()
+    with connection.cursor() as cursor:  # worker after worker takes it and vanishes
+        cursor.execute("UPDATE rpa_tasks_scheduledround SET lease_no = %s", [scheduled.TRIES])
+    assert scheduled.run_waiting() == 1
+    assert ScheduledRound.objects.get().state == "failed"
+    row = FailedTask.objects.get()
+    assert (row.origin, row.reason) == ("message", "task_error")
+    assert "sync_order" in str(row.payload)
+
+
+def test_passes_that_beat_publishes_name_no_expiry(market: Market, valkey: Any) -> None:
+    """Celery compares it with the worker's clock: one that is seconds ahead would drop every pass."""
+    scheduler = LeaderScheduler(app=app)
+    try:
+        for entry in (each for each in scheduler.schedule.values() if each.task in PASSES):
+            scheduler.apply_entry(entry, producer=scheduler.producer)
+    finally:
+        scheduler.close()
+    messages = [json.loads(raw)["headers"] for raw in valkey.lrange("mq:ticks", 0, -1)]
+    assert {each["task"] for each in messages} == PASSES
+    assert {each["expires"] for each in messages} == {None}
 
 
 # --- the admin --------------------------------------------------------------------------------------------------------

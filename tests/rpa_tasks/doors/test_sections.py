@@ -203,7 +203,9 @@ def test_a_profile_is_not_handed_on_even_by_a_shop_that_is_gone(apply: Apply, re
 @pytest.mark.parametrize(
     ("flow", "problem"),
     [
-        ('command: [no-such-program, "{param}"]', "flows[0].command: "),
+        ('command: [bash, -c, "run {param}"]', "flows[0].command: "),
+        ('command: ["true", "{param}"], path: [opt]', "flows[0].path: "),
+        ('command: ["true", "{param}"], dedupe_by: shop', "flows[0].dedupe_by: "),
         ('command: ["true", "{param}", "{shop}"]', "flows[0].command: "),
         ('command: ["true"]', "flows[0].command: "),
         ("command: []", "flows[0].command: "),
@@ -232,6 +234,14 @@ def test_a_flow_that_cannot_work(refused: Refused, flow: str, problem: str) -> N
     assert line.startswith(problem), line
     assert len(line) > len(problem) or not problem.endswith(" ")
     assert not Flow.objects.exists()
+
+
+def test_apply_program_that_this_machine_lacks_is_a_note(apply: Apply) -> None:
+    flow = '{platform: pdd, task_type: sync, command: [no-such-program, "{param}"]}'
+    said = apply(f"{{platforms: [{{key: pdd}}], flows: [{flow}]}}")
+    assert "flow pdd/sync: no-such-program was not found on this machine" in said
+    assert said.endswith("applied\n")
+    assert Flow.objects.get().command[0] == "no-such-program"
 
 
 @pytest.mark.parametrize(

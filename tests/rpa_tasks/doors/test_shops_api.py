@@ -86,3 +86,32 @@ def test_a_shop_that_is_not_there(api: Client, market: Market, action: str) -> N
     for path in ("pdd/s9", "temu/s1", "pdd/gone"):
         assert api("POST", f"/rpa/shops/{path}/{action}").status_code == 404, path
     assert api("POST", f"/rpa/shops/pdd/%00/{action}").status_code == 422
+
+
+def test_rebalance_releases_free_shops_of_a_platform_or_a_node(api: Client, market: Market) -> None:
+    Lane.objects.filter(shop=market.s1).update(home="n1")
+    Lane.objects.filter(shop=market.s2).update(home="n1", task_id=new_id())
+
+    assert api("POST", "/rpa/shops/rebalance", {"node": "n2"}).json() == {"released": 0, "running": 0}
+    wish = {"platform": "pdd", "shop_ids": ["s1", "s2"], "node": "n1"}
+    assert api("POST", "/rpa/shops/rebalance", wish).json() == {"released": 1, "running": 1}
+    assert [lane.home for lane in Lane.objects.order_by("shop_id")] == ["", "n1"]
+
+
+@pytest.mark.parametrize(
+    ("wish", "status"),
+    [
+        ({}, 422),
+        ({"shop_ids": ["s1"]}, 422),
+        ({"platform": "pdd", "shop_ids": ["s1", "s9"]}, 404),
+        ({"platform": "pdd", "shop_ids": ["s1"] * 5001}, 422),
+        ({"platform": "pdd", "more": 1}, 422),
+    ],
+)
+def test_rebalance_unclear_request_releases_nothing(
+    api: Client, market: Market, wish: dict[str, Any], status: int
+) -> None:
+    Lane.objects.update(home="n1")
+
+    assert api("POST", "/rpa/shops/rebalance", wish).status_code == status
+    assert set(Lane.objects.values_list("home", flat=True)) == {"n1"}

@@ -79,7 +79,7 @@ def test_timeout(seconds: float, fits: bool) -> None:
     assert wrong(validation.check_flow, timeout=timedelta(seconds=seconds)) == ([] if fits else ["timeout"])
 
 
-@pytest.mark.parametrize("command", [None, "true {param}", {}, [1], [], ["true"], ["nope", "{param}"]])
+@pytest.mark.parametrize("command", [None, "true {param}", {}, [1], [], ["true"], ["bash", "-c", "x {param}"]])
 def test_command(command: Any) -> None:
     assert set(wrong(validation.check_flow, command=command)) == {"command"}
 
@@ -119,3 +119,19 @@ def test_what_is_called_storable_is_exactly_what_postgresql_stores(value: Any) -
     except DataError:
         stored = False
     assert stored == (unstorable(value) == "")
+
+
+@pytest.mark.parametrize("path", [None, "/opt", [1], ["opt"], ["/a:/b"], ["/a\0"], ["/a"] * 21])
+def test_check_flow_path(path: Any) -> None:
+    assert set(wrong(validation.check_flow, path=path)) == {"path"}
+    assert wrong(validation.check_flow, path=["/opt/rpa/bin"]) == []
+
+
+def test_check_flow_debug_port_needs_a_browser() -> None:
+    words = ["true", "{param}", "{debug_port}"]
+    assert wrong(validation.check_flow, command=words, needs_browser=False) == ["command"]
+    assert wrong(validation.check_flow, command=words, needs_browser=True) == []
+
+
+def test_check_flow_dedupe_by() -> None:
+    assert wrong(validation.check_flow, dedupe_by="shop") == ["dedupe_by"]

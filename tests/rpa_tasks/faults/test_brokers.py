@@ -95,9 +95,10 @@ def test_rabbitmq_carries_the_tokens(state_folder: Callable[[str], Path], told: 
     }  # fmt: skip
     for market in (plain, shop, platform):
         assert not at_once(market.log.effects())
-    for tier in TIERS.split(","):
-        assert keys[f"task.{plain.platform}.{tier}"] >= 3, keys
-    assert not [key for key in keys if shop.platform in key or platform.platform in key]
+    # A token is published only for a slot that is idle, so a busy node hears of few of its nine jobs.
+    shared_keys = {f"task.{about}.{tier}" for about in (plain.platform, "any") for tier in TIERS.split(",")}
+    assert keys[f"task.{plain.platform}.high"] >= 1, keys
+    assert set(keys) <= shared_keys, keys
     tiers = sorted({key.rpartition(".")[2] for key in keys})
     told(
         f"RabbitMQ · {len(rows)} jobs on all tiers, a shop's and a platform's own queues in {took:.1f} s · "

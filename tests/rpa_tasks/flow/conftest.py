@@ -194,7 +194,9 @@ def stored(transactional_db: None, flows: Flows) -> Callable[[], dict[str, Any]]
     from rpa_tasks.command import environment_for
     from rpa_tasks.models import DemoOrder
 
-    given = environment_for(task_id="t", lease_no=1, shop="demo/s1", names=["DATABASE_URL"])
+    given = environment_for(
+        task_id="t", lease_no=1, shop="demo/s1", home=Path("/"), temporary=Path("/"), names=["DATABASE_URL"]
+    )
     flows.environment["DATABASE_URL"] = given["DATABASE_URL"]
 
     def stored() -> dict[str, Any]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +12,8 @@ import pytest
 from django.conf import settings
 
 from rpa_tasks.command import (
+    PLACEHOLDERS,
+    WORD_LIMIT,
     ParamTooLong,
     argv_for,
     check_program,
@@ -24,6 +25,7 @@ from rpa_tasks.command import (
 from rpa_tasks.verdicts import Ended
 from tests.rpa_tasks.guard.house import House, hear_out
 
+KNOWN = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
 TEMPLATE = ["{python}", "-m", "rpa_tasks.flow", "run", "--flow={flow}", "--param", "{param}", "--timeout", "{timeout}"]
 
 
@@ -32,7 +34,10 @@ def argv(command: list[str], **param: Any) -> list[str]:
 
 
 def environment(*names: str) -> dict[str, str]:
-    return environment_for(task_id="t-1", lease_no=7, shop="pdd/s1", names=names)
+    folder = Path("/the")
+    return environment_for(
+        task_id="t-1", lease_no=7, shop="pdd/s1", home=folder / "home", temporary=folder / "run" / "tmp", names=names
+    )
 
 
 def test_placeholders_are_filled_in_wherever_they_stand() -> None:
@@ -52,7 +57,7 @@ def test_braces_that_are_no_placeholder_are_left_alone() -> None:
     assert check_words([*words, "{param}"]) == []
 
 
-@pytest.mark.parametrize("payload", ["订单 值", "\0 \ud800", "'; rm -rf ~; '", '{"nested": "{param}"}', "\n"])
+@pytest.mark.parametrize("payload", ["订单 值", "\0 \U0001f600", "'; rm -rf ~; '", '{"nested": "{param}"}', "\n"])
 def test_any_payload_reaches_the_command_unchanged(house: House, payload: str) -> None:
     program = """
 import json, sys
@@ -65,14 +70,24 @@ print(json.dumps({"result": {"hex": payload.encode("utf-16", "surrogatepass").he
 
 
 def test_a_parameter_that_no_command_line_can_carry_is_refused() -> None:
-    fits = "x" * (100 * 1024 - len('{"p":""}'))
-    assert len(argv(["{param}"], p=fits)[0]) == 100 * 1024
-    with pytest.raises(ParamTooLong, match="102,401 bytes"):
+    fits = "x" * (WORD_LIMIT - len('{"p":""}'))
+    assert len(argv(["{param}"], p=fits)[0]) == WORD_LIMIT
+    with pytest.raises(ParamTooLong, match="131,072 bytes"):
         argv(["{param}"], p=fits + "x")
+    with pytest.raises(ParamTooLong, match="a command of"):
+        argv(["{param}"] * 9, p=fits)
+
+
+def test_argv_for_fills_in_what_the_job_is_about() -> None:
+    words = ["{shop_id}/{platform}", "{profile_id}", "{debug_port}", "{task_id}", "{param_file}"]
+    values = {"shop_id": "s1", "platform": "pdd", "profile_id": "p-s1", "debug_port": 9222, "task_id": "t1"}
+    filled = argv_for(words, flow="f", param=values, timeout=timedelta(seconds=1), param_file="/run/p.json")
+    assert filled == ["s1/pdd", "p-s1", "9222", "t1", "/run/p.json"]
+    assert argv(["{debug_port}"], debug_port=None) == [""]
 
 
 def test_the_longest_parameter_can_really_be_started(house: House) -> None:
-    words = argv(["/bin/echo", "{param}"], p="x" * (100 * 1024 - len('{"p":""}')))
+    words = argv(["/bin/echo", "{param}"], p="x" * (WORD_LIMIT - len('{"p":""}')))
     _, ending = hear_out(house.order(*words))
     assert (ending.ended, ending.exit) == (Ended.EXITED, 0)
 
@@ -85,18 +100,16 @@ def test_the_environment_is_minimal_and_marked(monkeypatch: pytest.MonkeyPatch) 
     told = environment()
     assert told == {
         "PATH": told["PATH"],
-        "HOME": str(settings.AFTERTOUCH_STATE_DIR / "rpa" / "home"),
+        "HOME": "/the/home",
         "LANG": "C.UTF-8",
         "TZ": "Asia/Shanghai",
-        "TMPDIR": told["TMPDIR"],
+        "TMPDIR": "/the/run/tmp",
         "AFTERTOUCH_TASK_ID": "t-1",
         "AFTERTOUCH_LEASE_NO": "7",
         "AFTERTOUCH_SHOP": "pdd/s1",
         "AFTERTOUCH_STATE_DIR": str(settings.AFTERTOUCH_STATE_DIR),
     }
     assert told["PATH"].split(":")[0] == str(Path(sys.executable).parent)
-    assert stat.S_IMODE(os.stat(told["HOME"]).st_mode) == 0o700
-    assert os.path.isdir(told["TMPDIR"])
 
 
 def test_a_flow_sees_the_variables_that_it_may_see_and_can_fake_no_marker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,9 +168,9 @@ def test_a_good_command_has_no_problems(tmp_path: Path) -> None:
         (None, "must be a list of strings, one for each word"),
         ([], "must begin with a program"),
         ([" ", "{param}"], "must begin with a program"),
-        (["sh", "-c", "exit"], "must contain {param}, or the command never learns what to do"),
-        (["sh", "{param}", "{shop}"], "{shop} is no placeholder; there are {flow}, {param}, {timeout}, {python}"),
-        (["sh", "{param}", "{root}"], "{root} is no placeholder; there are {flow}, {param}, {timeout}, {python}"),
+        (["sh", "-c", "exit"], "must contain {param} or {param_file}, or the command never learns what to do"),
+        (["sh", "{param}", "{shop}"], f"{{shop}} is no placeholder; there are {KNOWN}"),
+        (["sh", "{param}", "{root}"], f"{{root}} is no placeholder; there are {KNOWN}"),
         (["sh", "{param}\0"], "must not contain a NUL character"),
         (["no-such-program", "{param}"], "no-such-program was not found"),
         (["/no/such/program", "{param}"], "/no/such/program was not found"),
@@ -177,6 +190,88 @@ def test_the_disk_can_be_asked_apart_from_the_words() -> None:
 
 def test_a_command_that_is_valid_can_be_started(house: House) -> None:
     assert validate_command(["python", "-c", "print(1)", "{param}"]) == []
-    _, ending = hear_out(house.order(*argv(["python", "-c", "print(1)", "{param}"]), env=environment()))
+    _, ending = hear_out(house.order(*argv(["python", "-c", "print(1)", "{param}"]), env=environment(), cwd="/"))
     assert (ending.exit, ending.tail) == (0, "1\n")
     assert json.loads(argv(["{param}"])[0]) == {}
+
+
+# --- placeholders in code -------------------------------------------------------------------------------------------
+
+CODE = "must not have a placeholder in a word that a shell or an interpreter runs as code"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["bash", "-c", "run '{param}'"],
+        ["sh", "-c", "run {param}"],
+        ["dash", "-c", '"{param}"'],
+        ["/usr/bin/zsh", "-c", "{param}"],
+        ["bash", "-ec", "run '{param}'"],
+        ["bash", "-lc", "run '{param}'"],
+        ["bash", "--norc", "-c", "run '{param}'"],
+        ["bash", "-c", "-e", "run '{param}'"],
+        ["bash", "-c", "--", "run '{param}'"],
+        ["bash", "-o", "pipefail", "-c", "run '{param}'"],
+        ["bash", "+o", "posix", "-c", "run {shop_id}", "_", "{param}"],
+        ["env", "bash", "-c", "run '{param}'"],
+        ["env", "-i", "A=1", "/bin/bash", "-c", "run '{param}'"],
+        ["env", "-S", "bash -c 'run {param}'"],
+        ["env", "-Sbash -c 'run {param}'"],
+        ["env", "--split-string=bash -c 'run {param}'"],
+        ["busybox", "sh", "-c", "run '{param}'"],
+        ["nice", "-n", "5", "timeout", "10", "sh", "-c", "run '{param}'"],
+        ["setsid", "'bash'", "-c", "run '{param}'"],
+        ["xargs", "b\\ash", "-c", "run '{param}'"],
+        ["bash", "'-c'", "run '{param}'"],
+        ["su", "shop", "-c", "run '{param}'"],
+        ["flock", "/tmp/lock", "-c", "run '{param}'"],
+        ["sh", "-c", 'exec "$@"', "sh", "bash", "-c", "run '{param}'"],
+        ["ssh", "host", "bash -c 'run {param}'"],
+        ["python", "-c", "print('{param}')"],
+        ["python3.11", "-c", "print('{param}')"],
+        ["{python}", "-Ic", "print('{param}')"],
+        ["{python}", "-cprint('{param}')"],
+        ["perl", "-e", "print '{param}'"],
+        ["node", "--eval=run({param})"],
+        ["node", "-p", "'{param}'"],
+        ["ruby", "-e", "puts '{param}'"],
+        ["php", "-r", "echo '{param}';"],
+    ],
+    ids=" ".join,
+)
+def test_check_words_placeholder_in_code_is_refused(command: list[str]) -> None:
+    assert check_words(command) == [CODE]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sh", "-c", 'run "$1"', "_", "{param}"],
+        ["bash", "-ec", 'run "$@"', "run", "{param}", "{shop_id}"],
+        ["env", "PAGE=1", "rpa-cli", "-c", "{param}"],
+        ["{python}", "-m", "rpa_tasks.flow", "run", "-c", "{param}"],
+        ["python", "run.py", "-c", "{param}"],
+        ["bash", "run.sh", "-c", "{param}"],
+        ["perl", "run.pl", "-e", "{param}"],
+        ["rpa-cli", "--title=run of {task_id}", "{param_file}"],
+        ["node", "run.js", "{param}"],
+        ["flock", "/tmp/lock", "rpa-cli", "{param}"],
+    ],
+    ids=" ".join,
+)
+def test_check_words_placeholder_in_an_argument_is_accepted(command: list[str]) -> None:
+    assert check_words(command) == []
+
+
+def test_environment_for_path_of_the_flow_comes_first(tmp_path: Path) -> None:
+    program = tmp_path / "rpa-cli"
+    program.write_text("#!/bin/sh\n")
+    assert check_program("rpa-cli", [str(tmp_path)]) == "rpa-cli was not found" or os.geteuid() == 0
+    program.chmod(0o755)
+    assert check_program("rpa-cli") == "rpa-cli was not found"
+    assert check_program("rpa-cli", [str(tmp_path)]) == ""
+    told = environment_for(
+        task_id="t", lease_no=1, shop="pdd/s1", home=tmp_path, temporary=tmp_path, path=[str(tmp_path)]
+    )
+    assert told["PATH"].split(":")[0] == str(tmp_path)

@@ -117,6 +117,13 @@ def test_retries_wait_30_60_and_120_seconds_and_then_there_are_none() -> None:
 
 
 def test_jitter_only_adds_and_a_tenth_at_most() -> None:
-    assert retry_delay(2, [1, 50], lambda: 1.0) == timedelta(seconds=55)
-    assert retry_delay(2, [1, 50], lambda: 0.5) == timedelta(seconds=52.5)
+    assert retry_delay(2, [1, 50, 100], lambda: 1.0) == timedelta(seconds=55)
+
+
+def test_retry_delay_jitter_never_exceeds_the_longest_delay() -> None:
+    assert [retry_delay(n, DEFAULT_DELAYS, lambda: 1.0) for n in (1, 2, 3)] == [
+        timedelta(seconds=33), timedelta(seconds=66), timedelta(seconds=120)
+    ]  # fmt: skip
+    assert retry_delay(1, [115, 120], lambda: 1.0) == timedelta(seconds=120)
+    assert retry_delay(2, [1, 50, 100], lambda: 0.5) == timedelta(seconds=52.5)
     assert retry_delay(3, [1, 50], lambda: 0.5) is None

@@ -54,7 +54,7 @@ def worker(state: Path) -> Iterator[Begin]:
 
 
 @pytest.mark.django_db
-def test_a_node_carries_what_all_its_workers_do(worker: Begin, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_carries_what_all_its_workers_do(worker: Begin, settings: Any) -> None:
     worker("s.pdd.big,high")
     leaves = worker("low")
     doing = chores.Chores(["high", "normal"])
@@ -68,7 +68,7 @@ def test_a_node_carries_what_all_its_workers_do(worker: Begin, settings: Any, mo
     leaves.wait()
     assert queues() == {"high", "normal", "low", "s.pdd.big"}  # it may be back in a moment
 
-    monkeypatch.setattr(node_queues, "REMEMBERED", timedelta(0))
+    settings.AFTERTOUCH_RPA_HOME_LEASE = timedelta(0)
     assert queues() == {"high", "normal", "s.pdd.big"}
     assert len(list(places.workers().iterdir())) == 1
 
@@ -85,4 +85,4 @@ def test_a_worker_takes_no_tokens_for_queues_of_the_nodes_other_workers(settings
     amqp = AMQP(app)
     amqp.queues.select(["high", "ticks"])
     consume_the_homes_queues(sender="w", instance=SimpleNamespace(app=SimpleNamespace(amqp=amqp)), conf=None)
-    assert set(amqp.queues.consume_from) == {"high", "ticks", "n.n1.high", "n.n1"}
+    assert set(amqp.queues.consume_from) == {"high", "ticks", "n.n1.high"}

@@ -1,0 +1,412 @@
+"""Keep a flow's command, and the browser that it directs, from the application and from other shops.
+
+Both run under the same plan, because whoever directs a browser reads files and connects to ports through it. See
+`docs/decisions/0026-confine-commands-and-browsers.md`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+from django.conf import settings
+
+from rpa_tasks.guard import confine
+from rpa_tasks.guard.processes import Process, environment, everyone, look, real_uid
+from rpa_tasks.pool import places
+from rpa_tasks.pool.browser_processes import MARKER
+
+log = structlog.get_logger(__name__)
+
+AUTO, UID, BUBBLEWRAP, NONE = "auto", "uid", "bubblewrap", "none"
+TRIAL_TIMEOUT = 20.0  #: seconds
+DELETE_TIMEOUT = 20.0  #: seconds; well below the lease of a run
+#: Sockets of local services lie in /run: some let in by uid alone.
+PRIVATE = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108  (covered, not used)
+
+
+class CannotIsolate(RuntimeError):
+    """The isolation that is asked for does not work here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How one program is confined. An empty one changes nothing."""
+
+    #: Words in front of the command.
+    prefix: tuple[str, ...] = ()
+    #: See `rpa_tasks.guard.confine`.
+    confine: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What the process that starts the program must inherit."""
+        ruleset = self.confine.get("ruleset", -1)
+        return (ruleset,) if ruleset >= 0 else ()
+
+
+# --- which one ----------------------------------------------------------------------------------------------------
+
+
+def mode() -> str:
+    """Return `UID`, `BUBBLEWRAP` or `NONE`. `auto` takes the first that works, and `NONE` where none does.
+
+    Raises:
+        CannotIsolate: the setting names a mode that does not work, or `auto` finds none where isolation is required.
+    """
+    wanted: str = settings.AFTERTOUCH_RPA_ISOLATION
+    if wanted == AUTO:
+        found = next((each for each in (UID, BUBBLEWRAP) if not _problem(each)), NONE)
+        if found == NONE and settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED:
+            raise CannotIsolate(_nothing_works())
+        return found
+    if wanted != NONE and (problem := _problem(wanted)):
+        raise CannotIsolate(f"AFTERTOUCH_RPA_ISOLATION={wanted} does not work here: {problem}")
+    return wanted
+
+
+def complaint() -> str:
+    """Why commands would run here without isolation although no setting says so; empty where all is as it should be."""
+    try:
+        if mode() != NONE or settings.AFTERTOUCH_RPA_ISOLATION == NONE:
+            return ""
+    except CannotIsolate as error:
+        return str(error)
+    return _nothing_works()
+
+
+def _nothing_works() -> str:
+    reasons = "; ".join(f"{kind}: {problem}" for kind, problem in problems().items())
+    return f"AFTERTOUCH_RPA_ISOLATION=auto finds nothing that works here ({reasons})"
+
+
+def may_start() -> bool:
+    """Whether an execution worker may start in spite of a complaint."""
+    return settings.AFTERTOUCH_RPA_ISOLATION == AUTO and not settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED
+
+
+def problems() -> dict[str, str]:
+    """Why `UID` and `BUBBLEWRAP` do not work here; empty for one that does."""
+    return {each: _problem(each) for each in (UID, BUBBLEWRAP)}
+
+
+def _problem(kind: str) -> str:
+    uids: tuple[int, int] = settings.AFTERTOUCH_RPA_UIDS
+    return _prove(kind, os.geteuid(), uids, os.environ.get("PATH", ""))
+
+
+#: Modes that worked once in this process. A failure is not kept: a trial may time out on a busy machine.
+_proved: set[tuple[str, int, tuple[int, int], str]] = set()
+
+
+def _prove(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
+    if (kind, uid, uids, path) in _proved:
+        return ""
+    if not (problem := _try(kind, uid, uids, path)):
+        _proved.add((kind, uid, uids, path))
+    return problem
+
+
+def _try(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
+    """Run a program in an empty sandbox. Its uid is the last of the range, which no shop is given: a sweep after a
+    shop's processes must not end it."""
+    if kind == UID and uid != 0:
+        return "only root can give commands a uid of their own"
+    if kind == BUBBLEWRAP and not shutil.which("bwrap"):
+        return "the program bwrap is not installed (Debian: bubblewrap)"
+    if kind == BUBBLEWRAP and uid == 0:
+        return "root would be root inside as well; use uid"
+    folder = Path(tempfile.mkdtemp(prefix="isolation-"))
+    try:
+        owner = uids[1] if kind == UID else uid
+        os.chown(folder, owner, -1)
+        plan = _plan_of(kind, owner, {str(folder): confine.WRITE}, ruleset=-1)
+        tried = subprocess.run(  # noqa: S603  (our own script)
+            [*_starter(plan), sys.executable, "-I", "-S", "-c", "open('tried', 'w').close()"],
+            cwd=folder, env={"PATH": path}, capture_output=True, text=True, timeout=TRIAL_TIMEOUT, check=False,
+        )  # fmt: skip
+        return (
+            tried.stderr.strip().splitlines()[-1][:300]
+            if tried.returncode and tried.stderr.strip()
+            else (f"the trial ended with {tried.returncode}" if tried.returncode else "")
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _starter(plan: Plan) -> list[str]:
+    return [sys.executable, "-I", "-S", confine.__file__, json.dumps(plan.confine), *plan.prefix]
+
+
+def limits_ports() -> bool:
+    """Whether this kernel can keep a flow from the debug ports of other shops."""
+    descriptor = confine.ruleset(())
+    if descriptor >= 0:
+        os.close(descriptor)
+    return descriptor >= 0
+
+
+# --- plans --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | None) -> Iterator[Plan]:
+    """Of a shop's command: its run's directory and its home are writable, its browser's profile can be read.
+
+    `reads` are directories that it needs besides; nothing in them may come from whoever defines flows. The shop's
+    browser listens on `port`. The descriptors of the plan are closed at the end.
+    """
+    kind = mode()
+    binds = dict.fromkeys(reads, confine.READ)
+    binds |= {
+        str(run): confine.WRITE,
+        str(home(profile_id)): confine.WRITE,
+        str(places.profile(profile_id)): confine.READ,
+    }
+    with _ruleset(kind, port) as ruleset:
+        yield _plan_of(kind, _owner(profile_id, kind), binds, ruleset)
+
+
+@contextmanager
+def plan_for_browser(profile_id: str) -> Iterator[Plan]:
+    """Of a shop's browser: its profile is writable. It reaches no debug port, not even its own."""
+    kind = mode()
+    profile = places.profile(profile_id)
+    owner = _owner(profile_id, kind)
+    if kind == UID:
+        _hand_over(profile, owner)
+    with _ruleset(kind, None) as ruleset:
+        yield _plan_of(kind, owner, {str(profile): confine.WRITE}, ruleset, lasting=True)
+
+
+def _plan_of(kind: str, owner: int, binds: dict[str, str], ruleset: int, *, lasting: bool = False) -> Plan:
+    """`lasting`: the program outlives the process that starts it."""
+    if kind == NONE:
+        return Plan()
+    limits = {"ruleset": ruleset, "seal": ruleset >= 0}
+    mounts = _mounts(binds)
+    if kind == UID:
+        return Plan(confine={"uid": owner, "mounts": mounts, **limits})
+    words = [shutil.which("bwrap") or "bwrap", "--unshare-user", "--unshare-pid", "--unshare-ipc"]
+    words += [] if lasting else ["--die-with-parent"]
+    words += ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    for path, what in mounts:
+        words += {
+            confine.HIDE: ["--tmpfs", path],
+            confine.READ: ["--ro-bind", path, path],
+            confine.WRITE: ["--bind", path, path],
+        }[what]
+    return Plan(prefix=(*words, "--"), confine=limits)
+
+
+def _mounts(binds: dict[str, str]) -> list[tuple[str, str]]:
+    """Outermost first. Only what would be hidden is bound, and of our state only what the caller says is writable or
+    lies in a directory of a shop."""
+    hidden = _hidden()
+    state = os.path.realpath(places.root().parent)
+    shops = tuple(str(folder) for folder in (places.runs(), places.homes(), places.profiles()))
+    wanted = dict.fromkeys(_needed(), confine.READ) | binds
+    found = dict.fromkeys(hidden, confine.HIDE)
+    for given, what in wanted.items():
+        path = os.path.realpath(given) if given else ""
+        of_shops = os.path.dirname(path) in map(os.path.realpath, shops)
+        if (
+            os.path.isdir(path)
+            and path not in hidden
+            and _below(path, hidden)
+            and (of_shops or not _below(path, [state]))
+        ):
+            found[path] = what
+    return sorted(found.items())
+
+
+def _hidden() -> set[str]:
+    """Directories with what belongs to others."""
+    own = [os.path.expanduser("~")]
+    with suppress(KeyError):
+        own.append(pwd.getpwuid(os.geteuid()).pw_dir)
+    wanted = (*PRIVATE, "/root", *own, str(places.root().parent), str(settings.BASE_DIR / ".state"))
+    needed = set(map(os.path.realpath, _needed()))  # a home may be the checkout itself
+    return {os.path.realpath(path) for path in wanted if path and os.path.isdir(path)} - needed - {"/"}
+
+
+def _needed() -> list[str]:
+    """What a program of ours needs of the directories that are hidden."""
+    resolver = os.path.dirname(os.path.realpath("/etc/resolv.conf"))
+    return [sys.prefix, sys.base_prefix, str(settings.BASE_DIR), resolver, *settings.AFTERTOUCH_RPA_PATHS]
+
+
+def _below(path: str, above: Iterable[str]) -> bool:
+    return any(path == each or path.startswith(each.rstrip("/") + "/") for each in above)
+
+
+# --- TCP ports ----------------------------------------------------------------------------------------------------
+
+_rulesets: dict[int | None, int] = {}
+MOST_RULESETS = 2  #: kept by a process: one has a rule for each of some 30,000 ports
+
+
+@contextmanager
+def _ruleset(kind: str, port: int | None) -> Iterator[int]:
+    """A duplicate of the ruleset for this debug port, closed at the end."""
+    if kind == NONE:
+        yield -1
+        return
+    if port not in _rulesets:
+        while len(_rulesets) >= MOST_RULESETS:
+            os.close(_rulesets.pop(next(iter(_rulesets))))
+        made = confine.ruleset({*_ports(), *([port] if port else [])})
+        if made >= 0:
+            _rulesets[port] = made
+    if port not in _rulesets:
+        yield -1
+        return
+    duplicate = os.dup(_rulesets[port])
+    try:
+        yield duplicate
+    finally:
+        os.close(duplicate)
+
+
+def _ports() -> set[int]:
+    return {port for first, last in settings.AFTERTOUCH_RPA_PORTS for port in range(first, last + 1)}
+
+
+# --- whose directories --------------------------------------------------------------------------------------------
+
+
+def home(profile_id: str) -> Path:
+    """The shop's HOME, which its runs share. Raises `OSError`."""
+    return _owned(places.homes() / places.directory_name(profile_id), profile_id)
+
+
+def make_run_directory(profile_id: str, folder: Path) -> None:
+    """Make the working directory of one run, with `tmp` in it. Raises `OSError`."""
+    _owned(folder, profile_id)
+    _owned(folder / "tmp", profile_id)
+
+
+def store_file(profile_id: str, path: Path, text: str) -> None:
+    """Write a new file that the shop's commands alone read. Follows no link. Raises `OSError`."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
+        if os.geteuid() == 0:
+            owner = _owner(profile_id, mode())
+            os.fchown(file.fileno(), owner, owner)
+        file.write(text)
+
+
+def delete_run_directory(folder: Path) -> bool:
+    """Delete the working directory of a run and what the command left in it. Idempotent. Returns whether it is gone.
+
+    The command chose the names, the modes and the depth. `rm` follows no link and knows no greatest depth, unlike
+    `shutil.rmtree`. What takes longer than `DELETE_TIMEOUT` is left to the housekeeping of the node.
+    """
+    ends_at = time.monotonic() + DELETE_TIMEOUT
+    for words in (["rm", "-rf", "--one-file-system"], ["chmod", "-R", "u+rwx"], ["rm", "-rf", "--one-file-system"]):
+        if not os.path.lexists(folder):
+            return True
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(  # noqa: S603  (the path is ours)
+                [*words, "--", str(folder)],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
+                timeout=max(0.1, ends_at - time.monotonic()),
+            )  # fmt: skip
+    if os.path.lexists(folder):
+        log.warning("run_directory_left", folder=str(folder))
+        return False
+    return True
+
+
+def _owned(folder: Path, profile_id: str) -> Path:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    owner = _owner(profile_id, mode())
+    if os.geteuid() == 0 and folder.lstat().st_uid != owner:
+        _hand_over(folder, owner)
+    return folder
+
+
+def _owner(profile_id: str, kind: str) -> int:
+    return uid_of(profile_id) if kind == UID else os.geteuid()
+
+
+def uid_of(profile_id: str) -> int:
+    """The uid of this shop on this node: kept for each profile, never given to two shops of it. Raises `OSError`
+    where the range of AFTERTOUCH_RPA_UIDS is used up."""
+    first, last = settings.AFTERTOUCH_RPA_UIDS
+    name = places.directory_name(profile_id)
+    known = _uids()
+    if first <= known.get(name, -1) <= last:
+        return known[name]
+    with open(places.root() / "uids.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = _uids()
+        if not first <= known.get(name, -1) <= last:
+            used = set(known.values())
+            free = next((uid for uid in _in_turn(first, last) if uid not in used), None)
+            if free is None:
+                raise OSError(f"AFTERTOUCH_RPA_UIDS: all {last - first} are taken")
+            known[name] = free
+            draft = places.root() / "uids.new"
+            draft.write_text(json.dumps(known))
+            draft.replace(places.root() / "uids.json")
+    return known[name]
+
+
+def _in_turn(first: int, last: int) -> Iterator[int]:
+    """All but the last, which is for trials. Each state directory starts elsewhere: two on one machine would otherwise
+    give the same uids, and one would end the other's processes."""
+    size = last - first
+    start = zlib.crc32(os.fsencode(places.root())) % size if size else 0
+    return (first + (start + step) % size for step in range(size))
+
+
+def _uids() -> dict[str, int]:
+    try:
+        return dict(json.loads((places.root() / "uids.json").read_bytes()))
+    except FileNotFoundError:
+        return {}
+
+
+def shop_uids() -> dict[int, str]:
+    """By uid, the name of the profile's directory."""
+    return {uid: name for name, uid in _uids().items()}
+
+
+def left_by_runs(uids: Container[int]) -> list[Process]:
+    """Processes with the uid of one of these shops that belong to no browser of the pool: runs', in whatever session
+    and environment they hide."""
+    found = [each for each in everyone() if real_uid(each.pid) in uids]
+    return [each for each in found if MARKER not in environment(each.pid, having=MARKER) and not _of_browser(each)]
+
+
+def _of_browser(process: Process) -> bool:
+    """Zygotes and renderers have overwritten their mark; the browser that leads their session has not."""
+    leader = look(process.session)
+    return leader is not None and MARKER in environment(leader.pid, having=MARKER)
+
+
+def _hand_over(folder: Path, owner: int) -> None:
+    """Give a directory with all that is in it to this uid. Follows no link."""
+    if folder.lstat().st_uid == owner:
+        return
+    for _, names, files, above in os.fwalk(folder, follow_symlinks=False):
+        for name in (*names, *files):
+            os.chown(name, owner, owner, dir_fd=above, follow_symlinks=False)
+    os.chown(folder, owner, owner, follow_symlinks=False)  # last: an interrupted walk begins again

@@ -1,0 +1,57 @@
+"""What a run that lost its claim may still write: nothing."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils.timezone import now
+
+from rpa_tasks import passes, publishing
+from rpa_tasks.lanes import jobs
+from rpa_tasks.models import Breaker, Evidence, Job, LoginState, Run, Shop
+from rpa_tasks.settling import Ended, conclude
+from rpa_tasks.verdicts import Outcome, Verdict
+from scheduling.models import FailedTask
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_conclude_late_end_while_same_job_runs_again_writes_nothing(market: Any, outcome: Outcome) -> None:
+    market.flow()
+    market.shop()
+    market.publish()
+    stale = market.pick()
+    Job.objects.update(lease_until=now() - timedelta(seconds=1))
+    assert passes.rescue() == 1
+    holder = market.pick()
+    assert holder.claim.task_id == stale.claim.task_id
+    before = Job.objects.values().get()
+    breaker = Breaker.objects.values().get()
+
+    late = Ended(
+        verdict=Verdict(outcome, "late"), started_at=now(), detail="late", result={"late": 1}, evidence={"log": b"x"}
+    )
+    assert not conclude(Job.objects.select_related("shop__platform", "flow").get(), stale.claim, late)
+
+    assert Job.objects.values().get() == before
+    assert Breaker.objects.values().get() == breaker
+    assert not Run.objects.exists()
+    assert not Evidence.objects.exists()
+    assert not FailedTask.objects.exists()
+    assert Shop.objects.get().login_state == LoginState.OK
+
+
+def test_mark_sending_after_an_acknowledged_cancellation_starts_nothing(market: Any) -> None:
+    """The job is claimed and waits for its browser when the cancellation is answered."""
+    market.flow()
+    market.shop()
+    task_id = market.publish().task_id
+    claim = market.pick().claim
+    publishing.cancel(task_id, by="ann")
+    assert jobs.mark_sending([claim]) == set()
+    job = Job.objects.select_related("shop__platform", "flow").get()
+    assert conclude(job, claim, Ended(verdict=Verdict(Outcome.HELD, "stale"), started_at=now()))
+    assert Job.objects.get().state == "cancelled"

@@ -1,0 +1,99 @@
+"""How many wake-ups are published: as many as nodes have room for, on a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from celery import current_app
+from django.utils.timezone import now
+
+from rpa_tasks import passes, tokens
+from rpa_tasks.models import ExecutionNode, Job
+from scheduling.ledger import Hint
+
+QUEUE = "p.crowded.normal"
+pytestmark = pytest.mark.django_db
+
+
+class Queue:
+    def __init__(self, client: Any, key: str) -> None:
+        self.client, self.key = client, key
+
+    def __len__(self) -> int:
+        return int(self.client.llen(self.key))
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue]:
+    with current_app.connection_for_read() as connection:
+        channel = connection.default_channel
+        queue = Queue(channel.client, QUEUE)
+        queue.client.delete(queue.key)
+        yield queue
+        queue.client.delete(queue.key)
+
+
+@pytest.fixture
+def node(market: Any) -> ExecutionNode:
+    market.platform("crowded", dedicated_queue=True)
+    market.flow(platform="crowded")
+    node: ExecutionNode = ExecutionNode.objects.create(
+        name="n1", seen_at=now(), started_at=now(), slots=3, queues=[QUEUE]
+    )
+    return node
+
+
+def publish(market: Any, count: int, *, first: int = 0, **changes: Any) -> list[Hint]:
+    hints = []
+    for number in range(first, first + count):
+        shop = market.shop(f"s{number}", "crowded")
+        receipt = market.publish(f"s{number}", platform="crowded", **changes)
+        hints.append(Hint(receipt.task_id, now(), 1, shop.pk))
+    return hints
+
+
+def test_announce_more_jobs_than_idle_slots_fills_the_slots_only(market: Any, queue: Queue, node: Any) -> None:
+    for batch in range(5):
+        tokens.announce(publish(market, 4, first=batch * 4))
+
+    assert len(queue) == 3
+
+
+def test_announce_while_every_slot_runs_publishes_nothing(market: Any, queue: Queue, node: Any) -> None:
+    publish(market, 3)
+    for _ in range(3):
+        assert market.pick(QUEUE, node="n1")
+    tokens.announce(publish(market, 20, first=3))
+    tokens.announce(publish(market, 20, first=23, delay=timedelta(seconds=20)))
+
+    assert len(queue) == 0
+
+
+def test_wake_with_no_room_known_keeps_one_token_in_the_queue(market: Any, queue: Queue, node: Any) -> None:
+    """The count of slots may be wrong: a run of a killed worker holds its slot until its lease is over."""
+    publish(market, 6)
+    for _ in range(3):
+        assert market.pick(QUEUE, node="n1")
+
+    assert [passes.wake(), passes.wake(), len(queue)] == [{QUEUE: 1}, {}, 1]
+
+
+def test_announce_for_a_queue_that_no_node_carries_is_bounded(market: Any, queue: Queue, node: Any) -> None:
+    ExecutionNode.objects.update(queues=["high"])
+    for batch in range(6):
+        tokens.announce(publish(market, 20, first=batch * 20))
+
+    assert len(queue) == tokens.UNKNOWN_ROOM
+
+
+def test_announce_silent_node_counts_as_no_room_of_its_queue(market: Any, queue: Queue, node: Any) -> None:
+    ExecutionNode.objects.create(
+        name="n2", seen_at=now() - timedelta(minutes=5), started_at=now(), slots=5, queues=[QUEUE]
+    )
+    tokens.announce(publish(market, 10))
+
+    assert len(queue) == 3
+    assert Job.objects.count() == 10

@@ -1,0 +1,134 @@
+"""A hostile flow: tries what it must not be able to do, and what it must be. Its result says what it got.
+
+`python attempts.py PARAM`, where PARAM names the state folder, ports, pids and the word that is secret.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import socket
+import sys
+import urllib.request
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from websockets.sync.client import connect
+
+PTRACE_ATTACH = 16
+PARAM = json.loads(sys.argv[1])
+STATE, SECRET = Path(PARAM["state"]), PARAM["secret"]
+
+
+def attempt(what: Callable[[], Any]) -> Any:
+    """What it gave, or the error's name."""
+    try:
+        return what()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200]
+
+
+def environments() -> list[str]:
+    """Processes in whose environment the secret word stands."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):
+            if SECRET.encode() in Path(f"/proc/{name}/environ").read_bytes():
+                found.append(name)
+    return found
+
+
+def secrets_below(folder: Path) -> list[str]:
+    """Files that can be read and hold the secret word, wherever they lie below the folder."""
+    found = []
+    for above, _, files in os.walk(folder):
+        for name in files:
+            with suppress(OSError):
+                if SECRET.encode() in (Path(above) / name).read_bytes():
+                    found.append(str(Path(above) / name))
+    return found
+
+
+def traced(pid: int) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    return int(libc.ptrace(PTRACE_ATTACH, pid, None, None))
+
+
+def connected(port: int, protocol: int = 0) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM, protocol) as client:
+        client.settimeout(5)
+        client.connect(("127.0.0.1", port))
+    return "connected"
+
+
+def sent_at_once(port: int) -> str:
+    """TCP Fast Open connects without connect(2)."""
+    with socket.socket() as client:
+        client.settimeout(5)
+        client.sendto(b"GET / HTTP/1.0\r\n\r\n", socket.MSG_FASTOPEN, ("127.0.0.1", port))
+    return "connected"
+
+
+def version(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/version", timeout=20) as answer:
+        return str(json.load(answer)["Browser"])
+
+
+def shown(url: str) -> str:
+    """The text of a page in our own browser."""
+    request = urllib.request.Request(f"http://127.0.0.1:{PARAM['port']}/json/new?about:blank", method="PUT")
+    with urllib.request.urlopen(request, timeout=20) as answer:
+        page = json.load(answer)
+    with connect(page["webSocketDebuggerUrl"], proxy=None, max_size=None) as tab:
+
+        def call(number: int, method: str, **params: Any) -> Any:
+            tab.send(json.dumps({"id": number, "method": method, "params": params}))
+            while (said := json.loads(tab.recv(timeout=20))).get("id") != number:
+                pass
+            return said.get("result")
+
+        call(1, "Page.enable")
+        moved = call(2, "Page.navigate", url=url) or {}
+        if "errorText" in moved:
+            return f"error: {moved['errorText']}"
+        while json.loads(tab.recv(timeout=20)).get("method") != "Page.loadEventFired":
+            pass
+        text = call(3, "Runtime.evaluate", expression="document.documentElement.innerText")
+        return str(text["result"].get("value", ""))
+
+
+def main() -> None:
+    other, pid = PARAM["other_port"], PARAM["pid"]
+    database = PARAM["database"]
+    found = {
+        "uid": os.getuid(),
+        "environments": attempt(environments),
+        "files": attempt(lambda: secrets_below(STATE) + secrets_below(Path.home()) + secrets_below(Path("/tmp"))),
+        "other_profile": attempt(lambda: os.listdir(PARAM["other_profile"])),
+        "state": attempt(lambda: os.listdir(STATE)),
+        "ptrace": attempt(lambda: traced(pid)),
+        "ptrace_worker": attempt(lambda: traced(PARAM["worker"])),
+        "kill": attempt(lambda: os.kill(pid, 0)),
+        "other_port": attempt(lambda: connected(other)),
+        "other_port_mptcp": attempt(lambda: connected(other, 262)),
+        "other_port_fast_open": attempt(lambda: sent_at_once(other)),
+        "other_port_by_browser": attempt(lambda: shown(f"http://127.0.0.1:{other}/json/version")),
+        "file_by_browser": attempt(lambda: shown(f"file://{PARAM['secret_file']}")),
+        "environ_by_browser": attempt(lambda: shown(f"file:///proc/{pid}/environ")),
+        "database": attempt(lambda: psycopg.connect(database, connect_timeout=10) and "connected"),
+        "our_port": attempt(lambda: version(PARAM["port"])),
+        "our_page": attempt(lambda: shown("data:text/html,<p>here</p>")),
+        "our_profile": attempt(lambda: bool(os.listdir(PARAM["profile"]))),
+        "our_folder": attempt(lambda: Path("written").write_text("here")),
+        "our_home": attempt(lambda: (Path.home() / "written").write_text("here")),
+        "our_variables": sorted(os.environ),
+    }
+    print(json.dumps({"result": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""An execution node in a process of its own, as whatever user it is started: two shops with their browsers, a process
+that holds a secret, and a hostile flow for one of the shops. Prints what the flow got.
+
+`python node.py DATABASE_URL`, with AFTERTOUCH_STATE_DIR and AFTERTOUCH_RPA_ISOLATION in the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import django
+
+django.setup()
+
+from django.conf import settings  # noqa: E402
+
+from rpa_tasks import isolation  # noqa: E402
+from rpa_tasks.guarded import Guarded, Order  # noqa: E402
+from rpa_tasks.pool import borrow, places  # noqa: E402
+from rpa_tasks.verdicts import Ending  # noqa: E402
+
+ATTEMPTS = Path(__file__).with_name("attempts.py")
+WAIT = timedelta(seconds=20)
+
+
+def main(database: str) -> None:
+    word = secrets.token_hex(8)
+    state = Path(settings.AFTERTOUCH_STATE_DIR)
+    (state / "endpoints.json").write_text(word)
+    holder = subprocess.Popen(["sleep", "600"], env={"DJANGO_SECRET_KEY": word}, start_new_session=True)
+    try:
+        with (
+            borrow("p-s2", "p/s2", wait=WAIT, lease_no=1) as other,
+            borrow("p-s1", "p/s1", wait=WAIT, lease_no=1) as own,
+        ):
+            (places.profile("p-s2") / "cookies").write_text(word)
+            folder = places.runs() / "run"
+            isolation.make_run_directory("p-s1", folder)
+            environment = {
+                "PATH": "/usr/bin:/bin", "HOME": str(isolation.home("p-s1")), "TMPDIR": str(folder / "tmp"),
+                "PYTHONPATH": str(settings.BASE_DIR),
+            }  # fmt: skip
+            param = {
+                "state": str(state), "secret": word, "secret_file": str(state / "endpoints.json"),
+                "pid": holder.pid, "worker": os.getpid(), "port": own.port, "other_port": other.port,
+                "profile": str(own.profile_dir), "other_profile": str(other.profile_dir), "database": database,
+            }  # fmt: skip
+            with isolation.plan_for_run("p-s1", folder, [], own.port) as plan:
+                order = Order(
+                    argv=[sys.executable, str(ATTEMPTS), json.dumps(param)],
+                    env=environment, timeout=150, log_path=str(state / "run.log"), cwd=str(folder),
+                    prefix=plan.prefix, confine=plan.confine,
+                )  # fmt: skip
+                with Guarded(order) as guarded:
+                    while not isinstance(event := guarded.next_event(1), Ending):
+                        pass
+            own.give_back(dirty=True)
+            other.give_back(dirty=True)
+    finally:
+        holder.kill()
+        holder.wait()
+    print(json.dumps({"mode": isolation.mode(), "ending": event.tail, "exit": event.exit, "got": event.result}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,86 @@
+"""A flow that attacks its node gets nothing of the application or of other shops, as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from config.environment import ROOT, environment
+from rpa_tasks import isolation
+from rpa_tasks.pool.chromium import NAMES
+
+HERE = Path(__file__).parent
+ORDINARY = 61_234  #: a uid without an account
+
+
+@pytest.fixture(scope="module", params=(isolation.UID, isolation.BUBBLEWRAP))
+def got(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """What a hostile flow got on a node of each kind."""
+    kind = request.param
+    if not any(shutil.which(name) for name in NAMES):
+        pytest.skip("missing service: chromium")
+    if kind == isolation.UID and os.geteuid() != 0:
+        pytest.skip("only root can give commands a uid of their own")
+    if kind == isolation.BUBBLEWRAP and not shutil.which("bwrap"):
+        pytest.skip("missing service: bubblewrap")
+    folder = Path(tempfile.mkdtemp(prefix="node-"))
+    words = [sys.executable, str(HERE / "node.py"), _without_password(environment().postgres)]
+    if kind == isolation.BUBBLEWRAP and os.geteuid() == 0:
+        os.chown(folder, ORDINARY, ORDINARY)
+        words = [sys.executable, str(HERE / "unprivileged.py"), str(ORDINARY), *words]
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False,
+        env={
+            "PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(ROOT),
+            "AFTERTOUCH_STATE_DIR": str(folder), "DJANGO_SETTINGS_MODULE": "config.settings.local",
+            "AFTERTOUCH_RPA_ISOLATION": kind,
+        },
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["mode"], told["exit"]) == (kind, 0), told["ending"]
+    yield told["got"]
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return f"postgresql://{parts.username}@{parts.hostname}:{parts.port}{parts.path}"
+
+
+@pytest.mark.browser
+def test_flow_that_attacks_its_node_gets_only_what_is_its_shops(got: dict[str, Any]) -> None:
+    assert got["uid"] != 0
+    assert (got["environments"], got["files"]) == ([], [])
+    assert got["other_profile"].startswith("FileNotFoundError")
+    assert got["state"] == ["rpa"]
+    assert (got["ptrace"], got["ptrace_worker"]) == (-1, -1)
+    assert got["kill"].startswith(("ProcessLookupError", "PermissionError"))
+    assert "fe_sendauth: no password" in got["database"]
+    assert "ERR_FILE_NOT_FOUND" in got["file_by_browser"]
+    assert "ERR_" in got["environ_by_browser"]
+
+    assert "Chrom" in got["our_port"]
+    assert (got["our_page"], got["our_profile"], got["our_folder"], got["our_home"]) == ("here", True, 4, 4)
+    assert set(got["our_variables"]) <= {"PATH", "HOME", "TMPDIR", "PYTHONPATH", "PWD", "LC_CTYPE"}
+
+
+@pytest.mark.browser
+def test_flow_cannot_reach_another_shops_debug_port(got: dict[str, Any]) -> None:
+    if not isolation.limits_ports():
+        pytest.skip("this kernel has no Landlock rules for ports (Linux 6.7)")
+    assert got["other_port"].startswith("PermissionError")
+    assert got["other_port_mptcp"].startswith("PermissionError")
+    assert got["other_port_fast_open"].startswith("PermissionError")
+    assert "ERR_" in got["other_port_by_browser"]
+    assert "Chrom" in got["our_port"]

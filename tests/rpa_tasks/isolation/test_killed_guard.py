@@ -1,0 +1,72 @@
+"""A descendant of a command in a session of its own, without our environment, does not survive a killed guard."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.embedded.processes import wait_until
+from rpa_tasks import isolation
+from rpa_tasks.guard.processes import Process, everyone, look
+from rpa_tasks.guarded import Guarded, Order, Started
+from rpa_tasks.pool import places
+from rpa_tasks.verdicts import Ended, Ending
+
+#: Leaves its parent, its session and its environment. Its argument tells it apart.
+HIDES = """
+import os, subprocess, sys, time
+if not os.fork():
+    os.setsid()
+    os.execve(sys.executable, [sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]], {})
+time.sleep(600)
+"""
+
+
+def hidden(word: str) -> list[Process]:
+    def line(process: Process) -> list[bytes]:
+        try:
+            return Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return []
+
+    return [each for each in everyone() if line(each)[1:4] == [b"-c", b"import time; time.sleep(600)", word.encode()]]
+
+
+@pytest.fixture(params=(isolation.NONE, isolation.UID))
+def kind(request: pytest.FixtureRequest, settings: Any) -> str:
+    if request.param == isolation.UID and os.geteuid() != 0:
+        pytest.skip("only root can give commands a uid of their own")
+    settings.AFTERTOUCH_RPA_ISOLATION = request.param
+    return str(request.param)
+
+
+def test_guard_killed_descendant_in_its_own_session_is_gone_at_the_ending(kind: str, tmp_path: Path) -> None:
+    word = f"hidden-{os.getpid()}-{kind}-{time.monotonic_ns()}"
+    folder = places.runs() / word
+    isolation.make_run_directory("p-s1", folder)
+    with isolation.plan_for_run("p-s1", folder, [], None) as plan:
+        order = Order(
+            argv=[sys.executable, "-c", HIDES, word], env={"PATH": "/usr/bin:/bin", "HOME": str(folder)}, timeout=60,
+            log_path=str(tmp_path / "log"), cwd=str(folder), prefix=plan.prefix, confine=plan.confine,
+        )  # fmt: skip
+        with Guarded(order) as guarded:
+            while not isinstance(event := guarded.next_event(1), Started):
+                assert not isinstance(event, Ending), event
+            assert wait_until(lambda: hidden(word), 30)
+            command = look(event.pid)
+            assert command
+            os.kill(command.parent, signal.SIGKILL)
+            while not isinstance(event := guarded.next_event(1), Ending):
+                pass
+    left = hidden(word)
+    for process in left:
+        process.send(signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+    assert (event.ended, event.survivors, left) == (Ended.GUARD_LOST, 0, [])
