@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import datetime
 
-from django.db import transaction
-
 from scheduling import sql
 
 
-def raise_last_active(seen: Mapping[str, datetime]) -> int:
-    """Note when customers were last active, by user id; whoever was not known is known from now on. It never goes
-    back. Returns how many it changed."""
+def raise_last_active(seen: Mapping[str, datetime]) -> set[str]:
+    """Note when customers were last active, by user id, and insert those who are not known. The time never goes back.
+
+    Returns the user ids that are noted. The others are held by another transaction: note them later.
+    """
     if not seen:
-        return 0
-    with transaction.atomic():
-        # In the order of every writer: insert before anything is locked, then lock by id.
+        return set()
+    # Insert before anything is locked, as every writer does.
+    with sql.brief_lock_waits():
         sql.count(_INSERT, {"user_ids": sorted(seen)})
         rows = sql.rows(_LOCK, {"user_ids": sorted(seen)})
-        return sql.count(_RAISE, {"ids": [row[0] for row in rows], "at": [seen[row[1]] for row in rows]})
+        sql.count(_RAISE, {"ids": [row[0] for row in rows], "at": [seen[row[1]] for row in rows]})
+    return {row[1] for row in rows}
 
 
 _INSERT = """
@@ -31,7 +32,10 @@ ORDER BY u.user_id
 ON CONFLICT (user_id) DO NOTHING
 """
 
-_LOCK = "SELECT id, user_id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) ORDER BY id FOR NO KEY UPDATE"
+# A watcher does this between two looks at its deadlines, so it waits for no lock.
+_LOCK = """
+SELECT id, user_id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+"""
 
 _RAISE = """
 UPDATE scheduling_customer AS c SET last_active_at = v.at

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -31,19 +32,20 @@ class CallingOff:
         self.kept: dict[UUID, list[UUID]] = {}  #: by event, the touches that wait and made it plan nothing
 
     def cancel_waiting(self) -> None:
-        """`cancel_on`: what is stored and waits because of an earlier event is obsolete now. One look for the whole
-        batch; where two events call the same touch off, the first is its reason."""
+        """`cancel_on`: what is stored and not sent yet because of an earlier event is obsolete now. One look for the
+        whole batch; where two events call the same touch off, the first is its reason."""
         calling = [(event, node.id) for event in self.events for node in self.config.cancelling.get(event.type, ())]
         if not calling:
             return
-        waiting = _waiting({self.customers[event.user_id] for event, _ in calling}, {node_id for _, node_id in calling})
+        unsent = _unsent({self.customers[event.user_id] for event, _ in calling}, {node_id for _, node_id in calling})
         reasons: dict[UUID, str] = {}
         for event, node_id in calling:
-            for task_id, happened_at, _ in waiting.get((self.customers[event.user_id], node_id), ()):
-                if happened_at <= event.occurred_at:
-                    reasons.setdefault(task_id, event.type)
+            for touch in unsent.get((self.customers[event.user_id], node_id), ()):
+                if touch.happened_at <= event.occurred_at:
+                    reasons.setdefault(touch.task_id, event.type)
         for kind in sorted(set(reasons.values())):
-            touches.cancel([task_id for task_id, why in reasons.items() if why == kind], reason=f"event:{kind}")
+            obsolete = [task_id for task_id, why in reasons.items() if why == kind]
+            touches.cancel(obsolete, reason=f"event:{kind}", wait=False)
 
     def sift(self, planned: list[Planned]) -> list[Planned]:
         """The planned touches to store, with `reasons` for those that begin called off."""
@@ -91,32 +93,44 @@ class CallingOff:
         repeating = [row for row in planned if row[1].node.on_repeat != "each" and row[2] not in self.reasons]
         if not repeating:
             return planned
-        waiting = _waiting(
+        unsent = _unsent(
             {self.customers[event.user_id] for event, _, _ in repeating}, {each.node.id for _, each, _ in repeating}
         )
         dropped: set[UUID] = set()
         for event, each, task_id in repeating:
             key = (self.customers[event.user_id], each.node.id)
+            planned_now = _Unsent(task_id, event.occurred_at, stored=False, running=False)
             if each.node.on_repeat == "restart":
-                stored = [other for other, _, is_new in waiting.get(key, ()) if not is_new]
-                touches.cancel(stored, reason=f"restarted:{event.type}")
-                for other in [other for other, _, is_new in waiting.get(key, ()) if is_new]:
-                    self.reasons[other] = f"restarted:{event.type}"
-                waiting[key] = [(task_id, event.occurred_at, True)]
-            elif waiting.get(key):
+                stored = [other.task_id for other in unsent.get(key, ()) if other.stored]
+                touches.cancel(stored, reason=f"restarted:{event.type}", wait=False)
+                for other in unsent.get(key, ()):
+                    if not other.stored:
+                        self.reasons[other.task_id] = f"restarted:{event.type}"
+                unsent[key] = [planned_now]
+            elif waiting := [other.task_id for other in unsent.get(key, ()) if not other.running]:
                 dropped.add(task_id)
-                self.kept.setdefault(event.id, []).extend(other for other, _, _ in waiting[key])
+                self.kept.setdefault(event.id, []).extend(waiting)
             else:
-                waiting[key] = [(task_id, event.occurred_at, True)]
+                unsent[key] = [planned_now]
         return [row for row in planned if row[2] not in dropped]
 
 
-def _waiting(customers: set[int], nodes: set[int]) -> dict[tuple[int, int], list[tuple[UUID, datetime, bool]]]:
-    """Touches that wait, by customer and node: their id, when their event happened, False for "it is stored"."""
-    found: dict[tuple[int, int], list[tuple[UUID, datetime, bool]]] = {}
+@dataclass(frozen=True, slots=True)
+class _Unsent:
+    """A touch that an event can still stop."""
+
+    task_id: UUID
+    happened_at: datetime  #: its event
+    stored: bool = True  #: False: the present batch plans it
+    running: bool = False  #: a worker has it and has not marked it as sending
+
+
+def _unsent(customers: set[int], nodes: set[int]) -> dict[tuple[int, int], list[_Unsent]]:
+    """Touches that are not marked as sending, by customer and node."""
+    found: dict[tuple[int, int], list[_Unsent]] = {}
     parameters = {"customers": sorted(customers), "nodes": sorted(nodes)}
-    for customer_id, node_id, task_id, happened_at in sql.rows(_WAITING, parameters):
-        found.setdefault((customer_id, node_id), []).append((task_id, happened_at, False))
+    for customer_id, node_id, task_id, happened_at, running in sql.rows(_UNSENT, parameters):
+        found.setdefault((customer_id, node_id), []).append(_Unsent(task_id, happened_at, running=running))
     return found
 
 
@@ -125,9 +139,17 @@ SELECT customer_id, type, max(occurred_at) FROM scheduling_event
 WHERE customer_id = ANY(%(customers)b) AND type = ANY(%(types)b) GROUP BY 1, 2
 """
 
-_WAITING = """
-SELECT t.customer_id, t.node_id, t.task_id, e.occurred_at
-FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
-WHERE t.customer_id = ANY(%(customers)b) AND t.node_id = ANY(%(nodes)b) AND t.state IN ('scheduled', 'queued')
+# What runs has no entry in the index of what waits. It has a slot, so the index of a customer's slots finds it. The
+# node and the state are hidden from the planner, which would look for other indexes where it has no statistics.
+_UNSENT = """
+SELECT t.customer_id, t.node_id, t.task_id, e.occurred_at, t.running
+FROM (
+    SELECT customer_id, node_id, task_id, event_id, false AS running FROM scheduling_touch
+    WHERE customer_id = ANY(%(customers)b) AND node_id = ANY(%(nodes)b) AND state IN ('scheduled', 'queued')
+    UNION ALL
+    SELECT customer_id, node_id, task_id, event_id, true FROM scheduling_touch
+    WHERE customer_id = ANY(%(customers)b) AND COALESCE(node_id, 0) = ANY(%(nodes)b)
+      AND COALESCE(state, '') = 'running' AND reserved_at IS NOT NULL AND sending_at IS NULL
+) AS t JOIN scheduling_event AS e ON e.id = t.event_id
 ORDER BY t.task_id
 """

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import time, timedelta
+from functools import cached_property
 from typing import Any
 
 from django.conf import settings
 from django.db import connection
 
-from scheduling.models import ChannelConfig, DelayRule, DisabledTarget, EventType, HarassmentRule, Node, Pause, Template
+from scheduling.channels.base import is_immediate
+from scheduling.channels.registry import channel_kinds
+from scheduling.models import ChannelConfig, DelayRule, EventType, HarassmentRule, Node, Pause, Template
 from scheduling.specs import ChannelSpec, DelayRules, NodeSpec, RuleSpec, TemplateSpec, TextSpec
 
 DEFAULT_RETRY_DELAYS = (10, 60, 300, 1800, 7200)
@@ -32,12 +35,24 @@ class Snapshot:
     rules: tuple[RuleSpec, ...]
     paused: frozenset[str]
     activity_types: Mapping[str, bool]
-    disabled_targets: frozenset[tuple[int, str]] = field(default_factory=frozenset)
 
     @property
     def window(self) -> timedelta:
         """How far back the guards look."""
         return max((rule.window for rule in self.rules), default=timedelta(0))
+
+    @cached_property
+    def asking_presence(self) -> frozenset[int]:
+        """The nodes whose touches wait while their customer is in a conversation."""
+        if not any(rule.kind == "conversation" for rule in self.rules):
+            return frozenset()
+        return frozenset(node.id for node in self.nodes.values() if node.guard_conversation != "ignore")
+
+    @cached_property
+    def delivering_inline(self) -> frozenset[int]:
+        """The nodes whose channel delivers in the transaction that judges, without the sender."""
+        kinds = channel_kinds()
+        return frozenset(node.id for node in self.nodes.values() if is_immediate(kinds.get(node.channel.kind)))
 
     @property
     def counts_communities(self) -> bool:
@@ -86,15 +101,17 @@ def load(version: tuple[Any, ...]) -> Snapshot:
         rules=tuple(rule_spec(row) for row in HarassmentRule.objects.filter(enabled=True, retired_at=None)),
         paused=frozenset(Pause.objects.values_list("scope", flat=True)),
         activity_types=dict(EventType.objects.values_list("key", "is_activity")),
-        disabled_targets=frozenset(DisabledTarget.objects.values_list("channel_id", "target_digest")),
     )
 
 
 def template_spec(row: Template) -> TemplateSpec:
-    # The house's language first: it is what a customer without a locale gets.
-    ordered = sorted(row.texts.all(), key=lambda text: (text.locale != settings.LANGUAGE_CODE, text.locale))
-    texts = tuple(TextSpec(text.locale, text.subject, text.body) for text in ordered)
+    texts = sort_texts(TextSpec(text.locale, text.subject, text.body) for text in row.texts.all())
     return TemplateSpec(row.pk, row.key, row.version, row.content_type, row.category, texts)
+
+
+def sort_texts(texts: Iterable[TextSpec]) -> tuple[TextSpec, ...]:
+    """Return the text in the default language first: a customer without a locale gets the first one."""
+    return tuple(sorted(texts, key=lambda text: (text.locale != settings.LANGUAGE_CODE, text.locale)))
 
 
 def channel_spec(row: ChannelConfig) -> ChannelSpec:

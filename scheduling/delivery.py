@@ -21,38 +21,47 @@ import structlog
 from django.conf import settings
 from django.db import transaction
 
-from scheduling import configuration, failures, guard, history, measures, outcomes, sql, trail
+from scheduling import configuration, failures, guard, history, measures, outcomes, presence, sql, trail
 from scheduling.broker import publish_touches
-from scheduling.channels.base import Delivered, Message
+from scheduling.channels.base import Delivered, Message, is_immediate
 from scheduling.channels.quota import QuotaGate
 from scheduling.configuration import Snapshot
+from scheduling.disabled_targets import Target
 from scheduling.guard import Candidate, Slot, Surroundings, Verdict
-from scheduling.ledger import Settlement
+from scheduling.ledger import Hint, Settlement
 from scheduling.models.secret import Unreadable
-from scheduling.rendering import CannotRender, render
-from scheduling.routing import NoTarget, channel_of, community_targets, target_for
-from scheduling.sender import LEASE, Parcel, Result, Sender
+from scheduling.presence import Question
+from scheduling.rendering import CannotRender, render, text_for
+from scheduling.routing import NoTarget, channel_of, community_targets, disabled_for, target_for
+from scheduling.sender import LEASE, Parcel, Refused, Result, Sender
 from scheduling.specs import CustomerSpec, template_for
-from scheduling.touches import Content, Decision, touches
+from scheduling.touches import Content, Decision, Reconfigured, touches
 
 log = structlog.get_logger(__name__)
 
 #: While keys are changed, node by node. Another node may have the key, and takes it then.
 UNREADABLE_FOR = timedelta(minutes=1)
+LONGEST_JUDGING = 3.0  #: seconds of a batch, which has its customers locked meanwhile
+MOST_BYTES = 16 * 1024 * 1024  #: of a batch's event data
+JUDGEMENTS = 5  #: of a batch whose configuration is edited while it is judged
 
 
 def deliver(task_ids: Sequence[UUID]) -> None:
     """Deliver those of these touches that are due and in nobody's hands.
 
     A touch that nobody has thought of must not take its neighbours with it: the batch is halved until it stands alone,
-    and then it fails by itself. What this node has not the key for is no touch's fault either: it waits. Raises one of
-    `sql.AWAY` where the database is the trouble.
+    and then it fails by itself. A batch for which PostgreSQL waited too long is halved as well. What this node has not
+    the key for is no touch's fault either: it waits. Raises one of `sql.AWAY` where the database is the trouble, or
+    where it waited too long for a single touch: the machine may have been suspended. Raises `Reconfigured` where the
+    configuration was edited during each of `JUDGEMENTS` tries.
     """
     try:
         _deliver(task_ids)
-    except sql.AWAY:
+    except Reconfigured:
         raise
     except Exception as error:
+        if isinstance(error, sql.AWAY) and not (sql.took_too_long(error) and len(task_ids) > 1):
+            raise
         if len(task_ids) == 1:
             if isinstance(error, Unreadable):
                 log.error("secrets_unreadable", task_id=str(task_ids[0]), error=str(error))
@@ -88,13 +97,20 @@ def _settle_untried(task_id: UUID, state: str, reason: str, due_at: datetime | N
 
 
 def _deliver(task_ids: Sequence[UUID]) -> None:
-    objections = history.objections(task_ids)
-    with transaction.atomic():
-        batch = _Batch(task_ids, objections)
-        if batch.lock():
-            batch.judge()
-            batch.write()
+    for attempt in range(JUDGEMENTS):
+        batch = _Batch(task_ids, configuration.current())
+        batch.ask_presence()
+        try:
+            with transaction.atomic():
+                if batch.lock():
+                    batch.judge()
+                    batch.write()
+            break
+        except Reconfigured:
+            if attempt == JUDGEMENTS - 1:
+                raise
     batch.announce_early()
+    batch.announce_rest()
     batch.send()
     batch.measure()
 
@@ -125,9 +141,13 @@ def _conclude(results: Sequence[Result]) -> None:
         ends = [each for each in settlements if each.task_id in stood]
         told = [each for each in results if each[0].claim.task_id in stood]
         outcomes.record_attempts(told)
+        refused = [(parcel.claim.task_id, result.verdict) for parcel, result in told if isinstance(result, Refused)]
+        if refused:
+            _record_verdicts(refused, sql.now())
         failures.bury_touches([each.task_id for each in ends if each.state in ("failed", "unknown")])
         outcomes.disable_targets(results)
     outcomes.measure(told)
+    outcomes.measure_verdicts(verdict for _, verdict in refused)
     outcomes.measure_ends(Counter((each.state, each.reason) for each in ends))
     _say_ends(told, {each.task_id: each for each in ends})
     if len(stood) < len(results):
@@ -163,12 +183,15 @@ class _Batch:
     """The touches of one message on their way through one transaction."""
 
     task_ids: Sequence[UUID]
-    objections: dict[UUID, str]
-    config: Snapshot = field(init=False)
+    config: Snapshot
+    questions: dict[UUID, Question] = field(default_factory=dict)
+    objections: dict[UUID, str] = field(default_factory=dict)
     due: list[history.Due] = field(default_factory=list)
+    rest: list[Hint] = field(default_factory=list)  #: left to the next batch: too many bytes, or no time to judge them
     customers: dict[int, CustomerSpec] = field(default_factory=dict)
     around: history.History = field(init=False)
     communities: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    disabled: set[Target] = field(default_factory=set)
     now: datetime = field(init=False)
     clock: float = 0.0
     verdicts: list[tuple[UUID, Verdict]] = field(default_factory=list)
@@ -178,35 +201,55 @@ class _Batch:
     failed: dict[UUID, str] = field(default_factory=dict)
     buried: dict[UUID, Decision] = field(default_factory=dict)
 
+    def ask_presence(self) -> None:
+        """Before the transaction: Presence lives outside the database."""
+        self.questions = history.questions(self.task_ids, self.config)
+        answers = presence.objections(list(self.questions.values()))
+        self.objections = dict(zip(self.questions, answers, strict=True))
+
     def lock(self) -> bool:
         """Whether there is anything to judge."""
-        self.config = configuration.current()
         self.customers = history.lock_customers(self.task_ids)
         if self.config.counts_communities:
             history.lock_communities(self.task_ids)
         self.clock = time.monotonic()
-        self.due, locked_at = history.lock_due(self.task_ids)
+        self.due, self.rest, locked_at = history.lock_due(self.task_ids, most_bytes=MOST_BYTES)
         if locked_at is None:
             return False
         self.now = locked_at
         return True
 
     def judge(self) -> None:
-        """The most important first: who is judged first gets the slot."""
+        """The most important first: who is judged first gets the slot. What is not judged within `LONGEST_JUDGING`
+        stays as it is, for the next batch: customers and touches are locked for that long."""
         self.around = history.load(self.due, self.config)
         self.communities = community_targets(row.event.chat_id for row in self.due)
-        for row in sorted(self.due, key=lambda row: (row.priority, row.due_at)):
+        wanted = (
+            (self.config.nodes[r.node_id].channel, self.customers[r.customer_id], r.event.chat_id) for r in self.due
+        )
+        self.disabled = disabled_for(wanted, self.communities)
+        ends_at = time.monotonic() + LONGEST_JUDGING
+        ordered = sorted(self.due, key=lambda row: (row.priority, row.due_at))
+        for number, row in enumerate(ordered):
+            if number and time.monotonic() > ends_at:
+                self.due, left = ordered[:number], ordered[number:]
+                self.rest += [Hint(row.claim.task_id, row.due_at, row.priority, row.node_id) for row in left]
+                break
             candidate = self._candidate(row)
             verdict = guard.judge(candidate, self._surroundings(row), self.now)
             self.verdicts.append((row.claim.task_id, verdict))
             if verdict.decision == guard.SEND:
                 self._prepare(row, candidate)
             else:
-                self._decide(row, _turned_down(verdict))
+                self._decide(row, outcomes.turned_down(verdict))
 
     def _candidate(self, row: history.Due) -> Candidate:
         node = self.config.nodes[row.node_id]
-        kept = self.config.templates.get(row.template_id) if row.template_id else None
+        first = self.around.first_attempts.get(row.claim.task_id)
+        template_id = first.template_id if first else row.template_id
+        kept = self.config.templates.get(template_id) if template_id else None
+        if first and kept:
+            kept = first.pin(kept)
         return Candidate(
             task_id=row.claim.task_id,
             node=node,
@@ -241,7 +284,7 @@ class _Batch:
             self._decide(row, Decision("failed", reason, frees_slot=True, content=content))
             return
         parcel.late = (self.now - row.due_at).total_seconds()
-        immediate = _immediate(parcel)
+        immediate = is_immediate(parcel.channel)
         if immediate:
             parcel.sent_at = parcel.ended_at = self.clock
             self.delivered.append((parcel, Delivered()))
@@ -261,8 +304,8 @@ class _Batch:
     def _parcel(self, row: history.Due, candidate: Candidate) -> Parcel:
         spec = candidate.node.channel
         channel = channel_of(spec)
-        target = target_for(spec, channel, candidate.customer, row.event.chat_id, self.communities, self.config)
-        subject, body, locale = render(candidate.template, candidate.customer, row.event)
+        target = target_for(spec, channel, candidate.customer, row.event.chat_id, self.communities, self.disabled)
+        subject, body, locale = self._render(row, candidate)
         event = row.event
         message = Message(
             task_id=row.claim.task_id,
@@ -282,11 +325,23 @@ class _Batch:
         )
         return Parcel(
             row.claim, message, channel, spec, row.attempt + 1, self.now, row.expires_at, self.clock,
-            row.claim.task_id in self.around.in_doubt,
+            node_id=row.node_id,
+            event_at=event.occurred_at if row.node_id in self.config.asking_presence else None,
+            question=self.questions.get(row.claim.task_id),
+            in_doubt=row.claim.task_id in self.around.in_doubt,
         )  # fmt: skip
 
+    def _render(self, row: history.Due, candidate: Candidate) -> tuple[str, str, str]:
+        """Return subject, body and locale. A repeat under the same delivery key says what the first attempt said: a
+        receiver that honours the key may keep either."""
+        first = self.around.first_attempts.get(row.claim.task_id)
+        if first and first.body:
+            return first.subject, first.body, text_for(candidate.template, candidate.customer.locale).locale
+        return render(candidate.template, candidate.customer, row.event)
+
     def write(self) -> None:
-        touches.decide(self.decisions, at=self.now, lease=LEASE)
+        version = self.config.version if self.delivered else None
+        touches.decide(self.decisions, at=self.now, lease=LEASE, version=version)
         outcomes.record_attempts(self.delivered)
         _record_verdicts(self.verdicts, self.now)
         self.buried = {
@@ -299,11 +354,17 @@ class _Batch:
 
     def announce_early(self) -> None:
         """A hint that came too soon, because this node's clock is ahead, is owed again."""
-        if len(self.due) < len(self.task_ids):
-            early = touches.early(self.task_ids)
-            if early:
-                nodes = self.config.nodes
-                publish_touches(early, {hint.route: nodes[hint.route].channel.id for hint in early})
+        if len(self.due) + len(self.rest) < len(self.task_ids):
+            self._announce(touches.early(self.task_ids))
+
+    def announce_rest(self) -> None:
+        """At once, not when its lease ends. Where the message is lost the lease brings it back."""
+        self._announce(self.rest)
+
+    def _announce(self, hints: list[Hint]) -> None:
+        if hints:
+            nodes = self.config.nodes
+            publish_touches(hints, {hint.route: nodes[hint.route].channel.id for hint in hints})
 
     def send(self) -> None:
         for parcel, _ in self.delivered:
@@ -332,26 +393,12 @@ class _Batch:
     @measures.harmless
     def measure(self) -> None:
         """Once a batch, after the commit."""
-        for (decision, rule), count in Counter((each.decision, each.rule) for _, each in self.verdicts).items():
-            measures.verdicts.labels(decision, measures.code(rule)).inc(count)
+        outcomes.measure_verdicts(verdict for _, verdict in self.verdicts)
         ends: Counter[tuple[str, str]] = Counter()
         for made, task_ids in self.decisions.items():
             ends[made.state, made.reason] += len(task_ids)
         outcomes.measure_ends(ends)
         outcomes.measure(self.delivered)
-
-
-def _immediate(parcel: Parcel) -> bool:
-    return hasattr(parcel.channel, "send_now")  # an isinstance of a protocol costs 20 times as much
-
-
-def _turned_down(verdict: Verdict) -> Decision:
-    if verdict.decision == guard.HOLD:
-        return Decision(
-            "scheduled", verdict.rule, due_at=verdict.next_eligible_at, parked=verdict.parked, frees_slot=True
-        )
-    state = "cancelled" if verdict.rule.startswith(guard.CALLED_OFF) else "suppressed"
-    return Decision(state, verdict.rule, frees_slot=True)
 
 
 def _record_verdicts(verdicts: Sequence[tuple[UUID, Verdict]], at: datetime) -> None:

@@ -137,10 +137,8 @@ def _opted_out(touch: Candidate, around: Surroundings, now: datetime) -> Verdict
 
 
 def _conversation(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
-    if around.objection == "presence_unknown":
-        return Verdict(HOLD, "presence_unknown", next_eligible_at=now + timedelta(seconds=30))
     if around.objection and around.objection != "conversation":
-        return Verdict(SUPPRESS, around.objection)
+        return objection_verdict(around.objection, now)
     rule = next((rule for rule in around.rules if rule.kind == "conversation"), None)
     if rule is None or touch.node.guard_conversation == "ignore":
         return None
@@ -148,6 +146,13 @@ def _conversation(touch: Candidate, around: Surroundings, now: datetime) -> Verd
     if began_at is not None and began_at > touch.event_at:
         return Verdict(SUPPRESS, "conversation", rule.version, began_at.isoformat(), touch.event_at.isoformat())
     return Verdict(SUPPRESS, "conversation", rule.version, "live") if around.objection else None
+
+
+def objection_verdict(objection: str, now: datetime) -> Verdict:
+    """What Presence's objection means for a touch that had to ask it."""
+    if objection == "presence_unknown":
+        return Verdict(HOLD, objection, next_eligible_at=now + timedelta(seconds=30))
+    return Verdict(SUPPRESS, objection, observed="live" if objection == "conversation" else "")
 
 
 def _holdout(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:

@@ -7,7 +7,7 @@ are inserted before any of them is locked, so an insert that waits for another o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,6 +27,7 @@ from scheduling.specs import CustomerSpec, EventSpec
 
 MAX_EVENT_TYPES = 2_000  #: types register themselves; a sender that makes them up is stopped here
 NO_ACTIVITY = frozenset({"customer.inactive", "session.silent"})
+LOCK_WAIT = timedelta(seconds=1)  #: the longest wait for one lock
 ACTIVITY_GRAIN = timedelta(minutes=1)  #: `last_active_at` is not rewritten for less
 
 
@@ -54,14 +55,22 @@ class Receipt:
 
 
 def record_events(
-    new_events: Sequence[NewEvent], *, announce: Callable[[list[Hint]], None] | None = None
+    new_events: Sequence[NewEvent],
+    *,
+    announce: Callable[[list[Hint]], None] | None = None,
+    lock_wait: timedelta | None = None,
 ) -> list[Receipt]:
     """Store events and plan their touches; nothing is stored twice for the same source and id.
 
     After the commit `announce` gets the touches that fall due within the horizon and were therefore handed over
-    already. Raises `InvalidInput` for an event type beyond the registry's limit.
+    already. `lock_wait` is the longest wait for one lock; `LOCK_WAIT` unless given.
+
+    Raises:
+        InvalidInput: an event type is beyond the registry's limit.
+        OperationalError: PostgreSQL is away, or (`sql.is_lock_timeout`) another transaction holds a customer.
     """
     with transaction.atomic():
+        sql.limit_lock_waits(lock_wait or LOCK_WAIT)
         batch = _Batch(new_events)
         batch.lock_customers()
         batch.insert_events()
@@ -73,6 +82,11 @@ def record_events(
             hints = batch.hints
             transaction.on_commit(lambda: announce(hints))
     return batch.receipts()
+
+
+def locked_customers(user_ids: Iterable[str]) -> set[str]:
+    """Return those of `user_ids` that another transaction has locked at this moment. Waits for no lock."""
+    return {row[0] for row in sql.rows(_LOCKED_CUSTOMERS, {"user_ids": sorted(set(user_ids))})}
 
 
 class _Batch:
@@ -299,6 +313,13 @@ _LOCK_CUSTOMERS = """
 SELECT id, user_id, level, last_active_at, conversation_at, statement_timestamp()
 FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b)
 ORDER BY id FOR NO KEY UPDATE
+"""
+
+_LOCKED_CUSTOMERS = """
+WITH free AS MATERIALIZED (
+    SELECT id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT user_id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) AND id NOT IN (SELECT id FROM free)
 """
 
 _INSERT_EVENTS = """

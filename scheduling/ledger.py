@@ -2,7 +2,9 @@
 
 Every method is one statement. Time is the database's: `statement_timestamp()`, so that a statement that waited for a
 lock in an older transaction still sees the present. States are literal in the SQL, because PostgreSQL uses a partial
-index only where it can read the condition.
+index only where it can read the condition. Statements that are given ids hide that condition from the planner
+(`COALESCE(state, '')`): where its statistics say that almost nothing waits, it would scan the partial index of all that
+waits instead of looking the ids up by the primary key.
 
 The fence: `claim` raises `lease_no`; whoever writes later names the number it was given, and zero rows mean that the
 claim does not stand any more. `attempt` is no fence: a hold or a retry by a person changes it.
@@ -95,7 +97,8 @@ class Ledger:
         statement = f"""
             SELECT EXISTS (
                 SELECT FROM {self.table}
-                WHERE state IN ('queued', 'running') AND state = 'queued' AND lease_until < statement_timestamp()
+                WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
+                  AND lease_until < statement_timestamp()
             )
             """
         ((found,),) = sql.rows(statement, {})
@@ -113,7 +116,8 @@ class Ledger:
             f"""
             WITH lapsed AS MATERIALIZED (
                 SELECT task_id, priority, due_at, queued_at, hints FROM {self.table}
-                WHERE state IN ('queued', 'running') AND state = 'queued' AND lease_until < statement_timestamp()
+                WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
+                  AND lease_until < statement_timestamp()
                 ORDER BY lease_until LIMIT %(limit)s
                 FOR UPDATE SKIP LOCKED
             ), backlog AS (
@@ -150,8 +154,8 @@ class Ledger:
                 f"""
                 WITH mine AS MATERIALIZED (
                     SELECT task_id FROM {self.table}
-                    WHERE task_id = ANY(%(ids)b) AND state IN ('scheduled', 'queued') AND parked = ''
-                      AND due_at <= statement_timestamp()
+                    WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued')
+                      AND COALESCE(parked, '') = '' AND due_at <= statement_timestamp()
                     ORDER BY task_id
                     FOR UPDATE SKIP LOCKED
                 )
@@ -178,7 +182,8 @@ class Ledger:
             SELECT task_id, %(here)b::timestamptz + GREATEST(due_at - statement_timestamp(), %(moment)s), priority,
                    {self.route}
             FROM {self.table}
-            WHERE task_id = ANY(%(ids)b) AND state = 'queued' AND due_at > statement_timestamp() - %(since)s
+            WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') = 'queued'
+              AND due_at > statement_timestamp() - %(since)s
             """,
             {"ids": list(task_ids), "here": datetime.now(UTC), "moment": MOMENT, "since": JUST_NOW},
         )
@@ -189,33 +194,12 @@ class Ledger:
             sql.count(
                 f"""
             UPDATE {self.table} SET lease_until = statement_timestamp() + %(lease)s
-            WHERE task_id = %(id)s AND state = 'running' AND lease_no = %(lease_no)s
+            WHERE task_id = %(id)s AND COALESCE(state, '') = 'running' AND lease_no = %(lease_no)s
             """,
                 {"id": claim.task_id, "lease_no": claim.lease_no, "lease": lease},
             )
             == 1
         )
-
-    def mark_sending(self, claims: Sequence[Claim], *, margin: timedelta = timedelta(0)) -> set[UUID]:
-        """Note that the outside will see these now. Only the ids it returns may be sent: the others' claims do not
-        stand any more, or have less than `margin` left."""
-        return {
-            row[0]
-            for row in sql.rows(
-                f"""
-                UPDATE {self.table} AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
-                FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[]) AS v(task_id, lease_no)
-                WHERE row.task_id = v.task_id AND row.state = 'running' AND row.lease_no = v.lease_no
-                  AND row.sending_at IS NULL AND row.lease_until > statement_timestamp() + %(margin)s
-                RETURNING row.task_id
-                """,
-                {
-                    "ids": [claim.task_id for claim in claims],
-                    "lease_nos": [claim.lease_no for claim in claims],
-                    "margin": margin,
-                },
-            )
-        }
 
     # --- running → anywhere -------------------------------------------------------------------------------------
 
@@ -234,7 +218,7 @@ class Ledger:
                 FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(states)b::text[], %(reasons)b::text[],
                             %(due)b::timestamptz[], %(parked)b::text[], %(frees)b::bool[])
                     AS v(task_id, lease_no, state, reason, due_at, parked, frees_slot)
-                WHERE row.task_id = v.task_id AND row.state = 'running' AND row.lease_no = v.lease_no
+                WHERE row.task_id = v.task_id AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
                 RETURNING row.task_id
                 """,
                 {
@@ -268,20 +252,28 @@ class Ledger:
     # --- waiting rows -------------------------------------------------------------------------------------------
 
     def cancel(self, task_ids: Sequence[UUID], *, reason: str) -> set[UUID]:
-        """Call off what has not begun. What a worker already has goes on; its id is not in the answer."""
+        """Cancel what has not begun. Returns the ids of the rows that it cancelled."""
+        return self._cancel(
+            f"""
+            SELECT task_id FROM {self.table}
+            WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued')
+            ORDER BY task_id FOR UPDATE
+            """,
+            task_ids,
+            reason,
+        )
+
+    def _cancel(self, locked: str, task_ids: Sequence[UUID], reason: str) -> set[UUID]:
+        """`locked` selects and locks the rows."""
         return {
             row[0]
             for row in sql.rows(
                 f"""
-                WITH waiting AS MATERIALIZED (
-                    SELECT task_id FROM {self.table}
-                    WHERE task_id = ANY(%(ids)b) AND state IN ('scheduled', 'queued')
-                    ORDER BY task_id FOR UPDATE
-                )
+                WITH locked AS MATERIALIZED ({locked})
                 UPDATE {self.table} AS row
                 SET state = 'cancelled', reason = %(reason)s, parked = '', lease_until = NULL,
                     settled_at = statement_timestamp()
-                FROM waiting WHERE row.task_id = waiting.task_id
+                FROM locked WHERE row.task_id = locked.task_id
                 RETURNING row.task_id
                 """,
                 {"ids": list(task_ids), "reason": reason[:64]},
@@ -296,7 +288,7 @@ class Ledger:
                 SELECT row.task_id, v.due_at
                 FROM {self.table} AS row JOIN unnest(%(ids)b::uuid[], %(due)b::timestamptz[]) AS v(task_id, due_at)
                     USING (task_id)
-                WHERE row.state IN ('scheduled', 'queued')
+                WHERE COALESCE(row.state, '') IN ('scheduled', 'queued')
                 ORDER BY row.task_id FOR UPDATE OF row
             )
             UPDATE {self.table} AS row

@@ -1,5 +1,9 @@
 """Passwords can be guessed only so often: tries are counted by name and address, and one too many locks both together.
 
+Tries of a name are also counted over all addresses together, with a larger limit: an address can be chosen freely by
+a process on the proxy's machine, and cheaply from a large network. Addresses from which the name has logged in are
+exempt from that limit, so a stranger cannot lock a person out of their usual place.
+
 A try is counted *before* the password is looked at, in one statement, so that a hundred guesses at the same moment are
 as many as a hundred in a row. Who comes in is no longer counted. Only PostgreSQL is asked, which a login needs anyhow.
 """
@@ -28,6 +32,9 @@ from scheduling.models import FailedLogin
 log = structlog.get_logger(__name__)
 
 KEPT = timedelta(days=1)  #: anybody can make up names
+KNOWN_FOR = timedelta(days=90)  #: how long an address stays exempt after a login
+ANY = "*"  #: the address of the row that counts a name over all addresses
+ADDRESSES = 20  #: the limit of a name over all addresses, as a multiple of AFTERTOUCH_LOGIN_TRIES
 
 COUNT = """
 INSERT INTO scheduling_failedlogin AS kept (digest, address, user_id, tries, last_at)
@@ -38,6 +45,11 @@ ON CONFLICT (digest, address) DO UPDATE SET
 WHERE kept.tries < %(limit)s OR kept.last_at < statement_timestamp() - %(lockout)s
 RETURNING tries
 """
+REMEMBER = """
+INSERT INTO scheduling_failedlogin (digest, address, user_id, tries, last_at, succeeded_at)
+VALUES (%(digest)s, %(address)s, %(user)s, 0, statement_timestamp(), statement_timestamp())
+ON CONFLICT (digest, address) DO UPDATE SET tries = 0, succeeded_at = statement_timestamp(), user_id = %(user)s
+"""
 
 
 class Lockout:
@@ -46,7 +58,7 @@ class Lockout:
     def authenticate(self, request: HttpRequest | None, username: str | None = None, **_: Any) -> None:
         if request is None or username is None:
             return  # nobody from outside
-        tries = _count(username, _address(request))
+        tries = _try(username, _address(request))
         if tries is None or tries >= settings.AFTERTOUCH_LOGIN_TRIES:
             # Told with the last wrong password already. Where it is the right one nobody looks at this.
             request.login_locked_for = settings.AFTERTOUCH_LOGIN_LOCKOUT  # type: ignore[attr-defined]
@@ -62,14 +74,19 @@ def locked_minutes(request: HttpRequest | None) -> int:
 
 
 def unlock(name: str) -> int:
-    """Forget the tries of a name, wherever they came from. How many addresses there were."""
-    return FailedLogin.objects.filter(digest=_digest(name)).delete()[0]
+    """Forget the tries of a name from all addresses. Return the number of addresses with failed tries."""
+    rows = FailedLogin.objects.filter(digest=_digest(name))
+    addresses = rows.filter(tries__gt=0).exclude(address=ANY).count()
+    rows.delete()
+    return addresses
 
 
 @receiver(user_logged_in)
 def come_in(request: HttpRequest | None, user: Any, **_: Any) -> None:
     if request is not None:
-        FailedLogin.objects.filter(digest=_digest(user.get_username()), address=_address(request)).delete()
+        values = {"digest": _digest(user.get_username()), "address": _address(request), "user": user.pk}
+        with connection.cursor() as cursor:
+            cursor.execute(REMEMBER, values)
 
 
 def forget() -> None:
@@ -77,21 +94,34 @@ def forget() -> None:
     import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
 
 
-def _count(name: str, address: str) -> int | None:
-    """Which try this is, or None where no more are taken."""
+def _try(name: str, address: str) -> int | None:
+    """Count a try. Return its number from this address, or None if the address or the name is locked."""
+    tries = _count(name, address, settings.AFTERTOUCH_LOGIN_TRIES)
+    known = FailedLogin.objects.filter(
+        digest=_digest(name), address=address, succeeded_at__gt=Now() - KNOWN_FOR
+    ).exists()
+    if tries is None or known:
+        return tries
+    total = _count(name, ANY, settings.AFTERTOUCH_LOGIN_TRIES * ADDRESSES)
+    return None if total is None else tries
+
+
+def _count(name: str, address: str, limit: int) -> int | None:
+    """Count a try in one row. Return its number, or None if the row has reached the limit."""
     user = get_user_model().objects.filter(username=name).values_list("pk", flat=True).first()
     values: dict[str, Any] = {
         "digest": _digest(name),
         "address": address,
         "user": user,
-        "limit": settings.AFTERTOUCH_LOGIN_TRIES,
+        "limit": limit,
         "lockout": settings.AFTERTOUCH_LOGIN_LOCKOUT,
     }
     with connection.cursor() as cursor:
         cursor.execute(COUNT, values)
         row = cursor.fetchone()
     if row == (1,):
-        FailedLogin.objects.filter(last_at__lt=Now() - max(KEPT, settings.AFTERTOUCH_LOGIN_LOCKOUT)).delete()
+        old = FailedLogin.objects.filter(last_at__lt=Now() - max(KEPT, settings.AFTERTOUCH_LOGIN_LOCKOUT))
+        old.exclude(succeeded_at__gt=Now() - KNOWN_FOR).delete()
     return row[0] if row else None
 
 

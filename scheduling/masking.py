@@ -27,8 +27,15 @@ ID_CARD = re.compile(rf"(?<![0-9A-Za-z])([1-9]\d\d)\d{{3}}{DAY}(\d{{3}}[0-9Xx])(
 BEARER = re.compile(r"\b(Bearer|Basic) +[\w.~+/=-]{8,}", re.IGNORECASE)
 #: In an address's query, in JSON, in a line of a log: a name, what separates, a value. Words after a colon are words.
 NAMED = re.compile(
-    r"""(?<![\w-])([\w-]{1,64})([ ]?=[ ]?"?|\\?["'][ ]?:[ ]?\\?["']?|:[ ]?(?=[^\s\d]{0,64}\d))([^\s"'\\&,;(){}\[\]]+)"""
+    r"""(?<![\w-])([\w-]{1,64})([ ]?=[ ]?"?|\\?["'][ ]?:[ ]?\\?["']?|:[ ]?(?=[^\s\d]{0,64}\d)|"""
+    r"""：[ ]?(?=[!-~])|(?<=[码令牌钥机话证]):[ ]?(?=[!-~]))([^\s"'\\&,;，。；（）(){}\[\]]+)"""
 )
+#: `scheme://user:password@host`.
+IN_ADDRESS = re.compile(r"(?<![A-Za-z0-9])([A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s/:@]{0,100}):[^\s/]{1,200}@")
+JWT = re.compile(r"(?<![\w-])eyJ[\w-]{5,}\.[\w-]{2,}\.[\w-]*")
+#: By the first digits that issuers of cards have; the check digit decides.
+CARD = re.compile(r"(?<![0-9A-Za-z])(?:4|5[1-5]|2[2-7]|3[457]|6[025])(?:[ -]?[0-9]){11,17}(?![0-9A-Za-z])")
+FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
 
 
 def masked(value: Any) -> Any:
@@ -39,15 +46,28 @@ def masked(value: Any) -> Any:
         return [masked(each) for each in value]
     if isinstance(value, str):
         return masked_text(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and MOBILE.fullmatch(str(value)):
-        return masked_text(str(value))
+    if isinstance(value, int) and not isinstance(value, bool):
+        text = str(value)
+        shown = masked_text(text)
+        return value if shown == text else shown
     return value
 
 
 def masked_text(text: str) -> str:
-    """Words as somebody said them, with numbers of people and named secrets hidden."""
-    text = NAMED.sub(_named, BEARER.sub(rf"\1 {HIDDEN}", text))
-    return ID_CARD.sub(rf"\1{HIDDEN}\2", MOBILE.sub(rf"\1{HIDDEN}\2", text))
+    """Return the text with numbers of people and secrets hidden. Digits of full width become ASCII."""
+    text = IN_ADDRESS.sub(rf"\1:{HIDDEN}@", text.translate(FULL_WIDTH))
+    text = NAMED.sub(_named, BEARER.sub(rf"\1 {HIDDEN}", JWT.sub(HIDDEN, text)))
+    return CARD.sub(_card, ID_CARD.sub(rf"\1{HIDDEN}\2", MOBILE.sub(rf"\1{HIDDEN}\2", text)))
+
+
+def _card(found: re.Match[str]) -> str:
+    """Hide the middle of a card's number; leave other numbers of that length."""
+    digits = [int(each) for each in found[0] if each.isdigit()]
+    doubled = [sum(divmod(2 * each, 10)) for each in digits[-2::-2]]
+    if (sum(digits[-1::-2]) + sum(doubled)) % 10:
+        return found[0]
+    shown = "".join(map(str, digits))
+    return f"{shown[:4]}{HIDDEN}{shown[-4:]}"
 
 
 def masked_json(value: Any) -> str:

@@ -79,6 +79,9 @@ build = Gauge(
 sockets = Gauge(
     "aftertouch_websocket_connections", "WebSockets in live chats, by side.", ["role"], multiprocess_mode="livesum"
 )
+frames_dropped = Counter(
+    "aftertouch_frames_dropped", "Frames of live chats that were not counted, by reason.", ["reason"]
+)
 beat_ticked_at = Gauge(
     "aftertouch_scheduler_last_tick_timestamp_seconds",
     "When the beat that leads last looked what is due.",
@@ -131,6 +134,11 @@ def pool_has(hostname: str, processes_of_it: int) -> None:
 @harmless
 def socket_opened(role: str, count: int = 1) -> None:
     sockets.labels(role).inc(count)
+
+
+@harmless
+def frames_not_counted(reason: str, count: int) -> None:
+    frames_dropped.labels(reason).inc(count)
 
 
 @harmless

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from scheduling import measures, sql
+from scheduling import disabled_targets, measures, sql
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.guard import CALLED_OFF, HOLD, Verdict
 from scheduling.ledger import Settlement
-from scheduling.models import DisabledTarget
 from scheduling.routing import target_digest
-from scheduling.sender import Held, Parcel, Result
+from scheduling.sender import Held, Parcel, Refused, Result, Untried
 from scheduling.touches import Decision
 
 JITTER = 0.1  #: of a retry's delay, so that what failed together does not come back together
 
 
-def settlement(parcel: Parcel, result: Outcome | Held) -> Settlement:
+def settlement(parcel: Parcel, result: Outcome | Held | Refused) -> Settlement:
     ended = _settlement(parcel, result)
     return still_in_doubt(ended) if parcel.in_doubt else ended
 
@@ -35,8 +36,25 @@ def still_in_doubt(ended: End) -> End:
     return replace(ended, state=state, frees_slot=False)
 
 
-def _settlement(parcel: Parcel, result: Outcome | Held) -> Settlement:
+def turned_down(verdict: Verdict) -> Decision:
+    """What a verdict that is not `send` makes of a touch."""
+    if verdict.decision == HOLD:
+        return Decision(
+            "scheduled", verdict.rule, due_at=verdict.next_eligible_at, parked=verdict.parked, frees_slot=True
+        )
+    if verdict.rule == "channel_retired":
+        return Decision("failed", verdict.rule, frees_slot=True)
+    state = "cancelled" if verdict.rule.startswith(CALLED_OFF) else "suppressed"
+    return Decision(state, verdict.rule, frees_slot=True)
+
+
+def _settlement(parcel: Parcel, result: Outcome | Held | Refused) -> Settlement:
     claim = parcel.claim
+    if isinstance(result, Refused):
+        end = turned_down(result.verdict)
+        return Settlement(
+            claim.task_id, claim.lease_no, end.state, end.reason, end.due_at, end.parked, frees_slot=end.frees_slot
+        )
     if isinstance(result, Delivered):
         return Settlement(claim.task_id, claim.lease_no, "delivered")
     if isinstance(result, Held):
@@ -67,24 +85,24 @@ def _again(parcel: Parcel, result: Transient | Unknown) -> Settlement:
     return Settlement(claim.task_id, claim.lease_no, "scheduled", result.reason, due_at=due_at)
 
 
-def bare(result: Outcome | Held) -> Outcome | Held:
+def bare(result: Outcome | Held | Refused) -> Outcome | Held:
     """What an answer means, without what it says: for one that could not be stored. Nothing is sent again because of
     it."""
     if isinstance(result, Delivered):
         return Delivered()
     if isinstance(result, Unknown):
         return Unknown("internal_error")
-    if isinstance(result, Held):
+    if isinstance(result, Untried):
         return Held("internal_error", timedelta(seconds=2))
     return Permanent("internal_error")
 
 
 def record_attempts(results: Sequence[Result]) -> None:
     """One row for each call of a channel. What was held back was not called."""
-    sql.copy(_COPY_ATTEMPTS, [_attempt(*each) for each in results if not isinstance(each[1], Held)])
+    sql.copy(_COPY_ATTEMPTS, [_attempt(*each) for each in results if not isinstance(each[1], Untried)])
 
 
-def _attempt(parcel: Parcel, outcome: Outcome | Held) -> tuple[Any, ...]:
+def _attempt(parcel: Parcel, outcome: Outcome | Held | Refused) -> tuple[Any, ...]:
     message = parcel.message
     return (
         message.task_id,
@@ -96,7 +114,7 @@ def _attempt(parcel: Parcel, outcome: Outcome | Held) -> tuple[Any, ...]:
         getattr(outcome, "reason", ""),
         _printable(getattr(outcome, "detail", "") or getattr(outcome, "reply", "")),
         getattr(outcome, "status", None),
-        _printable(message.subject[:200]),
+        _printable(message.subject),
         _printable(message.body),
     )
 
@@ -106,7 +124,7 @@ def measure(results: Sequence[Result]) -> None:
     """How late these calls were, how long they took and how they ended: what is alike is written once."""
     alike: dict[tuple[str, str, str, str], list[Parcel]] = {}
     for parcel, outcome in results:
-        if not isinstance(outcome, Held):
+        if not isinstance(outcome, Untried):
             key = (parcel.spec.kind, parcel.spec.key, _OUTCOMES[type(outcome)], getattr(outcome, "reason", ""))
             alike.setdefault(key, []).append(parcel)
     for (kind, channel, outcome_name, reason), parcels in alike.items():
@@ -119,6 +137,12 @@ def measure(results: Sequence[Result]) -> None:
 
 
 @measures.harmless
+def measure_verdicts(verdicts: Iterable[Verdict]) -> None:
+    for (decision, rule), count in Counter((each.decision, each.rule) for each in verdicts).items():
+        measures.verdicts.labels(decision, measures.code(rule)).inc(count)
+
+
+@measures.harmless
 def measure_ends(ends: Mapping[tuple[str, str], int]) -> None:
     """By state and reason, how many touches ended so."""
     for (state, reason), count in ends.items():
@@ -127,13 +151,17 @@ def measure_ends(ends: Mapping[tuple[str, str], int]) -> None:
 
 
 def disable_targets(results: Sequence[Result]) -> None:
-    for parcel, result in results:
-        if isinstance(result, Permanent) and result.disable_target:
-            DisabledTarget.objects.get_or_create(
-                channel_id=parcel.spec.id,
-                target_digest=target_digest(parcel.spec, parcel.message.target),
-                defaults={"chat_id": parcel.message.chat_id, "reason": result.detail[:200] or result.reason},
-            )
+    """Note the receivers that said they are gone."""
+    disabled_targets.disable(
+        (
+            parcel.spec.id,
+            target_digest(parcel.spec, parcel.message.target),
+            parcel.message.chat_id,
+            _printable(result.detail[:200] or result.reason),
+        )
+        for parcel, result in results
+        if isinstance(result, Permanent) and result.disable_target
+    )
 
 
 def _printable(text: str) -> str:

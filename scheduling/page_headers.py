@@ -1,5 +1,5 @@
 """What a browser may do with our answers. Nothing is loaded from anywhere but this house, nothing written inside a page
-runs, and nobody frames one. Why the back office gets a little more: docs/decisions/0018-nothing-inline-runs.md."""
+runs, and nobody frames one. Why the back office gets a little more: docs/decisions/0018-run-no-inline-scripts.md."""
 
 from __future__ import annotations
 

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import ChainableUndefined, Template, TemplateError, TemplateSyntaxError, UndefinedError, nodes
-
 from scheduling.errors import InvalidInput
-from scheduling.sandbox import Sandbox, is_plain
 from scheduling.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
-from scheduling.thrift import Thrifty, TooMuch
-
-#: What a text may name. `event.data` is whatever the event carried, so its inside is only known at send time.
-KNOWN: Mapping[str, frozenset[str]] = {
-    "user": frozenset({"id", "name", "level", "locale", "timezone"}),
-    "event": frozenset({"id", "source", "type", "time", "data"}),
-    "chat": frozenset({"id"}),
-}
-
-_plain, _thrifty = Sandbox(), Thrifty()
-
-
-class CannotRender(Exception):
-    """The text asks for something that this touch does not have."""
+from scheduling.templating import CannotRender as CannotRender
+from scheduling.templating import InvalidTemplate, Program, compile_text
 
 
 def render(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> tuple[str, str, str]:
     """Subject, body and locale for this customer. Raises `CannotRender` with what is missing."""
     text = text_for(template, customer.locale)
-    context = {
+    names = names_for(customer, event)
+    subject = _compiled(text.subject).render(dict(names)) if text.subject else ""
+    return subject, _compiled(text.body).render(names), text.locale
+
+
+def names_for(customer: CustomerSpec, event: EventSpec) -> dict[str, Any]:
+    """What a text may name (`templating.VARIABLES`)."""
+    return {
         "user": {
             "id": customer.user_id,
             "name": customer.name or customer.user_id,
@@ -47,21 +38,6 @@ def render(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> 
         },
         "chat": {"id": event.chat_id},
     }
-    try:
-        subject = _compiled(text.subject).render(context) if text.subject else ""
-        return subject, _compiled(text.body).render(context), text.locale
-    except UndefinedError as error:
-        raise CannotRender(str(error)) from None
-    except (
-        TemplateError,
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RecursionError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise CannotRender(f"{type(error).__name__}: {error}") from None
 
 
 def text_for(template: TemplateSpec, locale: str) -> TextSpec:
@@ -78,69 +54,25 @@ def text_for(template: TemplateSpec, locale: str) -> TextSpec:
     return template.texts[0]
 
 
-@lru_cache(maxsize=4096)
-def _compiled(source: str) -> Template:
-    template = (_plain if is_plain(_plain.parse(source)) else _thrifty).from_string(source)
-    template.globals = {}  # instead of a chain of two empty ones, which every text would walk
-    return template
-
-
 def check_text(source: str, *, field: str) -> None:
-    """Raises `InvalidInput` naming `field` where a text cannot be parsed or names what no touch will ever have."""
+    """Raises `InvalidInput` naming `field` where a text is outside of the language or names an unknown variable."""
     try:
-        tree = _plain.parse(source)
-        _try(_compiled(source))
-    except TemplateSyntaxError as error:
-        raise InvalidInput.of(field, f"line {error.lineno}: {error.message}") from None
-    except RecursionError:
-        raise InvalidInput.of(field, "it is nested too deeply") from None
-    except TemplateError as error:
+        compile_text(source)
+    except InvalidTemplate as error:
         raise InvalidInput.of(field, str(error)) from None
-    assigned = {name.name for name in tree.find_all(nodes.Name) if name.ctx in ("store", "param")}
-    if tree.find(nodes.For):
-        assigned.add("loop")
-    inner = set()
-    for attribute in tree.find_all((nodes.Getattr, nodes.Getitem)):
-        assert isinstance(attribute, nodes.Getattr | nodes.Getitem)
-        if isinstance(attribute.node, nodes.Name):
-            inner.add(id(attribute.node))
-            _check_path(attribute.node.name, _attribute(attribute), assigned, field)
-    for name in tree.find_all(nodes.Name):
-        if name.ctx == "load" and id(name) not in inner:
-            _check_path(name.name, None, assigned, field)
-    _check_filters(tree, field)
 
 
-def _try(template: Template) -> None:
-    """Raises `TooMuch` where it takes too much work whatever the event says."""
-    if isinstance(template.environment, Thrifty):
-        try:
-            template.render({name: ChainableUndefined(name=name) for name in KNOWN})
-        except TooMuch:
-            raise
-        except Exception:  # noqa: S110 (what is missing here will be there)
-            pass
+@lru_cache(maxsize=1024)
+def _outcome(source: str) -> Program | str:
+    """A text that cannot be compiled is remembered as well: a batch of touches asks for it again and again."""
+    try:
+        return compile_text(source)
+    except InvalidTemplate as error:
+        return str(error)
 
 
-def _attribute(node: nodes.Getattr | nodes.Getitem) -> str | None:
-    if isinstance(node, nodes.Getattr):
-        return node.attr
-    return node.arg.value if isinstance(node.arg, nodes.Const) else None
-
-
-def _check_path(root: str, attribute: str | None, assigned: set[str], field: str) -> None:
-    if root in assigned:
-        return
-    if root not in KNOWN:
-        raise InvalidInput.of(field, f"unknown variable “{root}”; there are {', '.join(sorted(KNOWN))}")
-    if attribute is not None and attribute not in KNOWN[root]:
-        raise InvalidInput.of(
-            field, f"unknown variable “{root}.{attribute}”; {root} has {', '.join(sorted(KNOWN[root]))}"
-        )
-
-
-def _check_filters(tree: nodes.Template, field: str) -> None:
-    for each in tree.find_all((nodes.Filter, nodes.Test)):
-        known: Mapping[str, Any] = _plain.filters if isinstance(each, nodes.Filter) else _plain.tests
-        if each.name not in known:
-            raise InvalidInput.of(field, f"unknown filter or test “{each.name}”")
+def _compiled(source: str) -> Program:
+    outcome = _outcome(source)
+    if isinstance(outcome, str):
+        raise CannotRender(outcome)
+    return outcome

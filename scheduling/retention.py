@@ -20,7 +20,7 @@ from django.db import close_old_connections, transaction
 from django.db.models import Max
 from django.utils.module_loading import import_string
 
-from scheduling import configuration, sql
+from scheduling import configuration, disabled_targets, sql
 from scheduling.ids import first_id_at
 from scheduling.models import BulkAction, Event, FailedTask, Node, Touch
 
@@ -55,6 +55,11 @@ def forget() -> dict[str, int]:
         except Exception:
             log.exception("not_forgotten", table=kind.table)
             close_old_connections()
+    try:
+        deleted["scheduling_disabledtarget"] = _delete_expired_targets(datetime.now(UTC) + LONGEST)
+    except Exception:
+        log.exception("not_forgotten", table="scheduling_disabledtarget")
+        close_old_connections()
     if any(deleted.values()):
         log.info("forgotten", **deleted)
     return deleted
@@ -100,6 +105,15 @@ def _made_between(kind: Kind, after: UUID, end: UUID) -> list[UUID]:
 
 
 # --- the kinds ----------------------------------------------------------------------------------------------------
+
+
+def _delete_expired_targets(ends_at: datetime) -> int:
+    deleted = 0
+    while True:
+        gone = disabled_targets.delete_expired(BATCH)
+        deleted += gone
+        if gone < BATCH or datetime.now(UTC) >= ends_at:
+            return deleted
 
 
 def _kept() -> timedelta:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from hashlib import sha256
+from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, cast
 
 from scheduling.channels.base import Channel
 from scheduling.channels.registry import channel_kinds
-from scheduling.configuration import Snapshot
+from scheduling.disabled_targets import Target, channels_with_any, digest_of, disabled_among
 from scheduling.models import Community
-from scheduling.models.secret import Sealed
+from scheduling.models.secret import Sealed, Unreadable
 from scheduling.specs import ChannelSpec, CustomerSpec
 
 
@@ -50,9 +50,13 @@ def target_for(
     customer: CustomerSpec,
     chat_id: str,
     communities: Mapping[str, Mapping[str, Any]],
-    config: Snapshot,
+    disabled: Container[Target] | None = None,
 ) -> Mapping[str, Any]:
-    """The community's target or the customer's address. Raises `NoTarget` where there is none or it is gone."""
+    """Return the community's target or the customer's address.
+
+    `disabled`: the disabled targets among those at hand (see `disabled_targets`); looked up for this one unless given.
+    Raises `NoTarget` where there is none or it is disabled.
+    """
     if channel.address_key:
         address = customer.addresses.get(channel.address_key)
         target = {"address": address} if address else {}
@@ -61,7 +65,9 @@ def target_for(
         target = targets.get(spec.key) or targets.get(spec.kind) or {}
     if channel.needs_target and not target:
         raise NoTarget("no_target", f"no {spec.kind} target for {chat_id or customer.user_id}")
-    if config.disabled_targets and (spec.id, target_digest(spec, target)) in config.disabled_targets:
+    if disabled is None:
+        disabled = disabled_among([(spec.id, target_digest(spec, target))])
+    if disabled and (spec.id, target_digest(spec, target)) in disabled:
         raise NoTarget("target_disabled", "the receiver said that it is gone (410)")
     return target
 
@@ -69,7 +75,22 @@ def target_for(
 def target_digest(spec: ChannelSpec, target: Mapping[str, Any]) -> str:
     """A name for a receiver that does not give away its address."""
     address = target.get("url") or target.get("address") or spec.config.get("url") or spec.key
-    return sha256(str(address).encode()).hexdigest()
+    return digest_of(address)
+
+
+def disabled_for(
+    wanted: Iterable[tuple[ChannelSpec, CustomerSpec, str]], communities: Mapping[str, Mapping[str, Any]]
+) -> set[Target]:
+    """Return the disabled targets among those of `wanted` (channel, customer, chat id), in at most two statements."""
+    asked = list(wanted)
+    struck = channels_with_any(spec.id for spec, _, _ in asked)
+    targets: set[Target] = set()
+    for spec, customer, chat_id in asked:
+        if spec.id in struck:
+            with suppress(NoTarget, Unreadable):  # whoever sends finds that out
+                target = target_for(spec, channel_of(spec), customer, chat_id, communities, ())
+                targets.add((spec.id, target_digest(spec, target)))
+    return disabled_among(targets)
 
 
 def community_targets(chat_ids: Iterable[str]) -> dict[str, Mapping[str, Any]]:

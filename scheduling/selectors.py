@@ -13,6 +13,7 @@ from django.db.models import Prefetch, Q, QuerySet
 from scheduling.models import Event, FailedTask, Touch, Verdict
 from scheduling.sql import rows
 
+LOOKED_AT = 100_000  #: touches for one page, where no index finds those that match
 LATEST_VERDICTS = 50  #: of a touch; what waits for a receiver that is dead is judged thousands of times
 
 # --- touches ------------------------------------------------------------------------------------------------------
@@ -27,10 +28,13 @@ def touches_page(
     state: str = "",
     before: UUID | None = None,
     limit: int = 50,
-) -> list[Touch]:
-    """Touches, newest first, at most `limit`, those made before the touch `before`.
+) -> tuple[list[Touch], UUID | None]:
+    """Return touches, newest first, at most `limit`, those made before the touch `before`; and where the search ended,
+    or None where it went through all of them.
 
-    `event` is an event's id as its source gave it (`source` narrows it down) or as Aftertouch did.
+    `event` is an event's id as its source gave it (`source` narrows it down) or as Aftertouch did. No index finds
+    touches by `node` or by `source` alone: each state change of a touch would write it. Such a search looks at the
+    latest `LOOKED_AT` touches only.
     """
     found = with_trace(Touch.objects.all())
     if user:
@@ -41,9 +45,15 @@ def touches_page(
         found = found.filter(node__key=node)
     if state:
         found = found.filter(state=state)
+    older = Touch.objects.order_by("-pk")
     if before:
-        found = found.filter(pk__lt=before)
-    return list(found.order_by("-pk")[:limit])
+        found, older = found.filter(pk__lt=before), older.filter(pk__lt=before)
+    last = None
+    if (node or source) and not user and not event:
+        last = older.values_list("pk", flat=True)[LOOKED_AT - 1 : LOOKED_AT].first()
+    if last:
+        found = found.filter(pk__gte=last)
+    return list(found.order_by("-pk")[:limit]), last
 
 
 def touch(task_id: UUID) -> Touch | None:

@@ -1,8 +1,9 @@
 """Calling channels, many at once, from one thread a worker process.
 
 A worker's task hands its parcels in and is free for the next batch, so a dead endpoint never holds a worker; it only
-fills its own lane. What one parcel goes through: lane (a limit in flight for each receiver) → quota → `mark_sending`
-(one fenced write for a chunk; only the ids it returns are sent) → the channel → settled with the others every 100 ms.
+fills its own lane. What one parcel goes through: lane (a limit in flight for each receiver) → quota → Presence →
+`mark_sending` (one fenced write for a chunk; it asks for consent, pauses and the node again) → the channel → settled
+with the others every 100 ms.
 
 What cannot start before its batch ends (20 s after the claim) is released untried. The lease (45 s) outlasts the
 batch plus the longest timeout, which a system check asserts. What remains: between the last look at the clock and the
@@ -18,19 +19,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 import structlog
 from django.db import close_old_connections, connections
 
+from scheduling import presence
 from scheduling.channels.base import Channel, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.breaker import Breaker
 from scheduling.channels.quota import QuotaGate, receiver_key
+from scheduling.guard import HOLD, SUPPRESS, Verdict, objection_verdict
 from scheduling.ledger import Claim
 from scheduling.specs import ChannelSpec
-from scheduling.touches import touches
+from scheduling.touches import Sending, Stop, touches
 
 log = structlog.get_logger(__name__)
 
@@ -56,10 +59,21 @@ class Parcel:
     claimed_at: datetime  #: by the database's clock
     expires_at: datetime
     clock: float  #: this process's monotonic clock at `claimed_at`
+    node_id: int
+    event_at: datetime | None  #: a conversation that began later stops it; None: its node ignores conversations
+    question: presence.Question | None = None  #: what Presence is asked right before it goes out
     in_doubt: bool = False  #: an earlier attempt may have had its effect
     late: float = 0.0  #: seconds past due at `claimed_at`
     sent_at: float = 0.0
     ended_at: float = 0.0
+
+    @property
+    def asks_redis(self) -> bool:
+        return self.question is not None or bool(self.channel.quotas)
+
+    @property
+    def sending(self) -> Sending:
+        return Sending(self.claim, self.node_id, self.spec.id, self.message.category == "marketing", self.event_at)
 
     @property
     def target(self) -> str:
@@ -82,8 +96,29 @@ class Held:
     delay: timedelta
 
 
-Result = tuple[Parcel, Outcome | Held]
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It was not tried: something that was acknowledged after it was judged forbids it."""
+
+    verdict: Verdict
+
+
+Untried = (Held, Refused)
+Result = tuple[Parcel, Outcome | Held | Refused]
 Answer = TypeVar("Answer")
+
+
+#: Its row was locked or its claim does not stand; settling finds out which.
+UNMARKED = Held("mark_failed", timedelta(seconds=2))
+
+
+@dataclass(slots=True)
+class Marking:
+    """What is marked next, a chunk at a time, in a thread of its own."""
+
+    thread: ThreadPoolExecutor
+    ready: deque[Parcel] = field(default_factory=deque)
+    active: bool = False
 
 
 @dataclass(slots=True)
@@ -97,18 +132,18 @@ class Lane:
 
 
 class Sender:
-    """The sending thread of this process, with a settling and a marking thread beside it. All start with the first
-    parcel. The last two keep a connection to the database each; threads of others must not, and hold up no marking."""
+    """The sending thread of this process, with a settling thread and two marking threads beside it. Each starts with
+    its first parcel. Settling and marking keep a connection to the database each; threads of others must not, and hold
+    up no marking. What Redis has to be asked about is marked apart, so that a Redis that hangs delays nothing else."""
 
     def __init__(self, settle: Callable[[list[Result]], None], quotas: QuotaGate) -> None:
         self._settle = settle
         self._quotas = quotas
-        self._marker = ThreadPoolExecutor(1, "marker")
+        self._plain = Marking(ThreadPoolExecutor(1, "marker"))
+        self._asking = Marking(ThreadPoolExecutor(1, "asking-marker"))
         self._muters = ThreadPoolExecutor(MUTERS, "muter")
         self._breaker = Breaker()
         self._lanes: dict[str, Lane] = {}
-        self._ready: deque[Parcel] = deque()
-        self._marking = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._results: list[Result] = []
         self._held = 0
@@ -142,8 +177,9 @@ class Sender:
         """Drain, and let go of what this process holds for sending: it takes nothing over any more."""
         drained = self.drain(timeout)
         if drained:
-            self._marker.submit(connections.close_all)
-            self._marker.shutdown()
+            for marking in (self._plain, self._asking):
+                marking.thread.submit(connections.close_all)
+                marking.thread.shutdown()
             self._muters.shutdown()
         return drained
 
@@ -187,12 +223,14 @@ class Sender:
                     self._report(lane.waiting.popleft(), resting)
                 break
             lane.in_flight += 1
-            self._ready.append(lane.waiting.popleft())
+            parcel = lane.waiting.popleft()
+            (self._asking if parcel.asks_redis else self._plain).ready.append(parcel)
         if not lane.waiting and not lane.in_flight:
             del self._lanes[target]
-        if self._ready and not self._marking:
-            self._marking = True
-            self._spawn(self._mark())
+        for marking in (self._plain, self._asking):
+            if marking.ready and not marking.active:
+                marking.active = True
+                self._spawn(self._mark(marking))
 
     def _clear_stuck_lanes(self) -> None:
         now = time.monotonic()
@@ -200,43 +238,47 @@ class Sender:
             while lane.waiting and now - lane.moved_at > STUCK:
                 self._report(lane.waiting.popleft(), Held("target_busy", timedelta(seconds=2)))
 
-    async def _mark(self) -> None:
-        """Chunk by chunk: quota, then the fenced write, then off they go. One chunk at a time, so that what comes in
-        meanwhile shares the next write."""
+    async def _mark(self, marking: Marking) -> None:
+        """Chunk by chunk: quota and Presence, then the fenced write, then the calls. One chunk at a time, so that what
+        comes in during a write shares the next one."""
         try:
-            while self._ready:
-                chunk = [self._ready.popleft() for _ in range(min(CHUNK, len(self._ready)))]
+            while marking.ready:
+                chunk = [marking.ready.popleft() for _ in range(min(CHUNK, len(marking.ready)))]
                 try:
-                    marked = await self._in(self._marker, self._permitted, chunk)
+                    permits = await self._in(marking.thread, self._permits, chunk)
                 except Exception:
                     log.exception("mark_failed", count=len(chunk))
-                    marked = {parcel.claim.task_id: Held("mark_failed", timedelta(seconds=2)) for parcel in chunk}
+                    permits = {}
                 for parcel in chunk:
-                    verdict = marked.get(parcel.claim.task_id, "stale")
-                    if verdict is None:
+                    refusal = permits.get(parcel.claim.task_id, UNMARKED)
+                    if refusal is None:
                         self._spawn(self._send(parcel))
                     else:
-                        self._leave(parcel, verdict if isinstance(verdict, Held) else None)
+                        self._leave(parcel, refusal)
         finally:
-            self._marking = False
+            marking.active = False
 
-    def _permitted(self, chunk: list[Parcel]) -> dict[object, Held | None]:
-        """For each parcel None (send it) or why not. In a thread: it talks to Redis and to the database."""
+    def _permits(self, chunk: list[Parcel]) -> dict[object, Held | Refused | None]:
+        """For each parcel None (send it) or why not. In a thread: it talks to Redis and to the database. The fenced
+        write comes last, so that nothing lies between what it reads and the calls."""
         close_old_connections()
-        held = self._over_quota(chunk)
-        rest = [parcel for parcel in chunk if parcel.claim.task_id not in held]
-        longest = max((parcel.spec.timeout for parcel in rest), default=timedelta(0))
-        stood = touches.mark_sending([parcel.claim for parcel in rest], margin=longest + timedelta(seconds=2))
-        return {**held, **dict.fromkeys(stood)}
+        permits: dict[object, Held | Refused | None] = dict(self._over_quota(chunk))
+        permits |= _objections([parcel for parcel in chunk if parcel.claim.task_id not in permits])
+        rest = [parcel for parcel in chunk if parcel.claim.task_id not in permits]
+        if rest:
+            margin = max(parcel.spec.timeout for parcel in rest) + timedelta(seconds=2)
+            stops = touches.mark_sending([parcel.sending for parcel in rest], margin=margin)
+            permits |= {task_id: Refused(_verdict(stop)) if stop else None for task_id, stop in stops.items()}
+        return permits
 
-    def _over_quota(self, chunk: list[Parcel]) -> dict[object, Held | None]:
+    def _over_quota(self, chunk: list[Parcel]) -> dict[object, Held]:
         by_receiver: dict[str, list[Parcel]] = {}
         for parcel in chunk:
             if parcel.channel.quotas:
                 by_receiver.setdefault(receiver_key(parcel.channel, parcel.message), []).append(parcel)
         if not by_receiver:
             return {}
-        held: dict[object, Held | None] = {}
+        held: dict[object, Held] = {}
         for quotas in {parcels[0].channel.quotas for parcels in by_receiver.values()}:
             wanted = {key: len(each) for key, each in by_receiver.items() if each[0].channel.quotas == quotas}
             for receiver, grant in self._quotas.acquire(quotas, wanted).items():
@@ -265,17 +307,14 @@ class Sender:
             await self._in(self._muters, self._quotas.mute, receiver, outcome.retry_after)
         self._leave(parcel, outcome)
 
-    def _leave(self, parcel: Parcel, result: Outcome | Held | None) -> None:
-        """Out of its lane. None: the claim did not stand, so there is nothing to settle."""
+    def _leave(self, parcel: Parcel, result: Outcome | Held | Refused) -> None:
+        """Out of its lane."""
         target = parcel.target
         lane = self._lanes[target]
         lane.in_flight -= 1
         lane.moved_at = time.monotonic()
         self._pump(target)
-        if result is None:
-            self._forget(1)
-        else:
-            self._report(parcel, result)
+        self._report(parcel, result)
 
     def _in(self, threads: ThreadPoolExecutor, act: Callable[..., Answer], *arguments: Any) -> asyncio.Future[Answer]:
         assert self._loop is not None
@@ -289,7 +328,7 @@ class Sender:
 
     # --- settling -------------------------------------------------------------------------------------------------
 
-    def _report(self, parcel: Parcel, result: Outcome | Held) -> None:
+    def _report(self, parcel: Parcel, result: Outcome | Held | Refused) -> None:
         with self._changed:
             self._results.append((parcel, result))
             self._changed.notify_all()
@@ -325,3 +364,28 @@ class Sender:
                     return
                 time.sleep(pause)
                 pause = min(pause * 2, 5)
+
+
+def _objections(parcels: list[Parcel]) -> dict[object, Refused]:
+    """What Presence says by now. It may have been asked 20 seconds ago: a chat goes on while its message waits. What it
+    does not object to is marked next."""
+    asked = [parcel for parcel in parcels if parcel.question]
+    answers = presence.objections([replace(parcel.question, going_out=True) for parcel in asked if parcel.question])
+    monotonic = time.monotonic()
+    return {
+        parcel.claim.task_id: Refused(objection_verdict(answer, parcel.instant(monotonic)))
+        for parcel, answer in zip(asked, answers, strict=True)
+        if answer
+    }
+
+
+def _verdict(stop: Stop) -> Verdict:
+    match stop.code:
+        case "paused":
+            return Verdict(HOLD, "paused", observed=stop.scope, parked=stop.scope)
+        case "opted_out":
+            return Verdict(SUPPRESS, "opted_out", observed="marketing")
+        case "conversation":
+            return Verdict(SUPPRESS, "conversation", observed=f"{stop.conversation_at:%Y-%m-%dT%H:%M:%S.%f%z}")
+        case _:
+            return Verdict(SUPPRESS, stop.code, stop.node_version)

@@ -14,7 +14,7 @@ from django.db import transaction
 from django.utils.timezone import now
 
 from scheduling.errors import Conflict, InvalidInput, NotFound
-from scheduling.models import ApiKey, ChannelConfig, Customer, Node, Pause, Scope, Touch
+from scheduling.models import WAITING, ApiKey, ChannelConfig, Customer, Node, Pause, Scope, Touch
 from scheduling.touches import touches
 
 
@@ -31,12 +31,20 @@ def put_customer(user_id: str, changes: Mapping[str, Any]) -> Customer:
     return customer
 
 
-def cancel_touch(task_id: UUID, *, actor: str) -> None:
-    """Call off a touch that has not begun. Raises `NotFound`, or `Conflict` where it runs or has ended."""
-    with transaction.atomic():
-        if touches.cancel([task_id], reason=f"by:{actor}"):
-            return
-    state = Touch.objects.filter(pk=task_id).values_list("state", flat=True).first()
+def cancel_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
+    """Cancel a touch that is not marked as sending yet, also where a worker has it. A caller that holds locks of other
+    touches passes `wait=False`: a running touch that another transaction has locked is left as it is.
+
+    Raises `NotFound`, or `Conflict` where it is being sent, has ended or is locked.
+    """
+    state = None
+    for _ in range(2):  # between the two statements a worker may have returned the touch to wait for a retry
+        with transaction.atomic():
+            if touches.cancel([task_id], reason=f"by:{actor}", wait=wait):
+                return
+        state = Touch.objects.filter(pk=task_id).values_list("state", flat=True).first()
+        if state not in WAITING:
+            break
     if state is None:
         raise NotFound(f"There is no touch {task_id}.")
     raise Conflict(f"The touch is {state} already.")

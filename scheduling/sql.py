@@ -8,16 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import psycopg
 from django.db import InterfaceError, InternalError, OperationalError, connection, transaction
+from psycopg.errors import LockNotAvailable
 from psycopg.pq import Format
 
 #: PostgreSQL is the trouble, not what it was asked. Internal: it ends a transaction in which it was kept waiting for
 #: too long (25P03) with an error of that class.
 AWAY = (OperationalError, InterfaceError, InternalError)
+
+
+def took_too_long(error: BaseException) -> bool:
+    """Whether PostgreSQL ended a transaction because it had waited too long for the next statement (25P03). The
+    database is there; what was done between two statements took too long."""
+    return getattr(error.__cause__, "sqlstate", None) == "25P03"
 
 
 def rows(sql: str, parameters: Mapping[str, Any]) -> list[tuple[Any, ...]]:
@@ -58,6 +65,27 @@ def within(patience: str) -> Iterator[None]:
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SELECT set_config('statement_timeout', %s, true)", [patience])
+        yield
+
+
+def limit_lock_waits(wait: timedelta) -> None:
+    """Let each later statement of this transaction wait for a lock no longer than `wait`.
+
+    A statement that would wait longer raises an `OperationalError` that `is_lock_timeout` recognises.
+    """
+    rows("SELECT set_config('lock_timeout', %(wait)s, true)", {"wait": f"{wait / timedelta(milliseconds=1):.0f}ms"})
+
+
+def is_lock_timeout(error: BaseException) -> bool:
+    """Return whether another transaction held a lock for longer than this one may wait. PostgreSQL itself is well."""
+    return isinstance(error.__cause__, LockNotAvailable)
+
+
+@contextmanager
+def brief_lock_waits(wait: timedelta = timedelta(seconds=1)) -> Iterator[None]:
+    """Run a transaction that waits for each lock no longer than `wait` (see `limit_lock_waits`)."""
+    with transaction.atomic():
+        limit_lock_waits(wait)
         yield
 
 

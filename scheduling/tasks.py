@@ -13,12 +13,13 @@ from celery import shared_task
 from scheduling import absence, delivery, dispatcher, logins, retention, rollouts, sql
 from scheduling.broker import published_now
 from scheduling.bulk import jobs
+from scheduling.touches import Reconfigured
 from scheduling.what_if import runs
 
 log = structlog.get_logger(__name__)
 
 #: What passes by itself. Everything else is a fault of the work, not of the house.
-INFRASTRUCTURE = (*sql.AWAY, redis.ConnectionError, redis.TimeoutError)
+INFRASTRUCTURE = (*sql.AWAY, redis.ConnectionError, redis.TimeoutError, Reconfigured)
 PATIENCE: dict[str, Any] = {
     "autoretry_for": INFRASTRUCTURE,
     "retry_backoff": 1,
@@ -84,7 +85,7 @@ def _ask_for_batch(action_id: UUID, wait: timedelta = timedelta(0)) -> None:
     seconds = wait.total_seconds()
     try:
         bulk_batch.apply_async(
-            [str(action_id)], queue="ticks", countdown=seconds, expires=seconds + 60,
+            [str(action_id)], queue="ticks", countdown=seconds,
             headers=published_now() | {"periodic_task_name": bulk.name},  # it comes again with the tick
         )  # fmt: skip
     except Exception as error:  # whatever the broker's client raises

@@ -9,14 +9,17 @@ from uuid import UUID
 
 from django import forms
 from django.contrib import admin
-from django.contrib.admin.utils import unquote
+from django.contrib.admin.helpers import AdminForm
+from django.contrib.admin.utils import flatten_fieldsets, unquote
 from django.core.exceptions import PermissionDenied
 from django.db import models
-from django.http import Http404, HttpRequest
+from django.http import Http404, HttpRequest, HttpResponse
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils.decorators import method_decorator
 from django.utils.text import capfirst
 from django.utils.translation import gettext_lazy
+from django.views.decorators.http import require_safe
 from simple_history.admin import SimpleHistoryAdmin
 from simple_history.template_utils import HistoricalRecordContextHelper
 from unfold.admin import ModelAdmin
@@ -36,7 +39,41 @@ def actor_of(request: HttpRequest, reason: str = "") -> Actor:
     return Actor(request.user.get_username(), request.user, reason)  # type: ignore[arg-type]
 
 
-class OpsAdmin(ModelAdmin):  # type: ignore[misc]
+class DeclaredLookups:
+    """Narrow a list by its own filters only.
+
+    Django lets the address of a list name any column with any look-up. `?addresses__phone__startswith=138` would tell
+    a viewer, digit by digit, what the pages hide.
+    """
+
+    #: Look-ups of the product's own links that no filter declares.
+    linked_lookups: ClassVar[tuple[str, ...]] = ()
+
+    def lookup_allowed(self: Any, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
+        if lookup in self.linked_lookups or not _names_column(self.model, lookup):
+            return True
+        filters = self.get_list_filter(request)
+        paths = [each if isinstance(each, str) else each[0] for each in filters if isinstance(each, (str, tuple))]
+        if any(lookup == path or lookup.removeprefix(f"{path}__") in WHOLE_VALUES for path in paths):
+            return True
+        return lookup in {getattr(each, "parameter_name", None) for each in filters} | {self.date_hierarchy}
+
+
+#: What may follow the path of a filter: comparisons with a whole value.
+WHOLE_VALUES = frozenset(
+    ("exact", "in", "isnull", "gt", "gte", "lt", "lte", "year", "month", "day", "id__exact", "id__in", "pk__exact")
+)
+
+
+def _names_column(model: type[models.Model], lookup: str) -> bool:
+    """Tell whether the look-up begins with a column or a relation; if not, it is the parameter of a filter."""
+    first = lookup.partition("__")[0]
+    return first == "pk" or first in {field.name for field in model._meta.get_fields()} | {
+        field.attname for field in model._meta.concrete_fields
+    }
+
+
+class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
     """A page for people who don't read code."""
 
     form = MergingForm
@@ -162,8 +199,32 @@ class KeepsOthersEdits(OpsAdmin):
         super().save_model(request, obj, form, change)
 
 
+@method_decorator(require_safe, name="history_view")
+@method_decorator(require_safe, name="history_form_view")
 class WithHistory(SimpleHistoryAdmin):  # type: ignore[misc]
-    """Every change with its author, its reason and what differed."""
+    """Every change with its author, its reason and what differed.
+
+    The pages answer GET and HEAD only: `simple_history` saves what is posted to an old state, and asks only for
+    the right to view.
+    """
+
+    def history_form_view(
+        self, request: HttpRequest, object_id: str, version_id: str, extra_context: Any = None
+    ) -> HttpResponse:
+        """Show an old state to everyone as the row's page shows it to viewers."""
+        request.reads_version = True  # type: ignore[attr-defined]
+        return super().history_form_view(request, object_id, version_id, extra_context)  # type: ignore[no-any-return]
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return not hasattr(request, "reads_version") and super().has_change_permission(request, obj)
+
+    def render_history_view(self, request: HttpRequest, template: str, context: Any, **kwargs: Any) -> HttpResponse:
+        if "adminform" in context:
+            row = context["original"]
+            sets = self.get_fieldsets(request, row)
+            form = context["adminform"].form
+            context["adminform"] = AdminForm(form, sets, {}, flatten_fieldsets(sets), model_admin=self)
+        return super().render_history_view(request, template, context, **kwargs)  # type: ignore[no-any-return]
 
     def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
         """An old state is read, not written back: forms check what the whole row says today."""

@@ -21,9 +21,11 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path
+from django.utils.decorators import method_decorator
 from django.utils.functional import Promise
 from django.utils.timezone import localtime, now
 from django.utils.translation import get_language, gettext, ngettext, override
+from django.views.decorators.http import require_safe
 
 from scheduling.admin.patience import patiently
 
@@ -62,6 +64,7 @@ class Exported:
         context = {"export_link": link, "export_most": MOST, **(extra_context or {})}
         return super().changelist_view(request, context)  # type: ignore[misc,no-any-return]
 
+    @method_decorator(require_safe)
     def export_view(self: Any, request: HttpRequest) -> HttpResponseBase:
         if not (self.has_view_permission(request) and self.has_export_permission(request)):
             raise PermissionDenied

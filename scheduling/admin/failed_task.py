@@ -71,6 +71,7 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
         OpenFilter, ("origin", ChoicesDropdownFilter), CauseFilter, ChannelFilter, ClassFilter,
         ("failed_at", SpanFilter),
     )  # fmt: skip
+    linked_lookups = ("fingerprint",)
     ordering = ("-pk",)  # ids grow with time, so the newest come first by the primary key
     show_full_result_count = False
     paginator = CappedPaginator

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
-import yaml
 from django import forms
 from django.core.exceptions import ValidationError
 from django.utils.html import format_html, format_html_join
@@ -20,6 +18,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 from scheduling.admin.wording import complaint
 from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
 from scheduling.models import EventType
+from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json, read_yaml, write_yaml
 
 DURATION_HELP = gettext_lazy("Like 30s, 15m, 2h, 7d or 1h30m.")
 
@@ -122,9 +121,11 @@ def pairs(text: str) -> list[tuple[str, str]]:
         if not sign or not name.strip() or not value.strip():
             raise ValidationError(_("“%(part)s” must look like name=value") % {"part": part})
         found.append((name.strip(), value.strip()))
-    names = [name for name, _value in found]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ValidationError(_("“%(name)s” is there twice") % {"name": twice})
+    seen: set[str] = set()
+    for name, _value in found:
+        if name in seen:
+            raise ValidationError(_("“%(name)s” is there twice") % {"name": name})
+        seen.add(name)
     return found
 
 
@@ -172,9 +173,9 @@ class DataField(forms.CharField):
     def to_python(self, value: Any) -> Any:
         text = (super().to_python(value) or "").strip()
         try:
-            data = json.loads(text) if text else {}
-        except (ValueError, RecursionError) as error:
-            raise ValidationError(_("This is not JSON: %(error)s") % {"error": error}) from None
+            data = read_json(text) if text else {}
+        except InvalidText as error:
+            raise ValidationError(_("This is not JSON: %(error)s") % {"error": complaint(str(error))}) from None
         if not isinstance(data, dict):
             raise ValidationError(_("It must be an object in braces, like {“order_no”: “A1”}."))
         return data
@@ -189,14 +190,14 @@ class SettingsField(TextLikeField):
         super().__init__(**kwargs)
 
     def write(self, value: dict[str, Any]) -> str:
-        return yaml.safe_dump(value, allow_unicode=True, sort_keys=True).strip() if value else ""
+        return write_yaml(value, sort_keys=True).strip() if value else ""
 
     def to_python(self, value: Any) -> Any:
         try:
-            read = yaml.safe_load(super().to_python(value) or "") or {}
-        except (yaml.YAMLError, ValueError, RecursionError):
-            raise ValidationError(_("Write one “name: value” a line.")) from None
-        if not isinstance(read, dict) or not all(isinstance(key, str) for key in read):
+            read = read_yaml(super().to_python(value) or "", most=FIELD_SIZE) or {}
+        except InvalidText as error:
+            raise ValidationError([_("Write one “name: value” a line."), complaint(str(error))]) from None
+        if not isinstance(read, dict):
             raise ValidationError(_("Write one “name: value” a line."))
         return read
 

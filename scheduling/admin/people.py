@@ -17,7 +17,7 @@ from unfold.decorators import action, display
 from unfold.forms import AdminPasswordChangeForm, AuthenticationForm, UserChangeForm, UserCreationForm
 
 from scheduling import logins
-from scheduling.admin.base import OpsAdmin
+from scheduling.admin.base import DeclaredLookups, OpsAdmin
 from scheduling.admin.permissions import PermissionsInWords
 from scheduling.models import FailedLogin
 
@@ -26,14 +26,14 @@ admin.site.unregister(Group)
 
 
 @admin.register(User)
-class PersonAdmin(PermissionsInWords, UserAdmin, ModelAdmin):  # type: ignore[type-arg, misc]
+class PersonAdmin(DeclaredLookups, PermissionsInWords, UserAdmin, ModelAdmin):  # type: ignore[type-arg, misc]
     form = UserChangeForm
     add_form = UserCreationForm
     change_password_form = AdminPasswordChangeForm
 
 
 @admin.register(Group)
-class RoleAdmin(PermissionsInWords, GroupAdmin, ModelAdmin):  # type: ignore[misc]
+class RoleAdmin(DeclaredLookups, PermissionsInWords, GroupAdmin, ModelAdmin):  # type: ignore[misc]
     pass
 
 
@@ -64,7 +64,7 @@ class FailedLoginAdmin(OpsAdmin):
     actions = ("unlock",)
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        return super().get_queryset(request).select_related("user")
+        return super().get_queryset(request).filter(tries__gt=0).select_related("user")
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False

@@ -90,6 +90,8 @@ class WithSavedFilters:
         """Of others nobody's."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
+        if not self.has_view_permission(request):
+            raise PermissionDenied
         mine = SavedFilter.objects.filter(pk=filter_id, owner_id=request.user.pk, listed=self.opts.model_name)
         if not mine.delete()[0]:
             raise Http404

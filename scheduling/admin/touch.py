@@ -155,7 +155,7 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
         row = self.get_object(request, str(object_id))
-        return super().get_actions_detail(request, object_id) if row and row.state in WAITING else []
+        return super().get_actions_detail(request, object_id) if row and _may_be_cancelled(row) else []
 
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
@@ -172,6 +172,10 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
             tone=STATE_TONES[row.state],
             channel=row.node.channel,
             failed=FailedTask.objects.filter(task_id=row.pk).first(),
-            may_cancel=row.state in WAITING and self.has_change_permission(request, row),
+            may_cancel=_may_be_cancelled(row) and self.has_change_permission(request, row),
             cancel_link=reverse("admin:scheduling_touch_cancel", args=[row.pk]),
         )
+
+
+def _may_be_cancelled(row: Touch) -> bool:
+    return row.state in WAITING or (row.state == "running" and row.sending_at is None)

@@ -123,7 +123,7 @@ def _send(template: Template, wanted: Mapping[str, Any]) -> tuple[Outcome | str,
     communities = {community.chat_id: community.targets} if community else {}
     try:
         channel = routing.channel_of(spec)
-        target = routing.target_for(spec, channel, who, chat_id, communities, config)
+        target = routing.target_for(spec, channel, who, chat_id, communities)
         event = sample_event(who.user_id, chat_id, wanted["event_data"])
         subject, body, locale = render(configuration.template_spec(template), who, event)
     except routing.NoTarget as error:

@@ -49,7 +49,7 @@ def line_to(receiver: AlertReceiver) -> Line:
     place = receiver.community
     who = CustomerSpec(0, "", addresses={channel.address_key: receiver.address} if receiver.address else {})
     chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
-    target = routing.target_for(spec, channel, who, chat_id, communities, configuration.current())
+    target = routing.target_for(spec, channel, who, chat_id, communities)
     if not target and not spec.config.get("url"):
         raise routing.NoTarget("no_target", f"no {spec.kind} target")
     return Line(spec, channel, dict(target))

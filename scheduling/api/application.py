@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.conf import settings
@@ -13,13 +14,25 @@ from ninja.parser import Parser
 from scheduling.api import bulk_actions, customers, events, failed_tasks, pauses, touches
 from scheduling.api.problems import answer_with_problems
 from scheduling.api.strict_json import decode
+from scheduling.errors import FieldError, InvalidInput
 
 
 class StrictParser(Parser):
     """What events are held to holds for every body."""
 
     def parse_body(self, request: HttpRequest) -> Any:
-        return decode(request.body)
+        try:
+            return decode(request.body)
+        except InvalidInput as error:
+            resource = request.path.removeprefix("/api/v1/").partition("/")[0]
+            raise InvalidInput(*(_named(each, resource) for each in error.errors)) from error
+
+
+def _named(error: FieldError, resource: str) -> FieldError:
+    """A place in an array, named as everywhere: `sessions.1.user_id`, not `[1].user_id`."""
+    if found := re.match(r"\[(\d+)\]", error.field):
+        return FieldError(f"{resource}.{found[1]}{error.field[found.end() :]}", error.message)
+    return error
 
 
 api = NinjaAPI(

@@ -90,11 +90,12 @@ def _batch(raw: Any, now: datetime) -> list[NewEvent]:
 
 
 def _binary(request: HttpRequest, media_type: str) -> dict[str, Any]:
-    """The attributes from the headers, the data from the body, as if it had come in one piece."""
+    """Return the attributes from the headers and the data from the body, as if it had come in one piece.
+
+    Without a `Content-Type` the data is JSON: the official SDKs send none by default.
+    """
     if media_type and media_type != PLAIN and not media_type.endswith("+json"):
         raise Problem(415, "The data must be application/json.")
-    if not media_type and request.body:
-        raise _unsupported()
     raw: dict[str, Any] = {}
     errors: list[FieldError] = _repeated(request)
     for name, value in request.META.items():

@@ -13,7 +13,7 @@ from django.http import HttpRequest
 from ninja import Field, Path, Router, Schema
 from pydantic import AfterValidator
 
-from scheduling import services
+from scheduling import services, sql
 from scheduling.api.auth import ApiKeyAuth
 from scheduling.api.cloudevents import FORBIDDEN
 from scheduling.api.schemas import ProblemOut, Request
@@ -77,7 +77,8 @@ def put_customer(request: HttpRequest, user_id: Path[UserId], customer: Customer
     changes = customer.model_dump(exclude_unset=True)
     if "email" in changes.get("addresses", {}):
         _check_email(changes["addresses"]["email"])
-    return _told(services.put_customer(user_id, changes))
+    with sql.brief_lock_waits():
+        return _told(services.put_customer(user_id, changes))
 
 
 @router.get("/customers/{path:user_id}", response={200: CustomerOut, PROBLEMS: ProblemOut})

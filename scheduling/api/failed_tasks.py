@@ -8,7 +8,7 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query, Router
 
-from scheduling import failed_tasks, selectors
+from scheduling import failed_tasks, selectors, sql
 from scheduling.api.auth import ApiKeyAuth, actor_of
 from scheduling.api.paging import Page, page_of, reading
 from scheduling.api.schemas import ActionIn, FailedTaskOut, FailedTasksOut, ProblemOut, ResolveIn, RetryIn, Text
@@ -57,28 +57,32 @@ def retry(request: HttpRequest, failed_id: UUID, wish: RetryIn) -> dict[str, Any
     already, and so asks for `confirm: true`."""
     if wish.as_new and not wish.confirm:
         raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
-    failed_tasks.retry(failed_id, actor_of(request, wish.reason), as_new=wish.as_new)
+    with sql.brief_lock_waits():
+        failed_tasks.retry(failed_id, actor_of(request, wish.reason), as_new=wish.as_new)
     return _find(failed_id)
 
 
 @router.post("/failed-tasks/{failed_id}/resolve", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
 def resolve(request: HttpRequest, failed_id: UUID, wish: ResolveIn) -> dict[str, Any]:
     """Settle an unknown outcome: was it delivered?"""
-    failed_tasks.resolve(failed_id, actor_of(request, wish.reason), delivered=wish.delivered)
+    with sql.brief_lock_waits():
+        failed_tasks.resolve(failed_id, actor_of(request, wish.reason), delivered=wish.delivered)
     return _find(failed_id)
 
 
 @router.post("/failed-tasks/{failed_id}/ignore", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
 def ignore(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, Any]:
     """Nothing is to be done about it. It can still be published again."""
-    failed_tasks.ignore(failed_id, actor_of(request, wish.reason))
+    with sql.brief_lock_waits():
+        failed_tasks.ignore(failed_id, actor_of(request, wish.reason))
     return _find(failed_id)
 
 
 @router.post("/failed-tasks/{failed_id}/archive", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
 def archive(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, Any]:
     """It is over."""
-    failed_tasks.archive(failed_id, actor_of(request, wish.reason))
+    with sql.brief_lock_waits():
+        failed_tasks.archive(failed_id, actor_of(request, wish.reason))
     return _find(failed_id)
 
 

@@ -17,6 +17,7 @@ from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix, set_urlconf
 
 from scheduling.api import metrics
+from scheduling.api.auth import admit_body
 from scheduling.api.problems import MEDIA_TYPE, Problem, problem_response
 from scheduling.api.threads import in_database_thread
 from scheduling.page_headers import NOT_A_PAGE, POLICY, protect
@@ -106,9 +107,16 @@ async def _read_body(scope: Any, receive: Any) -> bytes:
     """The whole body, or a `Problem` as soon as it is certain to be too long, announced or not."""
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     too_long = Problem(413, f"The body is longer than {limit} bytes.")
+    announced = False
     for name, value in scope["headers"]:
-        if name == b"content-length" and int(value) > limit:
-            raise too_long
+        if name == b"content-length":
+            announced = int(value) > 0
+            if int(value) > limit:
+                raise too_long
+        elif name == b"transfer-encoding":
+            announced = True
+    if announced:
+        await admit_body(scope["headers"])
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):

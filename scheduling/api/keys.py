@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from scheduling.models import ApiKey
+from scheduling.models import ApiKey, granted
 from scheduling.services import digest_of
 
 T = TypeVar("T")
@@ -66,7 +66,7 @@ class KeyRing:
                 _remember(self._strangers, digest, until, REMEMBERED_STRANGERS)
                 return None
             principal = Principal(
-                row.pk, row.name, frozenset(row.scopes), row.rate_per_minute, row.expires_at, row.revoked_at
+                row.pk, row.name, granted(row.scopes), row.rate_per_minute, row.expires_at, row.revoked_at
             )
             self._strangers.pop(digest, None)
             _remember(self._known, digest, (until, principal), REMEMBERED_KEYS)

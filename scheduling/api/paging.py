@@ -50,10 +50,12 @@ class Page(Schema):
             raise InvalidInput.of("cursor", "is not one that a list has given out") from error
 
 
-def page_of(items: Sequence[Any], ids: Sequence[UUID], limit: int) -> dict[str, Any]:
-    """The answer for up to `limit` + 1 items; the one too many says that there is a next page."""
-    more = len(items) > limit
-    return {"items": list(items[:limit]), "next": _cursor(ids[limit - 1]) if more else None}
+def page_of(items: Sequence[Any], ids: Sequence[UUID], limit: int, last: UUID | None = None) -> dict[str, Any]:
+    """The answer for up to `limit` + 1 items; the one too many says that there is a next page. So does `last`, the id
+    up to which a bounded search has looked."""
+    if len(items) > limit:
+        last = ids[limit - 1]
+    return {"items": list(items[:limit]), "next": _cursor(last) if last else None}
 
 
 def _cursor(last: UUID) -> str:

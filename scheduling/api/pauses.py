@@ -7,7 +7,7 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router
 
-from scheduling import services
+from scheduling import services, sql
 from scheduling.api.auth import ApiKeyAuth, actor_of
 from scheduling.api.schemas import PauseIn, PauseOut, ProblemOut, ResumeIn, ResumeOut
 
@@ -19,12 +19,14 @@ PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
 def pause(request: HttpRequest, wish: PauseIn) -> dict[str, Any]:
     """Park what falls due: “all”, “channel:<key>” or “node:<key>”. Pausing what is paused changes nothing."""
     reason = f"{actor_of(request).name}: {wish.reason}" if wish.reason else actor_of(request).name
-    row = services.pause(wish.scope, reason=reason)
+    with sql.brief_lock_waits():
+        row = services.pause(wish.scope, reason=reason)
     return {"scope": row.scope, "reason": row.reason, "paused_at": row.paused_at}
 
 
 @router.post("/resume", response={200: ResumeOut, PROBLEMS: ProblemOut})
 def resume(request: HttpRequest, wish: ResumeIn) -> dict[str, Any]:
     """End a pause. What it had parked is spread over the next minutes."""
-    services.resume(wish.scope)
+    with sql.brief_lock_waits():
+        services.resume(wish.scope)
     return {"scope": wish.scope, "resumed": True}

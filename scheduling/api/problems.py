@@ -13,6 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from ninja import NinjaAPI
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 
+from scheduling import sql
 from scheduling.api.strict_json import NotJson
 from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInput, NotFound
 
@@ -101,6 +102,9 @@ def _problem_of(error: BaseException) -> Problem | None:
             return Problem(error.status_code, str(error))
         case Http404():
             return Problem(404, "There is no such thing.")
+        case OperationalError() if sql.is_lock_timeout(error):
+            log.warning("row_locked", error=str(error))
+            return Problem(503, "Another transaction holds this row. Nothing is changed; send it again.", retry_after=0)
         case OperationalError() | InterfaceError():
             log.warning("database_unavailable", error=str(error))
             return unavailable()
@@ -115,7 +119,8 @@ def _of_validation(error: ValidationError) -> Problem:
 def _field_error(raw: Mapping[str, Any]) -> FieldError:
     location = [str(part) for part in raw.get("loc", ())]
     if location[:1] == ["body"]:
-        location = location[2:]
+        # The argument's name is ours, but where the body is an array it names what it holds: `sessions.1.user_id`.
+        location = location[1 if location[2:3] and location[2].isdigit() else 2 :]
     elif location[:1] in (["query"], ["path"], ["header"]):
         location = location[1:]
     return FieldError(".".join(location), str(raw.get("msg", "")))

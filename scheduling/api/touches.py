@@ -10,7 +10,7 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query, Router
 
-from scheduling import selectors, services
+from scheduling import selectors, services, sql
 from scheduling.api.auth import ApiKeyAuth, actor_of
 from scheduling.api.bindings import read_events
 from scheduling.api.events import EVENT_BODY
@@ -40,10 +40,13 @@ class TouchFilters(Page):
 
 @router.get("/touches", response={200: TouchesOut, PROBLEMS: ProblemOut})
 def list_touches(request: HttpRequest, filters: Query[TouchFilters]) -> dict[str, Any]:
-    """Touches, newest first. `event` is an event's id, which `source` narrows down to one. 503 where it takes too long
-    to find them: then name a user or an event."""
+    """Touches, newest first. `event` is an event's id, which `source` narrows down to one.
+
+    A search by `node` or by `source` alone looks at 100 000 touches for one page. Such a page may have fewer items than
+    `limit`, or none, and a `next`: the list ends where `next` is null. 503 where a page takes too long to read: then
+    name a user or an event."""
     with reading():
-        rows = selectors.touches_page(
+        rows, last = selectors.touches_page(
             user=filters.user,
             event=filters.event,
             source=filters.source,
@@ -52,7 +55,7 @@ def list_touches(request: HttpRequest, filters: Query[TouchFilters]) -> dict[str
             before=filters.before(),
             limit=filters.limit + 1,
         )
-        return page_of(_told(rows), [row.task_id for row in rows], filters.limit)
+        return page_of(_told(rows), [row.task_id for row in rows], filters.limit, last)
 
 
 @router.get("/touches/{task_id}", response={200: TouchOut, PROBLEMS: ProblemOut})
@@ -63,8 +66,9 @@ def get_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
 
 @router.post("/touches/{task_id}/cancel", response={200: TouchOut, PROBLEMS: ProblemOut})
 def cancel_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
-    """Call off a touch that has not begun. 409 where it runs already or has ended."""
-    services.cancel_touch(task_id, actor=actor_of(request).name)
+    """Cancel a touch that is not marked as sending yet. 409 where it is, or where it has ended."""
+    with sql.brief_lock_waits():
+        services.cancel_touch(task_id, actor=actor_of(request).name)
     return _find(task_id)
 
 

@@ -42,7 +42,8 @@ class Deed:
 
 
 def _call_off(task_id: UUID, actor: Actor) -> None:
-    services.cancel_touch(task_id, actor=actor.name)
+    # A batch holds the locks of up to a hundred touches, and settling locks many in any order.
+    services.cancel_touch(task_id, actor=actor.name, wait=False)
 
 
 OPEN, IGNORED = FailedTask.State.OPEN.value, FailedTask.State.IGNORED.value

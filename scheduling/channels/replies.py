@@ -4,6 +4,9 @@ Sources: Standard Webhooks (2xx is success, 410 disables, 429/502/504 slow down,
 the rest. A receiver that answers has received and says what became of it, with two exceptions that are `Unknown`: 502
 and 504 come from a gateway, which does not know what the one behind it did; and any 5xx but 503 may hide an effect
 where a repeat would have a second one.
+
+Where a repeat has no second effect, a 4xx is retried too: an ingress that is being deployed answers 404, an expired
+certificate or token 401 or 403. 410, 413 and 422 say something about the message or the address that no retry changes.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ REPLY_LENGTH = 1_000  # characters
 LONGEST_RETRY_AFTER = timedelta(days=1)
 GATEWAY = frozenset({502, 504})
 NOT_PROCESSED = frozenset({408, 425, 429, 503})  #: the receiver says it did not even begin
+FINAL = frozenset({410, 413, 422})  #: no retry changes the answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ def judge_status(response: Response, *, repeatable: bool) -> Outcome:
             return Transient("throttled", said, retry_after(response), status)
         case _ if status in GATEWAY:
             return Unknown(f"http_{status}", said)
-        case _ if status in NOT_PROCESSED or (500 <= status < 600 and repeatable):
+        case _ if status in NOT_PROCESSED or (400 <= status < 600 and repeatable and status not in FINAL):
             return Transient(f"http_{status}", said, retry_after(response), status)
         case _ if 500 <= status < 600:
             return Unknown(f"http_{status}", said)

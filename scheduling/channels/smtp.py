@@ -2,7 +2,8 @@
 
 smtplib blocks, so a conversation runs in a thread; its timeouts count for each read only, so a dripping server is ended
 by shutting the socket down from outside. The border is the first byte of the message after the server's 354: before it
-nothing was delivered (RFC 5321, 4.1.1.4), after it only a final reply can tell.
+nothing was delivered (RFC 5321, 4.1.1.4), after it only a final reply can tell. aiosmtplib bounds replies too, but its
+one call sends DATA and the content, so that a lost connection does not tell before from after.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ AT_ONCE = 32  #: mails on their way by one channel, each in a thread
 THREADS = 1_024  #: of all channels together, made as they are needed: a mail whose time runs never waits for one
 DEFAULT_PORTS = {"smtp": 25, "smtps": 465}
 START_MAIL_INPUT = 354
+MAX_REPLY = 32_768  #: bytes of one reply, all its lines together; RFC 5321 asks for lines of 512
+MAX_REPLY_LINES = 100
 NO_SUCH_MAILBOX = (b"5.1.1", b"5.1.6")  # RFC 3463: bad destination mailbox, mailbox has moved
 
 
@@ -82,6 +85,38 @@ class Abandoned(Exception):
     """The caller has gone; nothing more may be sent."""
 
 
+class ReplyTooLong(smtplib.SMTPException):
+    """The relay's reply exceeds `MAX_REPLY` or `MAX_REPLY_LINES`."""
+
+
+class BoundedSMTP(smtplib.SMTP):
+    """smtplib bounds the lines of a reply, not their number."""
+
+    def getreply(self) -> tuple[int, bytes]:
+        """Raises `ReplyTooLong`, also for one long line: smtplib reports that as a refusal with code 500."""
+        if self.file is None:
+            self.file = self.sock.makefile("rb")  # type: ignore[union-attr]
+        said: list[bytes] = []
+        left = MAX_REPLY
+        while len(said) < MAX_REPLY_LINES:
+            try:
+                line = self.file.readline(left + 1)
+            except OSError:
+                line = b""
+            if not line:
+                self.close()
+                raise smtplib.SMTPServerDisconnected("Connection unexpectedly closed")
+            left -= len(line)
+            if left < 0:
+                break
+            said.append(line[4:].strip(b" \t\r\n"))
+            if not line[:3].isdigit():
+                return -1, b"\n".join(said)
+            if line[3:4] != b"-":
+                return int(line[:3]), b"\n".join(said)
+        raise ReplyTooLong
+
+
 class Conversation:
     """Hands one message to the relay. `run` belongs to a thread, `abandon` to whoever waits for it."""
 
@@ -92,7 +127,7 @@ class Conversation:
         self._stage = Stage.GREETING
         self._abandoned = False
         self._line: socket.socket | None = None
-        self._smtp = smtplib.SMTP(local_hostname="localhost")
+        self._smtp = BoundedSMTP(local_hostname="localhost")
 
     def run(self) -> Outcome:
         """The whole exchange. Never raises for what the network or the relay does."""
@@ -109,6 +144,8 @@ class Conversation:
             return self._broken("timeout")
         except Refused as refused:
             return refused.outcome()
+        except ReplyTooLong:
+            return self._broken("garbled")
         except (OSError, smtplib.SMTPException) as error:
             return self._broken("tls" if isinstance(error, ssl.SSLError) else "disconnected", error)
         finally:

@@ -15,6 +15,7 @@ from scheduling.config_file.section import Change, Difference, Stamp
 from scheduling.config_file.values import KEY, Choice, Text
 from scheduling.errors import InvalidInput
 from scheduling.models import Category, Template, TemplateText
+from scheduling.templating import MAX_SOURCE
 
 LOCALE = "zh-hans"
 
@@ -33,7 +34,7 @@ class Templates(RowSection):
         Field("locale", Text(20), default=LOCALE),
         Field("subject", Text(200, empty=True), default=""),
         # `body: null` is a template that has no text yet.
-        Field("body", Text(1_000_000), default=None),
+        Field("body", Text(MAX_SOURCE), default=None),
     )
 
     def read(self, given: Any, draft: Draft) -> list[Wanted]:

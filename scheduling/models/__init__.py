@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from scheduling.models.access import ApiKey, Pause, Scope
+from scheduling.models.access import INCLUDED, ApiKey, Pause, Scope, granted
 from scheduling.models.alert import Alert, AlertReceiver
 from scheduling.models.bulk_action import BulkAction
 from scheduling.models.customer import Community, Complaint, Customer
@@ -29,9 +29,10 @@ from scheduling.models.versioned import Configuration
 from scheduling.models.what_if import WhatIfRun
 
 __all__ = [
-    "LEASED", "WAITING", "Alert", "AlertReceiver", "ApiKey", "Attempt", "BulkAction", "CapSwitch", "Category",
+    "INCLUDED", "LEASED", "WAITING", "Alert", "AlertReceiver", "ApiKey", "Attempt", "BulkAction", "CapSwitch",
+    "Category",
     "ChannelConfig", "Community", "Complaint", "Configuration", "Customer", "DelayRule", "DisabledTarget", "Event",
     "EventType", "FailedLogin", "FailedTask", "GuardedRollout", "HarassmentRule", "LedgerRow", "Node", "OnRepeat",
     "OverCap", "Pause", "Priority", "RolloutMove", "SavedFilter", "Scope", "Stage", "Switch", "Template",
-    "TemplateText", "Touch", "TouchState", "Verdict", "WhatIfRun",
+    "TemplateText", "Touch", "TouchState", "Verdict", "WhatIfRun", "granted",
 ]  # fmt: skip

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from django.conf import settings
 from django.db import models
 from django.utils.timezone import now
@@ -11,8 +13,21 @@ class Scope(models.TextChoices):
     TOUCHES = "touches", _("Touches")
     CUSTOMERS = "customers", _("Customers")
     SESSIONS = "sessions", _("Sessions")
-    RPA = "rpa", _("RPA jobs")
+    RPA_PUBLISH = "rpa.publish", _("RPA: publish jobs")
+    RPA_READ = "rpa.read", _("RPA: read jobs, payloads, evidence and shops")
+    RPA_OPERATE = "rpa.operate", _("RPA: cancel jobs; pause, resume and log in shops")
+    RPA = "rpa", _("RPA: all three")
     FAILED_TASKS = "failed-tasks", _("Failed tasks")
+
+
+#: What a scope includes. A key keeps the scope that it was made with.
+INCLUDED = {Scope.RPA.value: frozenset({Scope.RPA_PUBLISH.value, Scope.RPA_READ.value, Scope.RPA_OPERATE.value})}
+
+
+def granted(scopes: Iterable[str]) -> frozenset[str]:
+    """Return the scopes with those that they include."""
+    stored = frozenset(scopes)
+    return stored.union(*(INCLUDED.get(scope, frozenset()) for scope in stored))
 
 
 class ApiKey(models.Model):

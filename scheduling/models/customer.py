@@ -5,11 +5,12 @@ from django.db.models import F, Q
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
-from scheduling.models.secret import EncryptedJSONField
+from scheduling.models.addressed import Addressed
+from scheduling.models.secret import EncryptedJSONField, Sealed
 from scheduling.specs import CustomerSpec
 
 
-class Customer(models.Model):
+class Customer(Addressed):
     """Whom a touch is for. Its row lock is what makes the guards atomic."""
 
     user_id = models.CharField(_("user id"), max_length=200, unique=True)
@@ -46,6 +47,9 @@ class Customer(models.Model):
     def __str__(self) -> str:
         return self.name or self.user_id
 
+    def addresses_held(self) -> set[str]:
+        return {str(address) for address in self.addresses.values()} if isinstance(self.addresses, dict) else set()
+
     def spec(self) -> CustomerSpec:
         """What the pure modules reason about."""
         return CustomerSpec(
@@ -62,7 +66,7 @@ class Customer(models.Model):
         )
 
 
-class Community(models.Model):
+class Community(Addressed):
     """A group chat or conversation, and where a message for it goes."""
 
     chat_id = models.CharField(_("chat id"), max_length=200, unique=True)
@@ -78,6 +82,12 @@ class Community(models.Model):
 
     def __str__(self) -> str:
         return self.name or self.chat_id
+
+    def addresses_held(self) -> set[str]:
+        if isinstance(self.targets, Sealed) or not isinstance(self.targets, dict):
+            return set()
+        targets = [each for each in self.targets.values() if isinstance(each, dict)]
+        return {str(each.get("url") or each.get("address") or "") for each in targets}
 
 
 class Complaint(models.Model):

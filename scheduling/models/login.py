@@ -6,7 +6,10 @@ from django.utils.translation import gettext_lazy as _
 
 
 class FailedLogin(models.Model):
-    """How often a name was tried from an address since somebody last came in with it. Moved by `scheduling.logins`."""
+    """Tries of a name from an address since its last login from there. Written by `scheduling.logins` only.
+
+    The row with the address `*` counts the name over all addresses.
+    """
 
     #: A keyed digest of the name: now and then people type their password there.
     digest = models.CharField(max_length=64, editable=False)
@@ -16,6 +19,7 @@ class FailedLogin(models.Model):
     )
     tries = models.PositiveIntegerField(_("failed tries"), editable=False)
     last_at = models.DateTimeField(_("last try"), editable=False, db_index=True)
+    succeeded_at = models.DateTimeField(null=True, editable=False)
 
     class Meta:
         verbose_name = _("failed login")

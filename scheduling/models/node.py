@@ -10,8 +10,9 @@ from django.db import models
 from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
+from scheduling.models.addressed import Addressed
 from scheduling.models.ledger import Priority
-from scheduling.models.secret import EncryptedJSONField
+from scheduling.models.secret import EncryptedJSONField, Sealed
 from scheduling.models.versioned import Versioned
 
 key_validator = RegexValidator(
@@ -86,7 +87,7 @@ class TemplateText(models.Model):
             Template.objects.filter(pk=self.template_id).update(version=models.F("version") + 1)
 
 
-class ChannelConfig(Versioned):
+class ChannelConfig(Addressed, Versioned):
     """A way out: a kind from `settings.CHANNELS` with its settings."""
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
@@ -111,9 +112,14 @@ class ChannelConfig(Versioned):
     def __str__(self) -> str:
         return self.key
 
+    def addresses_held(self) -> set[str]:
+        if isinstance(self.config, Sealed) or not isinstance(self.config, dict):
+            return set()
+        return {str(self.config.get("url") or "")}
+
 
 class DisabledTarget(models.Model):
-    """A receiver that said it is gone (410). Deleting the row enables it again."""
+    """A receiver that said it is gone (410). Deleting the row enables it again (see `scheduling.disabled_targets`)."""
 
     channel = models.ForeignKey(ChannelConfig, on_delete=models.CASCADE, verbose_name=_("channel"))
     target_digest = models.CharField(_("target"), max_length=64, help_text=_("SHA-256 of the address"))
@@ -125,6 +131,10 @@ class DisabledTarget(models.Model):
         verbose_name = _("disabled target")
         verbose_name_plural = _("disabled targets")
         constraints = [models.UniqueConstraint(fields=["channel", "target_digest"], name="disabled_once")]
+        indexes = [
+            models.Index(fields=["disabled_at"], name="disabled_since"),  # read by retention
+            models.Index(fields=["target_digest"], name="disabled_address"),  # read where an address changes
+        ]
 
     def __str__(self) -> str:
         return f"{self.channel_id} {self.target_digest[:12]}"

@@ -142,7 +142,7 @@ class Attempt(models.Model):
     reason = models.CharField(_("reason"), max_length=64, blank=True)
     detail = models.TextField(_("detail"), blank=True)
     status = models.IntegerField(_("status"), null=True)
-    subject = models.CharField(_("subject"), max_length=200, blank=True)
+    subject = models.TextField(_("subject"), blank=True)  #: whole, as a repeat sends it again
     body = models.TextField(_("body"), blank=True)
 
     class Meta:

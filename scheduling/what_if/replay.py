@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 from django.conf import settings
 
 from scheduling.configuration import Snapshot
+from scheduling.disabled_targets import Lookup
 from scheduling.intake import ACTIVITY_GRAIN
 from scheduling.models.secret import Unreadable
 from scheduling.rendering import CannotRender, render
@@ -135,11 +136,12 @@ class _Preparation:
 
     config: Snapshot
     targets: Mapping[str, Mapping[str, Any]]
+    disabled: Lookup = field(default_factory=Lookup)
 
     def __call__(self, node: NodeSpec, template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> str:
         try:
             channel = channel_of(node.channel)
-            target_for(node.channel, channel, customer, event.chat_id, self.targets, self.config)
+            target_for(node.channel, channel, customer, event.chat_id, self.targets, self.disabled)
             render(template, customer, event)
         except NoTarget as error:
             return error.reason

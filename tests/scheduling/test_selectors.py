@@ -85,7 +85,7 @@ def test_an_event_is_found_by_its_id_among_many_sources(matrix: Any, happen: Cal
     for number in range(5):
         happen(source=f"s{number}", event_id="e1", user=f"u{number}")
         happen(source=f"s{number}", event_id="e2", user=f"u{number}")
-    found = selectors.touches_page(event="e1")
+    found = selectors.touches_page(event="e1")[0]
     assert {(touch.event.source, touch.event.event_id) for touch in found} == {
         (f"s{number}", "e1") for number in range(5)
     }
@@ -98,11 +98,33 @@ def test_a_page_costs_the_same_however_many(
     for number in range(5):
         happen(user=f"u{number}")
     with django_assert_num_queries(3):
-        page = selectors.touches_page(limit=5)
+        page, _ = selectors.touches_page(limit=5)
         assert [(touch.node.key, touch.event.type, touch.latest_verdicts) for touch in page] == [  # type: ignore[attr-defined]
             ("guide", "material.downloaded", [])
         ] * 5
     assert Customer.objects.count() == 5
+
+
+def test_touches_page_by_a_rare_node_looks_no_further_than_its_bound(
+    matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selectors, "LOOKED_AT", 4)
+    matrix.node("often")
+    matrix.node("rare", trigger="order.paid")
+    kinds = [happen(type).task_ids[0] for type in ["order.paid", *["material.downloaded"] * 8, "order.paid"]]
+
+    pages, before = [], None
+    while True:
+        found, before = selectors.touches_page(node="rare", before=before)
+        pages.append([each.pk for each in found])
+        if before is None:
+            break
+
+    assert pages == [[kinds[-1]], [], [kinds[0]]]
+    assert selectors.touches_page(node="rare", user="ann") == (
+        [*Touch.objects.filter(pk__in=[kinds[0], kinds[-1]]).order_by("-pk")], None,
+    )  # fmt: skip
+    assert len(selectors.touches_page(source="shop", limit=9)[0]) == 4
 
 
 # --- few among many --------------------------------------------------------------------------------------------------
@@ -123,8 +145,8 @@ def many(matrix: Any, happen: Callable[..., Any]) -> dict[str, list[UUID]]:
 @pytest.mark.parametrize("state", RARE)
 def test_a_rare_state_is_found_among_many_by_its_index(many: dict[str, list[UUID]], state: str) -> None:
     plan = _plan(lambda: selectors.touches_page(state=state, limit=3))
-    assert [each.pk for each in selectors.touches_page(state=state)] == many[state]
-    assert [each.pk for each in selectors.touches_page(state=state, before=many[state][1])] == many[state][2:]
+    assert [each.pk for each in selectors.touches_page(state=state)[0]] == many[state]
+    assert [each.pk for each in selectors.touches_page(state=state, before=many[state][1])[0]] == many[state][2:]
     assert "Index Scan Backward using touch_rare on" in plan, plan
     assert "Sort" not in plan, plan
 

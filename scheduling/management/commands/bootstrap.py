@@ -77,7 +77,11 @@ class Command(BaseCommand):
         editor = operator + named([f"{verb}_{model}" for verb in ("add", "change", "delete") for model in EDITED])
         editor += named(["change_job"])  # another payload than the one that is there
         editor += named(["add_whatifrun", "publish_whatifrun"])
-        for name, permissions in (("viewer", viewer), ("operator", operator), ("editor", editor)):
+        # Whose members can run programs on execution nodes.
+        commander = viewer + named([*(f"{verb}_flow" for verb in ("add", "change", "delete")), "define_command"])
+        for name, permissions in (
+            ("viewer", viewer), ("operator", operator), ("editor", editor), ("command editor", commander)
+        ):  # fmt: skip
             group, _ = Group.objects.get_or_create(name=name)
             group.permissions.add(*permissions)
 

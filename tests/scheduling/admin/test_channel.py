@@ -123,3 +123,29 @@ def test_a_target_of_another_house_is_refused_at_its_field(editor: Client, admin
     errors = answer.context["adminform"].form.errors
     assert list(errors) == ["target_wecom_url"]
     assert "the host must be qyapi.weixin.qq.com" in str(errors)
+
+
+@pytest.mark.parametrize("group", ["viewer", "operator", "editor", "admin"])
+def test_version_page_with_a_valid_form_posted_saves_nothing(
+    hook: ChannelConfig, as_member: Any, admin_url: Url, group: str
+) -> None:
+    """The form is the one that the page of the channel takes, so that only the method can be the reason."""
+    client = as_member(group)
+    form = {
+        "key": "hook", "kind": "webhook", "timeout": "7s", "retry_delays": "", "settings": "", "idempotent": "on",
+        "secret_url": "https://attacker.example/", "secret_secret": "", "change_reason": "",
+        "disabledtarget_set-TOTAL_FORMS": "0", "disabledtarget_set-INITIAL_FORMS": "0",
+    }  # fmt: skip
+    version = hook.history.latest().pk
+    answer = client.post(admin_url("channelconfig_simple_history", hook.pk, version), form)
+    assert answer.status_code == 405
+    assert client.post(admin_url("channelconfig_history", hook.pk), form).status_code == 405
+    hook.refresh_from_db()
+    assert (hook.config["url"], hook.version) == ("https://example.com/in?token=hush", 1)
+    page = client.get(admin_url("channelconfig_simple_history", hook.pk, version))
+    assert page.status_code == 200
+    assert 'name="timeout"' not in page.content.decode(), "an old state is shown, not edited"
+    if group in ("editor", "admin"):
+        assert client.post(admin_url("channelconfig_change", hook.pk), form).status_code == 302
+        hook.refresh_from_db()
+        assert hook.config["url"] == "https://attacker.example/"

@@ -12,9 +12,11 @@ from django.contrib.auth.models import User
 from django.core.management import call_command
 from django.db import connections
 from django.db.models import F
+from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
 
+from scheduling.logins import ADDRESSES, ANY, KNOWN_FOR
 from scheduling.models import FailedLogin
 
 pytestmark = pytest.mark.django_db
@@ -57,14 +59,42 @@ def test_coming_in_ends_the_count() -> None:
     for _ in range(3):
         guess(4)
         assert attempt("right") is None
-    assert not FailedLogin.objects.exists()
+    assert not FailedLogin.objects.filter(tries__gt=0).exclude(address=ANY).exists()
+
+
+def test_login_chosen_addresses_locks_the_name_except_where_it_has_logged_in(settings: Any) -> None:
+    settings.AFTERTOUCH_LOGIN_TRIES = 2
+    assert attempt("right", address="198.51.100.1") is None
+    for number in range(2 * ADDRESSES):
+        assert attempt(address=f"192.0.2.{number}") is not None
+    assert LOCKED in attempt("right", address="192.0.2.99")
+    assert attempt("right", address="198.51.100.1") is None
+    assert LOCKED in attempt("right", address="192.0.2.99"), "one login elsewhere does not release the name"
+
+
+def test_login_address_known_for_too_long_is_not_exempt(settings: Any) -> None:
+    settings.AFTERTOUCH_LOGIN_TRIES = 1
+    assert attempt("right") is None
+    FailedLogin.objects.filter(address="192.0.2.1").update(succeeded_at=Now() - KNOWN_FOR)
+    for number in range(2, 2 + ADDRESSES):
+        attempt(address=f"192.0.2.{number}")
+    assert LOCKED in attempt("right")
+
+
+def test_cleanup_keeps_known_addresses_only() -> None:
+    assert attempt("right") is None
+    guess(1, address="192.0.2.2")
+    FailedLogin.objects.update(last_at=F("last_at") - timedelta(days=2))
+    guess(1, name="somebody")
+    found = FailedLogin.objects.filter(user__isnull=False)
+    assert list(found.values_list("address", flat=True)) == ["192.0.2.1"]
 
 
 def test_the_lock_ends_by_itself_and_guessing_on_does_not_prolong_it(settings: Any) -> None:
     guess(5)
-    last = FailedLogin.objects.get().last_at
+    last = FailedLogin.objects.exclude(address=ANY).get().last_at
     guess(3)
-    assert FailedLogin.objects.get().last_at == last
+    assert FailedLogin.objects.exclude(address=ANY).get().last_at == last
     FailedLogin.objects.update(last_at=F("last_at") - settings.AFTERTOUCH_LOGIN_LOCKOUT - timedelta(seconds=1))
     assert LOCKED not in attempt()
     assert attempt("right") is None
@@ -73,7 +103,7 @@ def test_the_lock_ends_by_itself_and_guessing_on_does_not_prolong_it(settings: A
 def test_an_unknown_name_is_locked_in_the_same_words_and_not_written_down() -> None:
     guess(5, name="my password by mistake")
     assert LOCKED in attempt(name="my password by mistake")
-    row = FailedLogin.objects.get()
+    row = FailedLogin.objects.exclude(address=ANY).get()
     assert row.user is None
     assert "mistake" not in str(row.__dict__)
 
@@ -113,7 +143,7 @@ def test_a_command_unlocks() -> None:
 def test_an_administrator_unlocks_and_others_only_look(as_member: Any, admin_url: Any) -> None:
     guess(5)
     url = admin_url("failedlogin_changelist")
-    pick = {"action": "unlock", "_selected_action": [FailedLogin.objects.get().pk]}
+    pick = {"action": "unlock", "_selected_action": [FailedLogin.objects.exclude(address=ANY).get().pk]}
     viewer = as_member("viewer")
     assert "192.0.2.1" in viewer.get(url).content.decode()
     viewer.post(url, pick)
@@ -126,7 +156,7 @@ def test_old_tries_are_forgotten() -> None:
     guess(1, name="somebody")
     FailedLogin.objects.update(last_at=F("last_at") - timedelta(days=2))
     guess(1)
-    assert FailedLogin.objects.get().user is not None
+    assert FailedLogin.objects.exclude(address=ANY).get().user is not None
 
 
 def test_redis_has_no_part_in_it(settings: Any) -> None:
@@ -153,7 +183,7 @@ def test_guesses_at_the_same_moment_are_counted_one_by_one() -> None:
     for each in threads:
         each.join()
     assert len([page for page in answers if LOCKED not in page]) == 4
-    assert FailedLogin.objects.get().tries == 5
+    assert FailedLogin.objects.exclude(address=ANY).get().tries == 5
     assert LOCKED in attempt("right")
 
 

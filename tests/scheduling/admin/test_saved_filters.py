@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.contrib.messages import get_messages
 from django.test import Client
 
 from scheduling.models import SavedFilter
@@ -61,8 +62,11 @@ def test_who_may_not_act_keeps_filters_for_themselves(viewer: Client, admin_url:
 
 def test_what_has_no_name_or_no_filter_is_not_kept(viewer: Client, admin_url: Url) -> None:
     for name, query in (("", "reason=cap"), ("x", ""), ("x", "p=3"), ("x" * 61, "reason=cap")):
-        keep(viewer, admin_url, "touch", name, query)
+        answer = keep(viewer, admin_url, "touch", name, query)
+        assert str(list(get_messages(answer.wsgi_request))[-1]) == "A name and a filter are needed."
     assert not SavedFilter.objects.exists()
+    keep(viewer, admin_url, "touch", "x" * 60, "reason=cap")
+    assert links(viewer, admin_url, "touch") == {"x" * 60: "reason=cap"}, "the longest name that is kept"
 
 
 def test_a_link_stays_within_its_list(viewer: Client, admin_url: Url) -> None:

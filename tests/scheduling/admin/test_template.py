@@ -22,6 +22,11 @@ def test_a_text_that_cannot_be_rendered_is_refused_at_its_body(
         ("hi {{ user.nickname }}", "unknown variable “user.nickname”"),
         ("hi\n{{ user.name", "line 2"),
         ("{{ wallet }}", "unknown variable “wallet”"),
+        ("{{ " + "9" * 5_000 + " }}", "line 1: a number or a name must not be longer than 20 characters"),
+        ("{% if 1 %}" * 200 + "{% endif %}" * 200, "it is nested too deeply"),
+        ("{% if 1 %}" * 300 + "{% endif %}" * 300, "it is nested too deeply"),
+        ("{{ " + "[" * 1_900 + "]" * 1_900 + " }}", "it is nested too deeply"),
+        ("x" * 70_000, "must not be longer than 32768 characters"),
     ):
         answer = editor.post(url, filled(url, **{"texts-0-body": body}))
         errors = answer.context["inline_admin_formsets"][0].formset.errors[0]

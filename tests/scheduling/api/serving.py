@@ -41,7 +41,16 @@ def serving(**environ: str) -> Iterator[str]:
         env = {"DATABASE_URL": database_url(), "REDIS_URL": environment().redis, **os.environ, **environ}
         command = [sys.executable, "-m", "uvicorn", "tests.patient_asgi:application", "--fd", str(listener.fileno())]
         process = subprocess.Popen(
-            [*command, "--log-level", "warning", "--no-access-log", "--timeout-graceful-shutdown", "2"],
+            [
+                *command,
+                "--http",
+                "config.http_protocol:BoundedHttpProtocol",
+                "--log-level",
+                "warning",
+                "--no-access-log",
+                "--timeout-graceful-shutdown",
+                "2",
+            ],
             cwd=ROOT,
             env=env,
             pass_fds=[listener.fileno()],

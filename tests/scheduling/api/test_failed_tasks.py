@@ -110,7 +110,10 @@ def test_ignoring_and_archiving(api: Client, fail: Callable[..., FailedTask]) ->
 @pytest.mark.parametrize("action", ["retry", "resolve", "ignore", "archive"])
 def test_a_failed_task_that_is_not_there(api: Client, action: str) -> None:
     body = {"delivered": True} if action == "resolve" else {}
-    assert api("POST", f"/failed-tasks/{new_id()}/{action}", body).status_code == 404
+    failed_id = new_id()
+    answer = api("POST", f"/failed-tasks/{failed_id}/{action}", body)
+    assert answer.status_code == 404
+    assert answer.json()["detail"] == f"There is no failed task {failed_id}.", "a route that is gone says less"
 
 
 # --- all that match -----------------------------------------------------------------------------------------------

@@ -7,7 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.test import Client as DjangoClient
 
+from scheduling import selectors
 from scheduling.ids import new_id
 from scheduling.models import Attempt, Event, Pause, Touch, Verdict
 from tests.scheduling.api.serving import Client, told
@@ -92,6 +94,25 @@ def test_a_list_goes_on_where_it_stopped_while_new_ones_come(
     assert [len(page) for page in pages] == [3, 3, 1]
     assert [task_id for page in pages for task_id in page] == made[::-1]
     assert last["next"] is None
+
+
+def test_list_touches_of_a_rare_node_answers_and_its_cursor_moves_on(
+    touch: Touch, key: str, matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process: the bound is a constant."""
+    monkeypatch.setattr(selectors, "LOOKED_AT", 2)
+    matrix.node("often", trigger="order.paid")
+    for number in range(4):
+        happen("order.paid", user=f"u{number}")
+
+    pages, cursor = [], ""
+    while cursor is not None:
+        given = {"node": "guide", "limit": 1, "cursor": cursor}
+        page = DjangoClient().get("/api/v1/touches", given, headers={"Authorization": f"Bearer {key}"}).json()
+        pages.append([item["task_id"] for item in page["items"]])
+        cursor = page["next"]
+
+    assert pages == [[], [], [str(touch.task_id)]]
 
 
 def test_a_full_last_page_has_no_next(api: Client, touch: Touch) -> None:

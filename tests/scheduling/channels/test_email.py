@@ -4,6 +4,8 @@ import asyncio
 import email
 import email.policy
 import ssl
+import tracemalloc
+from base64 import urlsafe_b64decode
 from datetime import UTC, datetime, timedelta
 from email.message import EmailMessage
 from time import monotonic
@@ -76,8 +78,28 @@ def test_a_token_names_its_customer_and_nobody_else_can_make_one(user_id: str) -
     for forged in (token[:-1], token + "x", signing.dumps(user_id, salt="other"), "", "a:b:c"):
         with pytest.raises(signing.BadSignature):
             read_token(forged)
+
+
+def test_token_shows_nothing_of_the_user_id() -> None:
+    user_id = "customer-4711"
+    token = make_token(user_id)
+    shown = token + "".join(
+        urlsafe_b64decode(token[start:] + "=" * (-len(token[start:]) % 4)).decode("latin-1") for start in range(4)
+        if len(token[start:]) % 4 != 1
+    )  # fmt: skip
+    assert user_id not in shown
+    assert "4711" not in shown
+    assert make_token(user_id) != token, "two mails to one customer cannot be told to be of one"
+
+
+def test_token_of_an_earlier_key_is_read(settings: Settings) -> None:
+    token = make_token("alice")
+    settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
+    settings.SECRET_KEY = "another-key-" * 5
+    assert read_token(token) == "alice"
+    settings.SECRET_KEY_FALLBACKS = []
     with pytest.raises(signing.BadSignature):
-        read_token(signing.dumps(["alice"], salt="unsubscribe"))
+        read_token(token)
 
 
 @pytest.mark.parametrize("breaker", ["\r\n", "\n", "\r", "\u2028", "\x0b", "\x00", "\x85"])
@@ -138,6 +160,42 @@ async def test_what_a_reply_means(cast: Cast, verb: str, line: str, expected: Ou
         assert isinstance(outcome, (Transient, Delivered))
     else:
         assert outcome == expected
+
+
+MANY_LINES, LONG_LINE = b"250-more of the same\r\n" * 2_000, b"250 " + b"x" * 64_000
+
+
+@pytest.mark.parametrize("flood", [MANY_LINES, LONG_LINE], ids=["many lines", "one line"])
+@pytest.mark.parametrize(
+    ("verb", "expected"),
+    [("GREETING", Transient), ("EHLO", Transient), ("MAIL", Transient), ("DATA", Transient), ("END", Unknown)],
+)
+async def test_relay_endless_reply_is_cut_off_in_bounded_memory(
+    cast: Cast, verb: str, expected: type[Outcome], flood: bytes
+) -> None:
+    """Without a bound the reply took all that the relay sent within the timeout: 400 MB in 6 s."""
+    taken = 0
+
+    async def endless(talk: Talk) -> None:
+        nonlocal taken
+        while taken < 16_000_000:
+            talk.writer.write(flood)
+            await talk.writer.drain()  # raises when the client hangs up
+            taken += len(flood)
+        talk.slam()
+
+    async with RelayServer({verb: endless}) as relay:
+        tracemalloc.start()
+        try:
+            outcome = await sent(cast, relay.url, timedelta(seconds=15))
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+        await relay.hung_up()
+
+    assert outcome == expected("garbled", "")
+    assert peak < 4_000_000
+    assert taken < 16_000_000
 
 
 @pytest.mark.parametrize("verb", ["GREETING", "EHLO", "MAIL", "RCPT", "DATA"])

@@ -127,11 +127,14 @@ RETRY = {"retry-after": "120"}
         (202, {}, Delivered("said", 202)),
         (301, {"location": "http://169.254.169.254/"}, Permanent("redirect", "redirects are not followed", 301)),
         (304, {}, Permanent("redirect", "redirects are not followed", 304)),
-        (400, {}, Permanent("http_400", "said", 400)),
-        (401, {}, Permanent("http_401", "said", 401)),
-        (404, {}, Permanent("http_404", "said", 404)),
+        (400, {}, Transient("http_400", "said", None, 400)),
+        (401, RETRY, Transient("http_401", "said", timedelta(seconds=120), 401)),
+        (403, {}, Transient("http_403", "said", None, 403)),
+        (404, {}, Transient("http_404", "said", None, 404)),
+        (409, {}, Transient("http_409", "said", None, 409)),
         (408, {}, Transient("http_408", "said", None, 408)),
         (410, {}, Permanent("gone", "said", 410, disable_target=True)),
+        (413, {}, Permanent("http_413", "said", 413)),
         (422, {}, Permanent("http_422", "said", 422)),
         (425, {}, Transient("http_425", "said", None, 425)),
         (429, RETRY, Transient("throttled", "said", timedelta(seconds=120), 429)),
@@ -162,6 +165,12 @@ async def test_an_http_date_counts_from_now(cast: Cast) -> None:
     with time_machine.travel(datetime(2026, 11, 20, 8, 0, tzinfo=UTC), tick=False):
         async with Receiver(always(reply(503, b"", date))) as receiver:
             assert await sent(cast, receiver) == Transient("http_503", "", timedelta(minutes=2), 503)
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 410, 413, 422])
+async def test_client_error_on_a_channel_that_is_not_repeatable_is_permanent(cast: Cast, status: int) -> None:
+    async with Receiver(always(reply(status))) as receiver:
+        assert isinstance(await sent(cast, receiver, repeatable=False), Permanent)
 
 
 @pytest.mark.parametrize("status", [500, 502, 504])

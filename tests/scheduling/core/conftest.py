@@ -6,19 +6,21 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
 from pytest_django import Settings
 
 from scheduling import delivery
 from scheduling.channels.registry import channel_kinds
 from scheduling.channels.transport import close_shared_transport
+from scheduling.ledger import Claim
 from scheduling.models import Touch
+from scheduling.touches import Sending
 from tests.scheduling.core.puppets import Puppet, Theatre
 from tests.scheduling.core.receivers import ScriptedReceiver
 
@@ -63,6 +65,32 @@ def elsewhere() -> Callable[[Callable[[], Answer]], Answer]:
     return elsewhere
 
 
+@contextmanager
+def held_elsewhere(act: Callable[[], Any], *, commit: bool) -> Iterator[threading.Event]:
+    """`act` in a transaction of another connection that stays open until the event is set."""
+    acted, finish = threading.Event(), threading.Event()
+
+    def run() -> None:
+        try:
+            with transaction.atomic():
+                act()
+                acted.set()
+                finish.wait(PATIENCE)
+                if not commit:
+                    transaction.set_rollback(True)
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        assert acted.wait(PATIENCE)
+        yield finish
+    finally:
+        finish.set()
+        thread.join(PATIENCE)
+
+
 SHIFTED = {
     "touch": "due_at planned_at lease_until queued_at sending_at settled_at created_at expires_at reserved_at",
     "event": "occurred_at received_at",
@@ -104,6 +132,16 @@ def lapse(*task_ids: UUID) -> None:
             " WHERE task_id = ANY(%s) AND lease_until IS NOT NULL",
             [list(task_ids)],
         )
+
+
+def sendings(*claims: Claim) -> list[Sending]:
+    """What is asked about these claims before they are sent: everything that may stop them."""
+    rows = Touch.objects.select_related("node", "event").in_bulk([claim.task_id for claim in claims])
+    return [
+        Sending(claim, row.node_id, row.node.channel_id, marketing=True, event_at=row.event.occurred_at)
+        for claim in claims
+        for row in [rows[claim.task_id]]
+    ]
 
 
 def deliver(task_ids: Iterable[UUID]) -> None:

@@ -31,6 +31,7 @@ class ScriptedReceiver:
     script: list[Any] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
     let_go: threading.Event = field(default_factory=threading.Event)
+    delay: float = 0.0  #: seconds until it answers
 
     def __enter__(self) -> Self:
         self._loop = asyncio.new_event_loop()
@@ -58,6 +59,8 @@ class ScriptedReceiver:
 
     async def _answer(self, request: web.Request) -> web.Response:
         self.calls.append(Call(request.path, dict(request.headers), await request.json()))
+        if self.delay:
+            await asyncio.sleep(self.delay)
         step = self.script.pop(0) if self.script else 200
         if step == "hang_up":
             assert request.transport is not None

@@ -83,3 +83,12 @@ def test_two_scans_at_once_notice_each_absence_once(race: Any) -> None:
     race(4, lambda number: absence.scan())
     absence.scan()
     assert raised() == sorted(f"user-{number}" for number in range(60))
+
+
+def test_scan_that_takes_too_long_ends_and_the_next_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absence, "BATCH", 2)
+    monkeypatch.setattr(absence, "LONGEST", 0.0)
+    long_ago = now() - timedelta(days=40)
+    Customer.objects.bulk_create(Customer(user_id=f"user-{number}", last_active_at=long_ago) for number in range(5))
+    assert [absence.scan() for _ in range(4)] == [2, 2, 1, 0]
+    assert len(raised()) == 5

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 import time_machine
 from django.contrib.auth import get_user_model
@@ -18,10 +19,12 @@ from django.db import OperationalError, connection, transaction
 from config.embedded.processes import wait_until
 from scheduling import failed_tasks, failures, retention, sql, tasks
 from scheduling.bulk import jobs
+from scheduling.bulk.deeds import DEEDS
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.failed_tasks import Actor
-from scheduling.ids import first_id_at
+from scheduling.ids import first_id_at, new_id
 from scheduling.models import BulkAction, FailedTask, Touch
+from tests.scheduling.api.serving import database_url
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 
@@ -158,6 +161,23 @@ def test_what_becomes_overdue_or_paused_after_the_beginning_is_left_alone(
 
     assert (row.total, finish(row).done) == (1, 1)
     assert Touch.objects.get(pk=later).state == "scheduled"
+
+
+def test_call_off_of_a_running_touch_that_another_locks_waits_for_no_lock(
+    matrix: Any, happen: Callable[..., Any]
+) -> None:
+    """The batch holds locks of other touches, and settling locks many in any order."""
+    matrix.node()
+    (task_id,) = happen().task_ids
+    Touch.objects.filter(pk=task_id).update(state="running", lease_no=1, lease_until=datetime.now(UTC))
+    with psycopg.connect(database_url()) as settling:
+        settling.execute("SELECT FROM scheduling_touch FOR UPDATE")
+        with transaction.atomic():
+            sql.rows("SELECT set_config('lock_timeout', '1s', true)", {})
+            with pytest.raises(Conflict, match="running"):
+                DEEDS["call_off"].act(task_id, ANN)
+    DEEDS["call_off"].act(task_id, ANN)
+    assert Touch.objects.get(pk=task_id).state == "cancelled"
 
 
 # --- pace ---------------------------------------------------------------------------------------------------------
@@ -493,3 +513,42 @@ def test_one_that_is_over_is_forgotten_after_the_days_of_retention_and_one_that_
     pass_time(days=11)
     assert retention.forget()["scheduling_bulkaction"] == 2
     assert BulkAction.objects.get().state == "running"
+
+
+# --- between two transactions of a batch ----------------------------------------------------------------------------
+
+
+def test_advance_of_an_action_cancelled_after_its_batch_began_does_nothing(
+    fail: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail(2)
+    row = jobs.begin("ignore", {}, ANN)
+    within = sql.within
+
+    @contextmanager
+    def cancel_first(limit: str) -> Iterator[None]:
+        elsewhere(lambda: jobs.cancel(row.pk, Actor("bob")))
+        with within(limit):
+            yield
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sql, "within", cancel_first)
+        assert jobs.advance(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.done, row.ended_by) == ("cancelled", 0, "bob")
+    assert FailedTask.objects.filter(state="open").count() == 2
+    assert jobs.advance(row.pk) is None
+
+
+def test_advance_by_one_row_a_batch_tries_a_failing_row_once(fail: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "BATCH", 1)
+    rows = fail(3)
+    FailedTask.objects.filter(pk=rows[1].pk).update(task_id=new_id())  # its touch cannot be found
+    row = jobs.begin("retry", {}, ANN)
+    for _ in range(10):
+        if (wait := jobs.advance(row.pk)) is None:
+            break
+        pass_time(seconds=wait.total_seconds() + 0.001)
+    row.refresh_from_db()
+    assert (row.state, row.done, row.failed, row.skipped) == ("done", 2, 1, 0)
+    assert row.note.count(str(rows[1].pk)) == 1

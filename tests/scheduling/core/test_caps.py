@@ -180,6 +180,23 @@ def test_nothing_else_is_waited_for(matrix: Any, happen: Any, hindrance: str) ->
     assert rows([low])[0].state == "delivered"
 
 
+def test_slot_hold_important_retry_that_has_its_slot_is_not_waited_for(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre
+) -> None:
+    """Its slot is counted already. To leave room for it as well would keep a free slot empty."""
+    cap(2)
+    matrix.node("offer", trigger="a", priority=2)
+    matrix.node("parcel", trigger="b", priority=0, channel=puppet())
+    theatre.play = lambda message: Transient("http_503")
+    (high,) = deliver_at_last(*happen("b").task_ids)
+    assert (high.state, high.reserved_at is None) == ("scheduled", False)
+    assert high.due_at < now() + timedelta(seconds=60)
+
+    (low,) = deliver_at_last(*happen("a").task_ids)
+
+    assert (low.state, low.reason) == ("delivered", "")
+
+
 def test_a_window_rolls(matrix: Any, happen: Any) -> None:
     matrix.node(guard_dedupe="ignore")
     for expected in ("delivered", "delivered", "delivered", "suppressed"):
@@ -323,7 +340,7 @@ def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
     """After this nobody knows whether it was delivered, and it waits to be tried again."""
     from scheduling.sender import LEASE
     from scheduling.touches import Content, Decision, touches
-    from tests.scheduling.core.conftest import lapse
+    from tests.scheduling.core.conftest import lapse, sendings
 
     fall_due(task_id)
     if how == "timeout":
@@ -333,10 +350,10 @@ def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
         node = Touch.objects.get(pk=task_id).node
         content = Content("guide", node.template_id, 1, counts=True)
         with transaction.atomic():
-            ((due,), locked_at) = history.lock_due([task_id])
+            ((due,), _, locked_at) = history.lock_due([task_id])
             assert locked_at
             touches.decide({Decision("running", content=content): [task_id]}, at=locked_at, lease=LEASE)
-        touches.mark_sending([due.claim])
+        touches.mark_sending(sendings(due.claim))
         lapse(task_id)
         dispatcher.rescue()
     (row,) = rows([task_id])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import time_machine
@@ -247,6 +247,7 @@ def test_at_night_it_goes_back_into_the_table_without_a_slot_and_comes_out_in_th
 class Answers:
     """A Presence provider that says what the test told it."""
 
+    event_types: ClassVar[frozenset[str]] = frozenset()
     said: dict[str, str] | Exception = {}
     asked: list[presence.Question]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.utils.timezone import now
@@ -105,6 +105,8 @@ def test_who_is_stopped_after_the_draw_stays_in_the_comparison(node: Any, reach:
 
 class Stale:
     """A Presence provider for whom every moment is long gone: a code that only its app knows."""
+
+    event_types: ClassVar[frozenset[str]] = frozenset()
 
     def objections(self, questions: Any) -> list[str]:
         return ["stale"] * len(questions)

@@ -31,7 +31,7 @@ def buried(matrix: Any, hook: Any, happen: Any, receiver: Any) -> Any:
     hook.save()
     matrix.node(channel=hook, expires_after=timedelta(hours=1))
 
-    def buried(answer: Any = 400, user: str = "ann") -> FailedTask:
+    def buried(answer: Any = 422, user: str = "ann") -> FailedTask:
         receiver.script = [answer]
         (row,) = deliver_at_last(*happen(user=user).task_ids)
         return FailedTask.objects.get(task_id=row.pk)
@@ -41,10 +41,10 @@ def buried(matrix: Any, hook: Any, happen: Any, receiver: Any) -> Any:
 
 def test_a_failed_task_keeps_what_it_was_and_why_it_failed(buried: Any) -> None:
     row = buried()
-    assert (row.state, row.failure, row.reason, row.detail) == ("open", "failed", "http_400", "as told")
+    assert (row.state, row.failure, row.reason, row.detail) == ("open", "failed", "http_422", "as told")
     assert (row.payload["node"], row.payload["user_id"], row.channel) == ("guide", "ann", "hook")
     assert row.payload["event"]["data"] == Event.objects.get().data
-    assert [attempt["status"] for attempt in row.attempts] == [400]
+    assert [attempt["status"] for attempt in row.attempts] == [422]
 
 
 def test_the_same_failure_has_the_same_fingerprint_and_another_has_another(buried: Any) -> None:
@@ -119,7 +119,7 @@ def test_a_retry_begins_a_new_life(buried: Any) -> None:
 
 def test_a_retry_that_fails_again_is_a_failed_task_again_under_the_same_key(buried: Any, receiver: Any) -> None:
     first = buried()
-    receiver.script = [400]
+    receiver.script = [422]
     deliver_at_last(failed_tasks.retry(first.pk, ANN))
     second = FailedTask.objects.get(state="open")
     assert (second.root_id, second.task_id != first.task_id) == (first.root_id, True)
@@ -168,9 +168,9 @@ def test_of_two_who_click_at_once_one_publishes(buried: Any, race: Any) -> None:
 def test_an_unknown_one_that_is_refused_when_it_is_retried_is_still_unknown(buried: Any, receiver: Any) -> None:
     """I8: the refusal says nothing about the first time."""
     row = buried("hang_up")
-    receiver.script = [400]
+    receiver.script = [422]
     (again,) = deliver_at_last(failed_tasks.retry(row.pk, ANN))
-    assert (again.state, again.reason) == ("unknown", "http_400")
+    assert (again.state, again.reason) == ("unknown", "http_422")
     assert again.reserved_at is not None
     assert FailedTask.objects.get(state="open").failure == "unknown"
 

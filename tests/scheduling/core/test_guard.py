@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from scheduling import guard
 from scheduling.effect import FROM_THE_DRAW_ON
-from scheduling.guard import HOLD, SEND, SUPPRESS, Slot, judge
+from scheduling.guard import HOLD, SEND, SUPPRESS, Slot, Verdict, judge
 from scheduling.specs import RuleSpec
 from tests.scheduling.core.cast import (
     CAP,
@@ -143,9 +143,19 @@ def test_the_same_content_comes_again_only_after_its_window() -> None:
     assert judge(candidate(), told, NOON).decision == SEND
 
 
-def test_other_content_and_a_node_that_ignores_the_rule_are_not_the_same() -> None:
-    assert judge(candidate(), around(slots=[slot(1, "survey")]), NOON).decision == SEND
-    assert judge(candidate(node=node(guard_dedupe="ignore")), around(slots=[slot(1, "guide")]), NOON).decision == SEND
+@pytest.mark.parametrize("other", ["survey", "guide-2", "Guide", ""])
+def test_dedupe_other_content_is_sent_where_the_same_is_suppressed(other: str) -> None:
+    told = around(slots=[slot(1, "guide")])
+    assert judge(candidate(), told, NOON).rule == "dedupe"
+    assert judge(candidate(template=template("guide", content_type=other)), told, NOON) == Verdict(SEND)
+    assert judge(candidate(), around(slots=[slot(1, other)]), NOON) == Verdict(SEND)
+
+
+def test_dedupe_node_that_ignores_it_still_keeps_the_cap() -> None:
+    ignoring = candidate(node=node(guard_dedupe="ignore"))
+    assert judge(candidate(), around(slots=[slot(1, "guide")]), NOON).rule == "dedupe"
+    assert judge(ignoring, around(slots=[slot(1, "guide")]), NOON) == Verdict(SEND)
+    assert judge(ignoring, around(slots=[slot(1, "guide")] * 3), NOON).rule == "cap"
 
 
 def test_the_same_content_is_never_deferred_even_where_the_cap_is() -> None:

@@ -6,7 +6,7 @@ import ast
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.db import connection
@@ -113,6 +113,8 @@ class Witness:
 
 class Silent:
     """A Presence provider without objections."""
+
+    event_types: ClassVar[frozenset[str]] = frozenset()
 
     def objections(self, questions: Any) -> list[str]:
         return [""] * len(questions)

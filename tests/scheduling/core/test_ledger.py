@@ -14,11 +14,11 @@ from django.db import connection, transaction
 from django.db.models.functions import Now
 from django.utils.timezone import now
 
-from scheduling import history
-from scheduling.ids import new_id
+from scheduling import sql
 from scheduling.ledger import UNSEEN, Claim, Settlement
 from scheduling.models import Touch
 from scheduling.touches import touches
+from tests.scheduling.core.conftest import held_elsewhere, sendings
 
 LEASE = timedelta(seconds=45)
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -84,6 +84,15 @@ def test_many_dispatchers_hand_each_row_over_once(waiting: Any) -> None:
     assert sorted(handed_over) == sorted(task_ids)
 
 
+def test_hand_over_row_locked_elsewhere_hands_over_the_others(waiting: Any) -> None:
+    """Dispatch never waits for the transaction of another; what it skips falls to the next pass."""
+    locked, free = waiting(2)
+    lock = lambda: Touch.objects.select_for_update().get(pk=locked)  # noqa: E731
+    with held_elsewhere(lock, commit=True), sql.within("5s"):
+        assert [hint.task_id for hint in touches.hand_over(horizon=timedelta(seconds=30))] == [free]
+    assert [hint.task_id for hint in touches.hand_over(horizon=timedelta(seconds=30))] == [locked]
+
+
 def test_a_stale_owner_settles_nothing(waiting: Any) -> None:
     (task_id,) = waiting(1)
     stale = claim_one(task_id)
@@ -94,7 +103,7 @@ def test_a_stale_owner_settles_nothing(waiting: Any) -> None:
     fresh = claim_one(task_id)
 
     assert touches.settle([Settlement(stale.task_id, stale.lease_no, "delivered")]) == set()
-    assert touches.mark_sending([stale]) == set()
+    assert touches.mark_sending(sendings(stale)) == {}
     assert not touches.renew(stale, lease=LEASE)
     assert touches.settle([Settlement(fresh.task_id, fresh.lease_no, "delivered")]) == {task_id}
     assert Touch.objects.get().state == "delivered"
@@ -191,24 +200,35 @@ def test_a_message_that_arrives_after_its_row_went_back_still_counts(waiting: An
     assert [claim.task_id for claim in touches.claim([task_id], lease=LEASE)] == [task_id]
 
 
-def test_only_what_waits_can_be_cancelled(waiting: Any) -> None:
+def test_what_is_marked_as_sending_cannot_be_cancelled(waiting: Any) -> None:
     first, second = waiting(2)
-    claim_one(first)
+    touches.mark_sending(sendings(claim_one(first)))
     assert touches.cancel([first, second], reason="by:ann") == {second}
+
+
+def test_cancel_claimed_but_not_marked_touch_is_never_sent(waiting: Any) -> None:
+    (task_id,) = waiting(1)
+    claim = claim_one(task_id)
+
+    assert touches.cancel([task_id], reason="by:ann") == {task_id}
+
+    assert touches.mark_sending(sendings(claim)) == {}
+    row = Touch.objects.get()
+    assert (row.state, row.reason, row.attempt, row.lease_until) == ("cancelled", "by:ann", 0, None)
 
 
 def test_a_row_marked_as_sending_is_not_marked_twice(waiting: Any) -> None:
     (task_id,) = waiting(1)
     claim = claim_one(task_id)
-    assert touches.mark_sending([claim]) == {task_id}
-    assert touches.mark_sending([claim]) == set()
+    assert touches.mark_sending(sendings(claim)) == {task_id: None}
+    assert touches.mark_sending(sendings(claim)) == {}
     assert Touch.objects.get().attempt == 1
 
 
 def test_a_claim_with_too_little_time_left_may_not_send(waiting: Any) -> None:
     (task_id,) = waiting(1)
     claim = claim_one(task_id)
-    assert touches.mark_sending([claim], margin=timedelta(minutes=1)) == set()
+    assert touches.mark_sending(sendings(claim), margin=timedelta(minutes=1)) == {}
 
 
 def test_resuming_spreads_what_a_pause_had_parked(waiting: Any) -> None:
@@ -232,37 +252,3 @@ def test_a_leased_row_has_a_lease_and_no_other(waiting: Any) -> None:
     waiting(1)
     with pytest.raises(IntegrityError, match="touch_leased_iff_lease"):
         Touch.objects.update(state="running")
-
-
-@pytest.mark.parametrize("move", ["hand_over", "lapsed_runs", "lock_due"])
-def test_the_partial_index_is_used(waiting: Any, move: str) -> None:
-    """A parameter instead of a literal state would make PostgreSQL read the whole table (I2)."""
-    waiting(3)
-    with connection.cursor() as cursor:
-        cursor.execute("SET enable_seqscan = off")
-        try:
-            plan = _plan_of(cursor, move)
-        finally:
-            cursor.execute("RESET enable_seqscan")
-    # The ids of a batch are found by the key; of a handful of rows by whatever index is the smallest.
-    index = {"hand_over": "touch_due", "lapsed_runs": "touch_leased", "lock_due": "Index Scan using"}
-    assert index[move] in plan
-    assert "Seq Scan on scheduling_touch" not in plan
-
-
-def _plan_of(cursor: Any, move: str) -> str:
-    statements: list[tuple[str, Any]] = []
-
-    def capture(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
-        statements.append((sql, params))
-        return execute(sql, params, many, context)
-
-    with connection.execute_wrapper(capture), transaction.atomic():
-        {
-            "hand_over": lambda: touches.hand_over(horizon=timedelta(0)),
-            "lapsed_runs": touches.lapsed_runs,
-            "lock_due": lambda: history.lock_due([new_id()]),
-        }[move]()
-    sql, params = statements[0]
-    cursor.execute("EXPLAIN " + sql, params)
-    return "\n".join(row[0] for row in cursor.fetchall())

@@ -85,7 +85,7 @@ class PromptSender:
     """Does what the sender does in the thread of whoever delivers, so that a life has one possible course."""
 
     def submit(self, parcels: list[Parcel]) -> None:
-        stood = touches.mark_sending([parcel.claim for parcel in parcels])
+        stood = touches.mark_sending([parcel.sending for parcel in parcels])
         results: list[Result] = []
         for parcel in parcels:
             if parcel.claim.task_id in stood:

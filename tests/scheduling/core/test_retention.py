@@ -50,7 +50,7 @@ def test_a_delivered_touch_goes_with_what_was_tried_and_decided_and_then_its_eve
 
     assert retention.forget() == {
         "scheduling_failedtask": 0, "scheduling_touch": 1, "scheduling_event": 1, "scheduling_bulkaction": 0,
-        "rpa_tasks_job": 0,
+        "rpa_tasks_job": 0, "rpa_tasks_scheduledround": 0, "scheduling_disabledtarget": 0,
     }  # fmt: skip
     assert not any(model.objects.exists() for model in (Touch, Verdict, Attempt, Event))
 
@@ -147,7 +147,7 @@ def failed(matrix: Any, hook: Any, once: Any, receiver: Any) -> FailedTask:
     hook.idempotent = False
     hook.save()
     matrix.node(channel=hook)
-    receiver.script = [400]
+    receiver.script = [422]
     deliver_at_last(*once().task_ids)
     row = FailedTask.objects.get()
     FailedTask.objects.filter(pk=row.pk).update(id=_old_id())

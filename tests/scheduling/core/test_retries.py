@@ -9,13 +9,16 @@ from uuid import UUID
 import pytest
 from django.utils.timezone import now
 
-from scheduling import delivery, dispatcher
-from scheduling.channels.base import Delivered, Message, Outcome, Permanent
-from scheduling.models import Attempt, DisabledTarget, FailedTask, Touch
+from scheduling import delivery, dispatcher, failed_tasks
+from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient
+from scheduling.failed_tasks import Actor
+from scheduling.models import Attempt, DisabledTarget, Event, FailedTask, Node, TemplateText, Touch
 from scheduling.sender import LEASE
 from scheduling.touches import touches
-from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_at_last, fall_due, lapse, rows
+from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_at_last, fall_due, lapse, rows, sendings
 from tests.scheduling.core.puppets import Theatre
+
+ANN = Actor("ann")
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -75,10 +78,29 @@ def test_a_retry_that_would_come_after_the_end_of_its_life_is_not_waited_for(one
     assert (row.state, row.reason) == ("failed", "http_503")
 
 
-def test_a_refusal_fails_at_once(one: UUID, receiver: Any) -> None:
-    receiver.script = [400]
+def test_deliver_with_an_ingress_that_answers_404_retries_by_the_schedule(one: UUID, receiver: Any) -> None:
+    receiver.script = [404, 403]
     (row,) = deliver_at_last(one)
-    assert (row.state, row.reason, row.attempt) == ("failed", "http_400", 1)
+    assert (row.state, row.reason, row.attempt) == ("scheduled", "http_404", 1)
+    deliver_at_last(one)
+    (row,) = deliver_at_last(one)
+    assert (row.state, row.attempt, FailedTask.objects.count()) == ("delivered", 3, 0)
+
+
+def test_deliver_with_a_404_at_each_attempt_ends_in_a_failed_task(one: UUID, receiver: Any) -> None:
+    receiver.script = [404] * 20
+    for _ in range(20):
+        (row,) = deliver_at_last(one)
+        if row.state != "scheduled":
+            break
+    assert (row.state, row.reason) == ("failed", "http_404")
+    assert FailedTask.objects.get().reason == "http_404"
+
+
+def test_a_refusal_fails_at_once(one: UUID, receiver: Any) -> None:
+    receiver.script = [422]
+    (row,) = deliver_at_last(one)
+    assert (row.state, row.reason, row.attempt) == ("failed", "http_422", 1)
     assert FailedTask.objects.get().detail == "as told"
 
 
@@ -148,7 +170,7 @@ def vanish(task_id: UUID, *, sending: bool) -> None:
     fall_due(task_id)
     (claim,) = touches.claim([task_id], lease=LEASE)
     if sending:
-        assert touches.mark_sending([claim]) == {task_id}
+        assert touches.mark_sending(sendings(claim)) == {task_id: None}
     assert dispatcher.rescue() == (0, 0), "its lease still runs"
     lapse(task_id)
     assert dispatcher.rescue() == (0, 1)
@@ -204,10 +226,129 @@ def test_two_rescues_at_once_decide_once(one: UUID, hook: Any, race: Any) -> Non
     hook.idempotent = False
     hook.save()
     fall_due(one)
-    touches.mark_sending(touches.claim([one], lease=LEASE))
+    touches.mark_sending(sendings(*touches.claim([one], lease=LEASE)))
     lapse(one)
     assert sum(runs for _, runs in race(4, lambda number: dispatcher.rescue())) == 1
     assert FailedTask.objects.count() == 1
+
+
+# --- repeats say what was said first ---------------------------------------------------------------------------------
+
+
+def edit(body: str, *, subject: str = "") -> None:
+    text = TemplateText.objects.get()
+    text.subject, text.body = subject, body
+    text.save()
+
+
+def bodies(receiver: Any) -> list[str]:
+    return [call.json["data"]["body"] for call in receiver.calls]
+
+
+def test_deliver_with_a_template_edited_between_attempts_repeats_the_first_body(one: UUID, receiver: Any) -> None:
+    edit("hi {{ user.name }}", subject="{{ event.data.title }}")
+    receiver.script = [503, "hang_up"]
+    Event.objects.update(data={"title": "t" * 300})
+    deliver_at_last(one)
+
+    edit("edited {{ event.data.missing }}")
+    deliver_at_last(one)
+    (row,) = deliver_at_last(one)
+
+    assert (row.state, receiver.keys, bodies(receiver)) == ("delivered", [str(one)] * 3, ["hi ann"] * 3)
+    assert set(Attempt.objects.values_list("subject", flat=True)) == {"t" * 300}
+    assert row.template_version == 2, "what was said"
+
+
+@pytest.fixture
+def lost(matrix: Any, puppet: Any, happen: Any, theatre: Theatre) -> UUID:
+    """A touch that a worker is sending and never settles: "hi ann"."""
+    matrix.node(channel=puppet(timeout=timedelta(seconds=30), retry_delays=[10, 60, 60]))
+    task_id: UUID = happen().task_ids[0]
+    lose_a_sending_worker(task_id, theatre)
+    return task_id
+
+
+def lose_a_sending_worker(task_id: UUID, theatre: Theatre) -> None:
+    theatre.blocks = True
+    theatre.on_stage.clear()
+    fall_due(task_id)
+    delivery.deliver([task_id])
+    assert theatre.on_stage.wait(PATIENCE)
+    theatre.blocks = False
+    lapse(task_id)
+    assert dispatcher.rescue() == (0, 1)
+
+
+def deliver_until(state: str, task_id: UUID) -> Touch:
+    """While another attempt still hangs, which keeps the sender from being drained."""
+    attempts = Attempt.objects.count()
+    fall_due(task_id)
+    delivery.deliver([task_id])
+    ends_at = now() + timedelta(seconds=PATIENCE)
+    while Attempt.objects.count() == attempts:
+        assert now() < ends_at, "never settled"
+    wait_for(state, task_id)
+    return rows([task_id])[0]
+
+
+def test_deliver_after_a_lost_worker_renders_the_text_that_it_sent(lost: UUID, theatre: Theatre) -> None:
+    edit("edited {{ user.name }}")
+    answers: list[Outcome] = [Transient("busy"), Delivered()]
+    theatre.play = lambda message: answers.pop(0) if answers else Delivered()
+
+    deliver_until("scheduled", lost)
+    edit("later {{ user.name }}")
+    row = deliver_until("delivered", lost)
+
+    assert (row.attempt, row.template_version) == (3, 1)
+    assert [message.body for message in theatre.heard] == ["hi ann"] * 3
+
+
+def test_deliver_after_two_lost_workers_renders_the_text_of_the_first(lost: UUID, theatre: Theatre) -> None:
+    edit("edited {{ user.name }}")
+    lose_a_sending_worker(lost, theatre)
+    edit("later {{ user.name }}")
+
+    row = deliver_until("delivered", lost)
+
+    assert (row.attempt, row.template_version) == (3, 1)
+    assert [message.body for message in theatre.heard] == ["hi ann"] * 3
+
+
+def test_deliver_after_a_lost_worker_without_that_text_renders_the_present_one(lost: UUID, theatre: Theatre) -> None:
+    edit("edited {{ user.name }}")
+    TemplateText.history.all().delete()
+
+    row = deliver_until("delivered", lost)
+
+    assert (row.template_version, [message.body for message in theatre.heard]) == (2, ["hi ann", "edited ann"])
+
+
+def test_publish_again_under_the_same_key_repeats_the_first_body(one: UUID, receiver: Any, matrix: Any) -> None:
+    receiver.script = [422, 422]
+    deliver_at_last(one)
+    edit("edited {{ user.name }}")
+    Node.objects.update(template=matrix.template("another", body="another"))
+
+    again = failed_tasks.retry(FailedTask.objects.get(state="open").pk, ANN)
+    deliver_at_last(again)
+    (last,) = deliver_at_last(failed_tasks.retry(FailedTask.objects.get(state="open").pk, ANN))
+
+    assert (last.state, receiver.keys, bodies(receiver)) == ("delivered", [str(one)] * 3, ["hi ann"] * 3)
+
+
+def test_publish_again_as_new_sends_the_present_text(one: UUID, receiver: Any) -> None:
+    receiver.script = [422]
+    deliver_at_last(one)
+    edit("edited {{ user.name }}")
+
+    again = failed_tasks.retry(FailedTask.objects.get().pk, ANN, as_new=True)
+    (row,) = deliver_at_last(again)
+
+    assert (row.state, receiver.keys, bodies(receiver)) == (
+        "delivered", [str(one), str(again)], ["hi ann", "edited ann"],
+    )  # fmt: skip
 
 
 # --- stale results ---------------------------------------------------------------------------------------------------
@@ -251,7 +392,7 @@ def test_what_was_taken_away_before_it_was_sent_is_not_sent(
     fall_due(task_id)
     mark_sending = touches.mark_sending
 
-    def stolen_first(*claims: Any, **margin: Any) -> set[UUID]:
+    def stolen_first(*claims: Any, **margin: Any) -> Any:
         elsewhere(lambda: (lapse(task_id), dispatcher.rescue()))
         return mark_sending(*claims, **margin)
 

@@ -127,7 +127,7 @@ def test_a_wrong_draft_names_its_fields(lived: Any) -> None:
     assert {each.path for each in error.value.problems} == {"nodes[0].delay", "nodes[0].template"}
     with pytest.raises(InvalidConfiguration, match="channels: a draft cannot change this"):
         runs.begin("channels: []", 7, OPS)
-    with pytest.raises(InvalidDocument, match="line 1"):
+    with pytest.raises(InvalidDocument, match="line 2"):
         runs.begin("nodes: {", 7, OPS)
     assert not WhatIfRun.objects.exists()
 

@@ -1,0 +1,103 @@
+"""Receivers that said they are gone (HTTP 410). Looked up for the targets at hand: there may be a million of them.
+
+A row expires `AFTERTOUCH_DISABLED_TARGET_DAYS` after the receiver last said so. An address that is set again, or
+exchanged, is enabled at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+
+from django.conf import settings
+
+from scheduling import sql
+from scheduling.models.addressed import digest_of
+
+__all__ = [
+    "Lookup", "Target", "channels_with_any", "delete_expired", "digest_of", "disable", "disabled_among",
+]  # fmt: skip
+
+Target = tuple[int, str]  #: the id of the channel and the digest of the address
+
+
+def kept_for() -> timedelta:
+    return timedelta(days=settings.AFTERTOUCH_DISABLED_TARGET_DAYS)
+
+
+def channels_with_any(channel_ids: Iterable[int]) -> set[int]:
+    """Return those channels that have a disabled target, so that for the others no digest is computed."""
+    return {row[0] for row in sql.rows(_CHANNELS, {"channels": sorted(set(channel_ids))})}
+
+
+def disabled_among(targets: Iterable[Target]) -> set[Target]:
+    """Return those of `targets` that are disabled."""
+    wanted = sorted(set(targets))
+    if not wanted:
+        return set()
+    given = {"channels": [each[0] for each in wanted], "digests": [each[1] for each in wanted], "kept": kept_for()}
+    return {(row[0], row[1]) for row in sql.rows(_AMONG, given)}
+
+
+class Lookup:
+    """Answers `target in lookup` for many targets one by one, and asks the database once about each."""
+
+    def __init__(self) -> None:
+        self._channels: dict[int, bool] = {}
+        self._known: dict[Target, bool] = {}
+
+    def __contains__(self, target: object) -> bool:
+        assert isinstance(target, tuple)
+        channel_id, _ = target
+        if channel_id not in self._channels:
+            self._channels[channel_id] = bool(channels_with_any([channel_id]))
+        if not self._channels[channel_id]:
+            return False
+        if target not in self._known:
+            self._known[target] = bool(disabled_among([target]))
+        return self._known[target]
+
+
+def disable(found: Iterable[tuple[int, str, str, str]]) -> None:
+    """Disable targets: channel id, digest, chat id and reason of each. A target that is known expires later."""
+    rows = sorted(
+        {(each[0], each[1]): each for each in found}.values()
+    )  # in one order, so that no two writers deadlock
+    if rows:
+        names = ("channels", "digests", "chats", "reasons")
+        sql.count(_DISABLE, {name: [row[place] for row in rows] for place, name in enumerate(names)})
+
+
+def delete_expired(limit: int) -> int:
+    """Delete up to `limit` rows that expired, without waiting for a lock."""
+    return sql.count(_DELETE_EXPIRED, {"kept": kept_for(), "limit": limit})
+
+
+_CHANNELS = """
+SELECT c FROM unnest(%(channels)b::bigint[]) AS c
+WHERE EXISTS (SELECT FROM scheduling_disabledtarget AS d WHERE d.channel_id = c)
+"""
+
+_AMONG = """
+SELECT d.channel_id, d.target_digest
+FROM unnest(%(channels)b::bigint[], %(digests)b::text[]) AS v(channel_id, digest)
+JOIN scheduling_disabledtarget AS d ON d.channel_id = v.channel_id AND d.target_digest = v.digest
+WHERE d.disabled_at > statement_timestamp() - %(kept)s::interval
+"""
+
+_DISABLE = """
+INSERT INTO scheduling_disabledtarget (channel_id, target_digest, chat_id, reason, disabled_at)
+SELECT channel_id, digest, chat_id, reason, statement_timestamp()
+FROM unnest(%(channels)b::bigint[], %(digests)b::text[], %(chats)b::text[], %(reasons)b::text[])
+    AS v(channel_id, digest, chat_id, reason)
+ORDER BY channel_id, digest
+ON CONFLICT (channel_id, target_digest) DO UPDATE
+SET disabled_at = EXCLUDED.disabled_at, chat_id = EXCLUDED.chat_id, reason = EXCLUDED.reason
+"""
+
+_DELETE_EXPIRED = """
+DELETE FROM scheduling_disabledtarget WHERE id IN (
+    SELECT id FROM scheduling_disabledtarget WHERE disabled_at < statement_timestamp() - %(kept)s::interval
+    ORDER BY disabled_at LIMIT %(limit)s FOR UPDATE SKIP LOCKED
+)
+"""

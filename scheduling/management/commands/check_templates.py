@@ -1,0 +1,84 @@
+"""`manage.py check_templates`"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from jinja2 import StrictUndefined
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from scheduling import configuration
+from scheduling.errors import InvalidInput
+from scheduling.models import Template, Touch
+from scheduling.models.touch import TouchState
+from scheduling.rendering import CannotRender, check_text, names_for, render, text_for
+from scheduling.specs import CustomerSpec, EventSpec, TemplateSpec
+
+SAMPLES = 20  #: touches of each template
+LOOKED_THROUGH = 10_000  #: of the touches delivered last
+#: The engine of versions before the template language was bounded.
+_JINJA = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
+
+
+class Command(BaseCommand):
+    help = (
+        "List stored message templates that are refused, and those that fail or read differently for a touch that"
+        " was delivered. Writes nothing. Exit status 1 if there are any."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument(
+            "--samples", type=int, default=SAMPLES, help="delivered touches to render again, of each template; 0: none"
+        )
+
+    def handle(self, *, samples: int, **options: Any) -> None:
+        rows = list(Template.objects.prefetch_related("texts"))
+        found = [line for row in rows for line in _refusals(row)]
+        if samples > 0:
+            found += _differences({row.pk: configuration.template_spec(row) for row in rows}, samples)
+        for line in found:
+            self.stdout.write(line)
+        if found:
+            raise CommandError(f"{len(found)} found in {len(rows)} templates")
+        self.stdout.write(f"{len(rows)} templates are in order")
+
+
+def _refusals(row: Template) -> Iterator[str]:
+    for text in row.texts.all():
+        for field in ("subject", "body"):
+            try:
+                check_text(getattr(text, field), field=field)
+            except InvalidInput as error:
+                yield f"{row.key} [{text.locale}] {error}"
+
+
+def _differences(templates: dict[int, TemplateSpec], samples: int) -> Iterator[str]:
+    """Touches hold the data that people really sent. Those of an earlier version of a template say nothing of it."""
+    seen: Counter[int] = Counter()
+    delivered = Touch.objects.filter(state=TouchState.DELIVERED, template__isnull=False)
+    for touch in delivered.select_related("event", "customer").order_by("-task_id")[:LOOKED_THROUGH].iterator():
+        template = templates[touch.template_id]  # type: ignore[index]
+        if touch.template_version != template.version or seen[template.id] >= samples:
+            continue
+        seen[template.id] += 1
+        row = touch.event
+        event = EventSpec(
+            row.id, row.source, row.event_id, row.type, row.occurred_at, row.user_id, row.chat_id, row.data
+        )
+        difference = _difference(template, touch.customer.spec(), event)
+        if difference:
+            yield f"{template.key} {difference}: touch {touch.task_id}"
+
+
+def _difference(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> str:
+    try:
+        subject, body, _ = render(template, customer, event)
+    except CannotRender as error:
+        return f"does not render any more ({error})"
+    # What renders within the limits is within reach of the engine without limits too.
+    text, names = text_for(template, customer.locale), names_for(customer, event)
+    before = tuple(_JINJA.from_string(each).render(names) for each in (text.subject, text.body))
+    return "renders differently" if before != (subject, body) else ""

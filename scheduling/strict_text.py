@@ -1,0 +1,233 @@
+"""Read the YAML and JSON that people write, strictly and at a bounded cost.
+
+YAML is the core of version 1.2: `no` and `22:00` are texts. Refused are what surprises or expands: keys given twice,
+keys that are not texts, aliases, merge keys, tags, and characters that the database cannot hold. libyaml parses; values
+are built from its events one by one, so neither depth nor size of a text reaches Python's stack or memory.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+from yaml.events import (
+    AliasEvent,
+    DocumentStartEvent,
+    MappingEndEvent,
+    MappingStartEvent,
+    ScalarEvent,
+    SequenceEndEvent,
+    SequenceStartEvent,
+)
+
+MAX_SIZE = 1_048_576  #: bytes
+MAX_NODES = 100_000  #: keys and values
+MAX_DEPTH = 50
+FIELD_SIZE = 65_536  #: characters of a form field
+
+_NULL = re.compile(r"(?:~|null|Null|NULL|)")
+_BOOL = re.compile(r"(?:true|True|TRUE|false|False|FALSE)")
+_INT = re.compile(r"[-+]?(?:0|[1-9][0-9]{0,17})")
+_FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]*(?:[eE][-+][0-9]+)?")
+_UNSTORABLE_CHARACTER = re.compile("[\0\ud800-\udfff]")
+UNSTORABLE = "the database cannot hold this character"
+_ODD_BREAKS = "\r\x85\u2028\u2029"
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  #: PyYAML can be built without libyaml
+
+
+class InvalidText(ValueError):
+    """The text is not what it should be. The message names the line."""
+
+
+def read_yaml(text: str, *, most: int = MAX_SIZE) -> Any:
+    """Raises `InvalidText`. `most`: bytes of UTF-8."""
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidText(f"line {_line(text[: error.start])}: {UNSTORABLE}") from None
+    if len(raw) > most:
+        raise InvalidText(f"must not be larger than {most} bytes")
+    try:
+        return _Builder().build(yaml.parse(text, Loader=_Loader))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        raise _wrong(mark, str(error.problem or error.context)) from None
+    except yaml.reader.ReaderError as error:
+        before = raw[: error.position].decode("utf-8", "replace")
+        raise InvalidText(f"line {_line(before)}: {error.reason}") from None
+
+
+def _line(before: str) -> int:
+    return before.count("\n") + 1
+
+
+def _wrong(mark: Any, message: str) -> InvalidText:
+    return InvalidText(f"line {mark.line + 1}: {message}" if mark else message)
+
+
+class _Builder:
+    """Builds one document from parse events, without recursion."""
+
+    def __init__(self) -> None:
+        self._root: list[Any] = []
+        self._open: list[Any] = [self._root]  #: the containers around the next value, the innermost last
+        self._keys: list[str | None] = [None]  #: for each of them the key that waits for its value
+        self._nodes = 0
+
+    def build(self, events: Iterator[Any]) -> Any:
+        documents = 0
+        for event in events:
+            match event:
+                case DocumentStartEvent():
+                    documents += 1
+                    if documents > 1:
+                        raise _wrong(event.start_mark, "but found another document")
+                case MappingEndEvent() | SequenceEndEvent():
+                    self._open.pop()
+                    self._keys.pop()
+                case AliasEvent():
+                    raise _wrong(event.start_mark, "aliases (*name) are not supported")
+                case ScalarEvent() | MappingStartEvent() | SequenceStartEvent():
+                    self._node(event)
+        return self._root[0] if self._root else None
+
+    def _node(self, event: Any) -> None:
+        self._nodes += 1
+        if self._nodes > MAX_NODES:
+            raise _wrong(event.start_mark, f"there must not be more than {MAX_NODES} keys and values")
+        if event.tag is not None and event.tag != "!":
+            tag = event.tag.replace("tag:yaml.org,2002:", "!!")
+            raise _wrong(event.start_mark, f"tags ({tag}) are not supported")
+        if isinstance(self._open[-1], dict) and self._keys[-1] is None:
+            self._keys[-1] = self._key(event)
+        elif isinstance(event, ScalarEvent):
+            self._put(_scalar(event))
+        else:
+            value: Any = {} if isinstance(event, MappingStartEvent) else []
+            self._put(value)
+            self._open.append(value)
+            self._keys.append(None)
+            if len(self._open) > MAX_DEPTH:
+                raise _wrong(event.start_mark, "it is nested too deeply")
+
+    def _put(self, value: Any) -> None:
+        if isinstance(self._open[-1], dict):
+            self._open[-1][self._keys[-1]] = value
+            self._keys[-1] = None
+        else:
+            self._open[-1].append(value)
+
+    def _key(self, event: Any) -> str:
+        if isinstance(event, ScalarEvent) and event.implicit[0] and event.value == "<<":
+            raise _wrong(event.start_mark, "merge keys (<<) are not supported")
+        key = _scalar(event) if isinstance(event, ScalarEvent) else None
+        if not isinstance(key, str):
+            raise _wrong(event.start_mark, "keys must be text; put it in quotes")
+        if key in self._open[-1]:
+            raise _wrong(event.start_mark, f"“{key}” is given twice")
+        return key
+
+
+def _scalar(event: Any) -> Any:
+    text: str = event.value
+    if event.implicit[0]:  # neither quoted nor a block
+        if _NULL.fullmatch(text):
+            return None
+        if _BOOL.fullmatch(text):
+            return text.lower() == "true"
+        if _INT.fullmatch(text):
+            return int(text)
+        if _FLOAT.fullmatch(text):
+            number = float(text)
+            if not math.isfinite(number):
+                raise _wrong(event.start_mark, "this number is too large")
+            return number
+    if _UNSTORABLE_CHARACTER.search(text):
+        raise _wrong(event.start_mark, UNSTORABLE)
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        return super().increase_indent(flow, False)
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    # Several lines read best as a block. Line breaks that only YAML 1.1 knows survive nowhere but in double quotes.
+    style = None
+    if any(letter in text for letter in _ODD_BREAKS):
+        style = '"'
+    elif "\n" in text and not text[0].isspace():
+        style = "|"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def write_yaml(value: Any, *, sort_keys: bool = False) -> str:
+    """What `read_yaml` reads as the same value."""
+    return yaml.dump(value, Dumper=_Dumper, allow_unicode=True, sort_keys=sort_keys, width=120)
+
+
+def read_json(text: str, *, most: int = FIELD_SIZE) -> Any:
+    """Raises `InvalidText`. `most`: characters. As `read_yaml` for keys, depth and characters."""
+    if len(text) > most:
+        raise InvalidText(f"must not be larger than {most} characters")
+    try:
+        value = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_finite)
+    except RecursionError:
+        raise InvalidText("it is nested too deeply") from None
+    except json.JSONDecodeError as error:
+        raise InvalidText(f"line {error.lineno}: {error.msg}") from None
+    except InvalidText:
+        raise
+    except ValueError:  # digits beyond `sys.get_int_max_str_digits`
+        raise InvalidText("this number is too large") from None
+    _check_values(value)
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise InvalidText(f"“{key}” is given twice")
+        found[key] = value
+    return found
+
+
+def _constant(name: str) -> Any:
+    raise InvalidText(f"{name} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise InvalidText("this number is too large")
+    return number
+
+
+def _check_values(value: Any) -> None:
+    """Depth, level by level, and what the database cannot hold."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        if any(isinstance(each, str) and _UNSTORABLE_CHARACTER.search(each) for each in level):
+            raise InvalidText(UNSTORABLE)
+        inner: list[Any] = []
+        for each in level:
+            if isinstance(each, dict):
+                inner += (*each, *each.values())
+            elif isinstance(each, list):
+                inner += each
+        level = inner
+        if not level:
+            return
+    raise InvalidText("it is nested too deeply")

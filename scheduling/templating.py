@@ -1,0 +1,520 @@
+"""The language of message templates: a subset of Jinja with bounded work and memory.
+
+Jinja's parser reads the text. Closures evaluate the accepted nodes. A path looks up items only, so a text reaches no
+attribute and no method of a Python object. `docs/reference/templates.md` lists the constructs and the limits.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+import re
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from functools import reduce
+from typing import Any, NoReturn
+
+from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2.filters import do_title, do_truncate, do_urlencode
+
+MAX_SOURCE = 32_768  #: characters
+MAX_TOKENS = 4_000
+MAX_DEPTH = 40  #: nested nodes
+MAX_TEXT = 65_536  #: characters of a result, and of each text that a filter reads or returns
+MAX_WORK = 100_000  #: units: a round of a loop costs its nodes, a filter at least a unit for 16 characters
+MIN_ROUND = 10  #: units
+MAX_NUMERAL = 20  #: characters of a number in a text
+MAX_NAME = 200  #: characters
+MAX_NUMBER = 10**18  #: operands and results of calculations
+MAX_PRINTED = 10**100  #: numbers that are printed
+
+#: Variables and their fields; any field where the set is empty. Only the event itself determines `event.data`.
+VARIABLES: Mapping[str, frozenset[str]] = {
+    "user": frozenset({"id", "name", "level", "locale", "timezone"}),
+    "event": frozenset({"id", "source", "type", "time", "data"}),
+    "chat": frozenset({"id"}),
+}
+LOOP = frozenset({"index", "first", "last"})
+
+_FORMAT = re.compile(r"(?:[^%]|%%)*%[-+ 0#]{0,3}\d{0,3}(?:\.\d{1,2})?[dfFeEgGxX](?:[^%]|%%)*")
+_STRFTIME = re.compile(r"(?:[^%]|%-?[aAbBdmyYHIMSpjzZfuwUWVGcxX%]){0,100}")
+_JINJA = Environment(autoescape=False)  # noqa: S701  only its lexer and parser run; messages are plain text
+
+#: By Jinja's names.
+_ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "%": operator.mod}
+_COMPARISONS = {"eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "lteq": operator.le, "gt": operator.gt,
+                "gteq": operator.ge}  # fmt: skip
+
+Evaluate = Callable[["Run"], Any]
+Execute = Callable[["Run"], None]
+
+
+class CannotRender(Exception):
+    """The data of this touch lacks a value, or has one that the text cannot use."""
+
+
+class TooMuchWork(CannotRender):
+    """The text exceeds a limit with this data."""
+
+
+class InvalidTemplate(ValueError):
+    """The text is not in the language. The message names the line."""
+
+
+class Missing:
+    """The value of a path without an item. Only `default` and `is defined` accept it."""
+
+    __slots__ = ("path",)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+
+class Run:
+    """The state of one rendering."""
+
+    __slots__ = ("left", "names", "pieces")
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+        self.left = MAX_WORK
+        self.pieces: list[str] = []
+
+    def spend(self, work: int) -> None:
+        """Raises `TooMuchWork`. `work` is in units."""
+        self.left -= work
+        if self.left < 0:
+            raise TooMuchWork("its loops and filters take too much work with this data")
+
+
+class Program:
+    """A compiled text."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: list[str | Execute]) -> None:
+        self._parts = parts
+
+    def render(self, names: dict[str, Any]) -> str:
+        """Raises `CannotRender`. `names` maps each of `VARIABLES` to its fields and stays unchanged."""
+        run = Run(names)
+        try:
+            _execute(self._parts, run)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise CannotRender(f"{type(error).__name__}: {error}") from None
+        _check_length(sum(map(len, run.pieces)))
+        return "".join(run.pieces)
+
+
+def compile_text(source: str) -> Program:
+    """Raises `InvalidTemplate`."""
+    try:
+        _check_tokens(source)
+        tree = _JINJA.parse(source)
+        _check_depth(tree)
+        return Program(_Compiler().compile_body(tree.body))
+    except TemplateSyntaxError as error:
+        raise InvalidTemplate(f"line {error.lineno}: {error.message}") from None
+    except RecursionError:
+        raise InvalidTemplate("it is nested too deeply") from None
+
+
+def _check_tokens(source: str) -> None:
+    """Bound the work of the parser."""
+    if len(source) > MAX_SOURCE:
+        raise InvalidTemplate(f"must not be longer than {MAX_SOURCE} characters")
+    for number, (line, kind, token) in enumerate(_JINJA.lex(source)):
+        if number >= MAX_TOKENS:
+            raise InvalidTemplate(f"line {line}: a text must not have more than {MAX_TOKENS} tokens")
+        limit = {"integer": MAX_NUMERAL, "float": MAX_NUMERAL, "name": MAX_NAME}.get(kind, MAX_SOURCE)
+        if len(token) > limit:
+            raise InvalidTemplate(f"line {line}: a number or a name must not be longer than {limit} characters")
+
+
+def _check_depth(tree: nodes.Template) -> None:
+    level: list[nodes.Node] = tree.body
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in node.iter_child_nodes()]
+    if level:
+        _reject(level[0], "it is nested too deeply")
+
+
+def _reject(node: nodes.Node, reason: str = "") -> NoReturn:
+    reason = reason or f"“{type(node).__name__.lower()}” is not part of the template language"
+    raise InvalidTemplate(f"line {node.lineno}: {reason}")
+
+
+class _Compiler:
+    """Turns nodes into closures."""
+
+    def __init__(self) -> None:
+        self._variables = VARIABLES
+
+    def compile_body(self, body: Iterable[nodes.Node]) -> list[str | Execute]:
+        parts: list[str | Execute] = []
+        for node in body:
+            match node:
+                case nodes.Output():
+                    parts += [self._compile_output(each) for each in node.nodes]
+                case nodes.If():
+                    parts.append(self._compile_if(node))
+                case nodes.For():
+                    parts.append(self._compile_for(node))
+                case _:
+                    _reject(node)
+        return parts
+
+    def _compile_output(self, node: nodes.Expr) -> str | Execute:
+        if isinstance(node, nodes.TemplateData):
+            return node.data
+        evaluate, path = self._compile(node), _path(node)
+
+        def write(run: Run) -> None:
+            value = evaluate(run)
+            run.pieces.append(value if type(value) is str else to_text(value, path))
+
+        return write
+
+    def _compile_if(self, node: nodes.If) -> Execute:
+        branches = [(self._require(each.test), self.compile_body(each.body)) for each in (node, *node.elif_)]
+        branches.append((lambda run: True, self.compile_body(node.else_)))
+
+        def choose(run: Run) -> None:
+            _execute(next(body for test, body in branches if test(run)), run)
+
+        return choose
+
+    def _compile_for(self, node: nodes.For) -> Execute:
+        if node.find(nodes.For):
+            _reject(node, "a loop must not contain another loop")
+        if not isinstance(node.target, nodes.Name) or node.recursive or node.else_:
+            _reject(node, "a loop takes one name, without “recursive” and “else”")
+        name, entries_of, path = node.target.name, self._require(node.iter), _path(node.iter)
+        self._variables = {**VARIABLES, name: frozenset()}
+        test = self._require(node.test) if node.test else None
+        self._variables = {"loop": LOOP, **self._variables}
+        body = self.compile_body(node.body)
+        self._variables = VARIABLES
+        cost = MIN_ROUND + sum(1 for _ in node.find_all(nodes.Node))
+
+        def loop(run: Run) -> None:
+            names = run.names
+            entries = []
+            for entry in _check_list(entries_of(run), path):
+                run.spend(cost)
+                run.names = {**names, name: entry}
+                if test is None or test(run):
+                    entries.append(entry)
+            for index, entry in enumerate(entries, start=1):
+                position = {"index": index, "first": index == 1, "last": index == len(entries)}
+                run.names = {**names, "loop": position, name: entry}
+                _execute(body, run)
+            run.names = names
+
+        return loop
+
+    def _compile(self, node: nodes.Node) -> Evaluate:
+        """Compile an expression whose value may be missing."""
+        match node:
+            case nodes.Const(value=value):
+                return lambda run: value
+            case nodes.Name() | nodes.Getattr() | nodes.Getitem():
+                return self._compile_path(node)
+            case nodes.Filter(name="format"):
+                return self._compile_format(node)
+            case nodes.Filter(node=nodes.Node() as inner):
+                return self._compile_filter(node, inner)
+            case nodes.Test(name="none"):
+                nullable = self._require(node.node)
+                return lambda run: nullable(run) is None
+            case nodes.Test(name="defined" | "undefined" as name):
+                evaluate, wanted = self._compile(node.node), name == "undefined"
+                return lambda run: isinstance(evaluate(run), Missing) is wanted
+            case nodes.Test():
+                _reject(node, f"unknown filter or test “{node.name}”; there are defined, none, undefined")
+            case nodes.Compare(ops=[nodes.Operand()]):
+                return self._compile_comparison(node)
+            case nodes.Not():
+                negated = self._require(node.node)
+                return lambda run: not negated(run)
+            case nodes.And() | nodes.Or():
+                left, right, stops = self._require(node.left), self._compile(node.right), isinstance(node, nodes.Or)
+                return lambda run: value if bool(value := left(run)) is stops else right(run)
+            case nodes.CondExpr(expr2=nodes.Node() as otherwise):
+                test, first, second = self._require(node.test), self._compile(node.expr1), self._compile(otherwise)
+                return lambda run: first(run) if test(run) else second(run)
+            case nodes.BinExpr() if node.operator in _ARITHMETIC:
+                return self._compile_arithmetic(node)
+            case nodes.Neg():
+                operand = self._require(node.node)
+                return lambda run: -check_number(operand(run))
+            case nodes.Call():
+                return self._compile_strftime(node)
+        _reject(node)
+
+    def _require(self, node: nodes.Node) -> Evaluate:
+        """Compile an expression whose value must not be missing."""
+        evaluate = self._compile(node)
+        return lambda run: _check_found(evaluate(run))
+
+    def _compile_path(self, node: nodes.Expr) -> Evaluate:
+        root, *steps = _steps(node) or _reject(node)
+        fields = self._variables.get(root)
+        if fields is None:
+            _reject(node, f"unknown variable “{root}”; there are {', '.join(sorted(self._variables))}")
+        if fields and steps and steps[0] not in fields:
+            _reject(node, f"unknown variable “{root}.{steps[0]}”; {root} has {', '.join(sorted(fields))}")
+        missing = Missing(_path(node))
+
+        def look_up(run: Run) -> Any:
+            value = run.names[root]
+            try:
+                for step in steps:
+                    value = value[step]
+            except (LookupError, TypeError):
+                return missing
+            return value
+
+        return look_up
+
+    def _compile_filter(self, node: nodes.Filter, inner: nodes.Node) -> Evaluate:
+        function = FILTERS.get(node.name)
+        if function is None:
+            _reject(node, f"unknown filter or test “{node.name}”; there are {', '.join(sorted([*FILTERS, 'format']))}")
+        named: dict[str, nodes.Expr] = {each.key: each.value for each in node.kwargs}  # type: ignore[misc]  # wrong stub
+        if node.dyn_args or node.dyn_kwargs:
+            _reject(node)
+        try:
+            bound = inspect.signature(function).bind(None, None, *node.args, **named)
+        except TypeError as error:
+            _reject(node, f"“{node.name}”: {error}")
+        arguments = [(name, self._require(each)) for name, each in [*bound.arguments.items()][2:]]
+        evaluate, path = self._compile(inner), _path(inner)
+
+        def apply(run: Run) -> Any:
+            value = evaluate(run)
+            run.spend(1)
+            if function is not _default:
+                _check_present(value, path)
+            found = function(run, value, **{name: each(run) for name, each in arguments})
+            return _read_text(run, found) if isinstance(found, str) and found is not value else found
+
+        return apply
+
+    def _compile_format(self, node: nodes.Filter) -> Evaluate:
+        match node:
+            case nodes.Filter(node=nodes.Const(value=str() as form), args=[value], kwargs=[], dyn_args=None,
+                              dyn_kwargs=None) if _FORMAT.fullmatch(form):  # fmt: skip
+                evaluate = self._require(value)
+                return lambda run: _read_text(run, form % check_number(evaluate(run)))
+        _reject(node, "“format” takes a format of one number, such as '%.2f' or '%03d', and the number")
+
+    def _compile_comparison(self, node: nodes.Compare) -> Evaluate:
+        left, operand = self._require(node.expr), node.ops[0]
+        if operand.op not in ("in", "notin"):
+            compare, right = _COMPARISONS[operand.op], self._require(operand.expr)
+            return lambda run: compare(_check_single(run, left(run)), _check_single(run, right(run)))
+        negated = operand.op == "notin"
+        if isinstance(operand.expr, nodes.List | nodes.Tuple):
+            entries = [self._require(each) for each in operand.expr.items]
+            return lambda run: _contains(run, [each(run) for each in entries], left(run)) is not negated
+        whole = self._require(operand.expr)
+        return lambda run: _contains(run, whole(run), left(run)) is not negated
+
+    def _compile_arithmetic(self, node: nodes.BinExpr) -> Evaluate:
+        if any(isinstance(each, nodes.Const) and isinstance(each.value, str) for each in (node.left, node.right)):
+            _reject(node, "only numbers can be calculated with")
+        calculate, left, right = _ARITHMETIC[node.operator], self._require(node.left), self._require(node.right)
+        return lambda run: check_number(calculate(check_number(left(run)), check_number(right(run))))
+
+    def _compile_strftime(self, node: nodes.Call) -> Evaluate:
+        match node:
+            case nodes.Call(node=nodes.Getattr(node=inner, attr="strftime"), args=[nodes.Const(value=str() as form)],
+                            kwargs=[], dyn_args=None, dyn_kwargs=None) if _STRFTIME.fullmatch(form):  # fmt: skip
+                evaluate, path = self._require(inner), _path(inner)
+            case _:
+                _reject(node, "only event.time.strftime('%Y-%m-%d %H:%M') can be called; filters do other work")
+
+        def format_time(run: Run) -> str:
+            value = evaluate(run)
+            if not isinstance(value, datetime):
+                raise CannotRender(f"“{path}” is not an instant")
+            run.spend(len(form))
+            return value.strftime(form)
+
+        return format_time
+
+
+def _steps(node: nodes.Node) -> list[Any]:
+    """Return the variable and the constant keys of a path; nothing for another expression."""
+    match node:
+        case nodes.Name(name=step):
+            return [step]
+        case (
+            nodes.Getattr(node=inner, attr=step)
+            | nodes.Getitem(node=inner, arg=nodes.Const(value=str(step) | int(step)))
+        ):
+            before = _steps(inner)
+        case nodes.Getitem(node=inner, arg=nodes.Neg(node=nodes.Const(value=int(index)))):
+            before, step = _steps(inner), -index
+        case _:
+            return []
+    return before and [*before, step]
+
+
+def _path(node: nodes.Node) -> str:
+    """Return what messages call an expression."""
+    return ".".join(map(str, _steps(node))) or "…"
+
+
+def _execute(parts: list[str | Execute], run: Run) -> None:
+    for part in parts:
+        if type(part) is str:
+            run.pieces.append(part)
+        else:
+            part(run)  # type: ignore[operator]
+
+
+def to_text(value: Any, path: str) -> str:
+    """Raises `CannotRender` for a value without a text: missing values, null, lists, objects, NaN, huge numbers."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | datetime) or (isinstance(value, int | float) and abs(value) < MAX_PRINTED):
+        return str(value)
+    _check_present(value, path)
+    if isinstance(value, list | tuple):
+        raise CannotRender(f"“{path}” is a list; name one of its entries, or use join")
+    if isinstance(value, dict):
+        raise CannotRender(f"“{path}” is an object; name one of its fields")
+    raise CannotRender(f"“{path}” cannot be printed")
+
+
+def _read_text(run: Run, value: Any, unit: int = 16) -> str:
+    """Return the text of a value and spend a unit of work for `unit` characters."""
+    text = value if type(value) is str else to_text(value, "…")
+    _check_length(len(text))
+    run.spend(1 + len(text) // unit)
+    return text
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_TEXT:
+        raise TooMuchWork(f"a text must not come to more than {MAX_TEXT} characters")
+
+
+def _check_found(value: Any) -> Any:
+    if isinstance(value, Missing):
+        raise CannotRender(f"“{value.path}” is missing")
+    return value
+
+
+def _check_present(value: Any, path: str) -> Any:
+    if value is None:
+        raise CannotRender(f"“{path}” is null")
+    return _check_found(value)
+
+
+def check_number(value: Any) -> Any:
+    """Raises `CannotRender` for other types, NaN and numbers above `MAX_NUMBER`."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise CannotRender("only numbers can be calculated with")
+    if not abs(value) <= MAX_NUMBER:
+        raise CannotRender("a number is too large")
+    return value
+
+
+def _check_list(value: Any, path: str) -> list[Any] | tuple[Any, ...]:
+    if not isinstance(_check_present(value, path), list | tuple):
+        raise CannotRender(f"“{path}” is not a list")
+    return value  # type: ignore[no-any-return]
+
+
+def _check_single(run: Run, value: Any) -> Any:
+    """Refuse values whose comparison has no bounded cost."""
+    if isinstance(value, dict | list | tuple):
+        raise CannotRender("lists and objects cannot be compared; ask for their length or a field")
+    if isinstance(value, str):
+        run.spend(len(value) // 64)
+    return value
+
+
+def _contains(run: Run, whole: Any, value: Any) -> bool:
+    value = _check_single(run, value)
+    if isinstance(whole, str):
+        if not isinstance(value, str):
+            raise CannotRender("“in” looks for a text in a text")
+        run.spend(1 + len(whole) // 8)
+        return value in whole
+    whole = _check_list(whole, "…")
+    run.spend(len(whole) * (1 + (len(value) // 64 if isinstance(value, str) else 0)))
+    return any(value == each for each in whole if not isinstance(each, dict | list | tuple))
+
+
+# --- filters ----------------------------------------------------------------------------------------------------------
+
+
+def _default(run: Run, value: Any, default_value: Any = "", boolean: bool = False) -> Any:
+    """Replace null too, because it has no text."""
+    return default_value if isinstance(value, Missing) or value is None or (boolean and not value) else value
+
+
+def _on_text(function: Callable[[str], str], unit: int = 16) -> Callable[[Run, Any], str]:
+    """Make a filter of a function. It spends a unit of work for `unit` characters."""
+    return lambda run, value: function(_read_text(run, value, unit))
+
+
+def _truncate(run: Run, value: Any, length: int = 255, killwords: bool = False, end: str = "...") -> str:
+    """Only the kept part counts, so the text may be longer than `MAX_TEXT`."""
+    end = _read_text(run, end)
+    if type(length) is not int or not len(end) <= length <= MAX_TEXT:
+        raise CannotRender("“truncate” takes a length above that of its end")
+    return do_truncate(_JINJA, to_text(value, "…"), length, killwords, end, leeway=5)
+
+
+def _replace(run: Run, value: Any, old: Any, new: Any) -> str:
+    text, old, new = _read_text(run, value), _read_text(run, old), _read_text(run, new)
+    _check_length(len(text) + text.count(old) * (len(new) - len(old)))
+    return text.replace(old, new)
+
+
+def _join(run: Run, value: Any, d: Any = "", attribute: Any = "") -> str:
+    entries, between = _check_list(value, "…"), to_text(d, "…")
+    steps = [
+        int(part) if part.isdecimal() else part for part in _read_text(run, attribute)[:MAX_NAME].split(".") if part
+    ]
+    run.spend(len(entries) * (1 + len(steps)))
+    try:
+        texts = [to_text(reduce(operator.getitem, steps, each), "…|join") for each in entries]
+    except (LookupError, TypeError):
+        raise CannotRender(f"“….{attribute}” is missing") from None
+    _check_length(sum(map(len, texts)) + len(between) * len(texts))
+    return between.join(texts)
+
+
+def _round(run: Run, value: Any, precision: int = 0) -> Any:
+    if type(precision) is not int or abs(precision) > MAX_NUMERAL:
+        raise CannotRender(f"“round” takes at most {MAX_NUMERAL} digits")
+    return round(check_number(value), precision)
+
+
+def _int(run: Run, value: Any) -> int:
+    text = _read_text(run, value)
+    return int(text) if text.isdecimal() else int(float(text))
+
+
+FILTERS: Mapping[str, Callable[..., Any]] = {
+    "capitalize": _on_text(str.capitalize),
+    "default": _default,
+    "float": lambda run, value: float(_read_text(run, value)),
+    "int": _int,
+    "join": _join,
+    "length": lambda run, value: len(value),
+    "lower": _on_text(str.lower),
+    "replace": _replace,
+    "round": _round,
+    "title": _on_text(do_title, unit=1),
+    "trim": _on_text(str.strip),
+    "truncate": _truncate,
+    "upper": _on_text(str.upper),
+    "urlencode": _on_text(do_urlencode, unit=1),
+}

@@ -1,0 +1,61 @@
+"""What the official CloudEvents SDK sends by default is accepted in each of its encodings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+import pytest
+import requests
+from cloudevents.v1.conversion import to_binary, to_dict, to_structured
+from cloudevents.v1.http import CloudEvent
+
+from scheduling.models import Event
+from tests.scheduling.api.serving import PATIENCE, Client
+
+pytestmark = pytest.mark.django_db(transaction=True)
+DATA = {"chat_id": "c1", "title": "资料"}
+Encode = Callable[[CloudEvent], tuple[Mapping[str, str], bytes]]
+
+
+def event(**changes: str) -> CloudEvent:
+    usual = {"type": "material.downloaded", "source": "/shop", "subject": "ann"}
+    return CloudEvent(usual | changes, DATA)
+
+
+def batch(*events: CloudEvent) -> tuple[Mapping[str, str], bytes]:
+    """The SDK writes single events only, so the array is made of what it writes."""
+    items = [json.loads(to_structured(each)[1]) for each in events]
+    return {"content-type": "application/cloudevents-batch+json"}, json.dumps(items).encode()
+
+
+def post(api: Client, encoded: tuple[Mapping[str, str], bytes]) -> requests.Response:
+    headers, body = encoded
+    headers = {"Authorization": f"Bearer {api.key}", **headers}
+    return requests.post(f"{api.address}/api/v1/events", data=body, headers=headers, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize("encode", [to_structured, to_binary, batch])
+def test_post_of_an_event_in_each_encoding_stores_it(api: Client, encode: Encode) -> None:
+    sent = event()
+    answer = post(api, encode(sent))
+    assert (answer.status_code, answer.json()["accepted"]) == (202, 1), answer.text
+    stored = Event.objects.get()
+    assert (stored.source, stored.event_id, stored.type) == ("/shop", to_dict(sent)["id"], "material.downloaded")
+    assert (stored.user_id, stored.chat_id, stored.data) == ("ann", "c1", DATA)
+
+
+def test_to_binary_by_default_names_no_content_type() -> None:
+    """The case that the test above is about; the day the SDK names one, it is covered no more."""
+    assert "content-type" not in {name.lower() for name in to_binary(event())[0]}
+
+
+def test_post_of_a_batch_stores_every_event(api: Client) -> None:
+    assert post(api, batch(event(), event(subject="bob"))).json()["accepted"] == 2
+    assert set(Event.objects.values_list("user_id", flat=True)) == {"ann", "bob"}
+
+
+def test_post_in_binary_mode_without_content_type_refuses_what_is_no_json(api: Client) -> None:
+    headers, _ = to_binary(event())
+    assert post(api, (headers, b"<x/>")).status_code == 400
+    assert not Event.objects.exists()

@@ -1,0 +1,118 @@
+"""A customer whom another transaction holds is answered soon with 503, and holds up no other customer's request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import psycopg
+import pytest
+
+from scheduling import intake
+from scheduling.api.group_commit import SHORT_LOCK_WAIT, CustomerLocked, GroupCommit, record_and_ring
+from scheduling.intake import NewEvent, Receipt
+from scheduling.models import Customer, Event
+from tests.scheduling.api.serving import PATIENCE, Client, database_url, eventually, told
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.faults]
+
+HELD = "SELECT id FROM scheduling_customer WHERE user_id = %s FOR UPDATE"
+
+
+@pytest.fixture
+def ann_is_held(house: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection]:
+    """Another transaction holds Ann's row until the test ends or rolls it back."""
+    monkeypatch.setattr(intake, "LOCK_WAIT", timedelta(seconds=1))
+    Customer.objects.create(user_id="ann")
+    with psycopg.connect(database_url()) as holder:
+        holder.execute(HELD, ["ann"])
+        yield holder
+        holder.rollback()
+
+
+def test_intake_with_one_locked_customer_answers_the_others(api: Client, ann_is_held: psycopg.Connection) -> None:
+    others = [told(f"o{number}", subject=f"user-{number}") for number in range(20)]
+    with ThreadPoolExecutor(40) as pool:
+        locked = [pool.submit(api.event, told(f"a{number}")) for number in range(3)]
+        answers = list(pool.map(api.event, others))
+        refused = [each.result() for each in locked]
+
+    assert [answer.status_code for answer in answers] == [202] * 20
+    assert [answer.status_code for answer in refused] == [503] * 3
+    assert all(answer.headers["Content-Type"] == "application/problem+json" for answer in refused)
+    assert all(int(answer.headers["Retry-After"]) >= 1 for answer in refused)
+    assert all("customer" in answer.json()["detail"] for answer in refused)
+    assert Event.objects.count() == 20
+
+    ann_is_held.rollback()
+    for number in range(3):
+        eventually(lambda number=number: api.event(told(f"a{number}")).status_code == 202)
+    assert Event.objects.count() == 23
+
+
+def test_intake_of_a_batch_with_a_locked_customer_stores_none_of_it(
+    api: Client, ann_is_held: psycopg.Connection
+) -> None:
+    assert api.event(told("b1", subject="bob"), told("a1")).status_code == 503
+    assert not Event.objects.exists()
+
+
+def test_intake_of_a_customer_who_was_just_locked_waits_shortly_and_apart(
+    ann_is_held: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One lock must not cost each following group the whole wait."""
+    monkeypatch.setattr("scheduling.api.group_commit.REMEMBER_LOCKED", PATIENCE)
+    waits: list[tuple[set[str], timedelta]] = []
+
+    def record(events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
+        waits.append(({event.user_id for event in events}, lock_wait))
+        return record_and_ring(events, lock_wait)
+
+    def event(user: str, number: int) -> list[NewEvent]:
+        return [NewEvent("shop", f"{user}-{number}", "material.downloaded", user)]
+
+    async def story() -> None:
+        with pytest.raises(CustomerLocked):
+            await group_commit.submit(event("ann", 0))
+        for number in range(1, 4):
+            both = [group_commit.submit(event(user, number)) for user in ("ann", "bob")]
+            ann, bob = await asyncio.gather(*both, return_exceptions=True)
+            assert isinstance(ann, CustomerLocked)
+            assert len(bob) == 1  # type: ignore[arg-type]
+
+    group_commit = GroupCommit(record)
+    try:
+        asyncio.run(asyncio.wait_for(story(), PATIENCE))
+    finally:
+        group_commit.close()
+    assert waits[0] == ({"ann"}, intake.LOCK_WAIT)
+    assert {wait for users, wait in waits[1:] if "ann" in users} == {SHORT_LOCK_WAIT}
+    assert all(len(users) == 1 for users, _ in waits)
+
+
+def test_intake_waits_for_a_customer_that_another_transaction_inserts(api: Client, house: None) -> None:
+    """Its row cannot be seen, so the batch is halved."""
+    with psycopg.connect(database_url()) as holder:
+        holder.execute(
+            "INSERT INTO scheduling_customer (user_id, name, level, locale, timezone, addresses, opted_out, created_at)"
+            " VALUES ('ann', '', '', '', '', '{}', false, now())"
+        )
+        with ThreadPoolExecutor(20) as pool:
+            locked = pool.submit(api.event, told("a1"))
+            answers = list(pool.map(api.event, [told(f"o{n}", subject=f"user-{n}") for n in range(10)]))
+            assert locked.result().status_code == 503
+        assert [answer.status_code for answer in answers] == [202] * 10
+        holder.rollback()
+    assert api.event(told("a1")).status_code == 202
+
+
+def test_put_of_a_locked_customer_is_answered_with_503(api: Client, ann_is_held: psycopg.Connection) -> None:
+    answer = api("PUT", "/customers/ann", {"level": "vip"})
+    assert (answer.status_code, answer.headers["Content-Type"]) == (503, "application/problem+json")
+    assert int(answer.headers["Retry-After"]) >= 1
+    assert api("PUT", "/customers/bob", {"level": "vip"}).status_code == 200
+
+    ann_is_held.rollback()
+    assert api("PUT", "/customers/ann", {"level": "vip"}).json()["level"] == "vip"

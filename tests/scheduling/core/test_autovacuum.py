@@ -1,0 +1,21 @@
+"""Each table that is written with every event, touch or job is vacuumed long before a fifth of it has changed."""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduling import sql
+
+pytestmark = pytest.mark.django_db
+HOT = [
+    "scheduling_touch", "scheduling_event", "scheduling_verdict", "scheduling_attempt", "scheduling_customer",
+    "scheduling_failedtask", "rpa_tasks_job", "rpa_tasks_run", "rpa_tasks_evidence", "rpa_tasks_lane",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("table", HOT)
+def test_hot_table_has_an_autovacuum_of_its_own(table: str) -> None:
+    ((given,),) = sql.rows("SELECT reloptions FROM pg_class WHERE oid = %(table)s::text::regclass", {"table": table})
+    options = dict(each.split("=") for each in given)
+    assert float(options["autovacuum_vacuum_scale_factor"]) <= 0.05
+    assert float(options["autovacuum_analyze_scale_factor"]) <= 0.05

@@ -1,0 +1,198 @@
+"""I12: a batch is bounded in time and in bytes, and what it leaves is delivered by the next one at once."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connection, transaction
+
+from config.embedded.processes import wait_until
+from scheduling import delivery, history, sql, touches
+from scheduling.configuration import current
+from scheduling.ledger import Hint
+from scheduling.models import FailedTask, HarassmentRule, Pause, Touch
+from tests.scheduling.core.conftest import fall_due, rows
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> list[list[Hint]]:
+    """What was announced, in place of the broker."""
+    found: list[list[Hint]] = []
+    monkeypatch.setattr(delivery, "publish_touches", lambda hints, channels: found.append(list(hints)))
+    return found
+
+
+def deliver_all(ids: list[UUID], published: list[list[Hint]]) -> list[int]:
+    """Deliver, and follow each message about the rest as a worker would. Returns how many each batch left."""
+    left = []
+    while ids:
+        published.clear()
+        delivery.deliver(ids)
+        ids = [hint.task_id for hints in published for hint in hints]
+        left.append(len(ids))
+    return left
+
+
+@pytest.mark.parametrize("text", ["compressible", "random"])
+def test_lock_due_more_bytes_than_allowed_leaves_the_rest(matrix: Any, happen: Any, text: str) -> None:
+    """The data of what is left does not reach this process, also where PostgreSQL keeps it compressed."""
+    matrix.node(guard_dedupe="ignore")
+    data = {"text": "x" * 100_000 if text == "compressible" else bytes(range(32, 122)).decode() * 1_100}
+    ids = [happen(user=f"user-{number}", data=data).task_ids[0] for number in range(20)]
+    fall_due()
+
+    tracemalloc.start()
+    with transaction.atomic():
+        due, rest, _ = history.lock_due(ids, most_bytes=350_000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert (len(due), len(rest)) == (4, 16)
+    assert {row.claim.task_id for row in due} | {hint.task_id for hint in rest} == set(ids)
+    assert peak < 5_000_000
+
+
+def test_lock_due_one_event_larger_than_allowed_is_delivered_alone(matrix: Any, happen: Any) -> None:
+    matrix.node()
+    ids = [happen(user=f"user-{number}", data={"text": "x" * 1000}).task_ids[0] for number in range(3)]
+    fall_due()
+    with transaction.atomic():
+        due, rest, _ = history.lock_due(ids, most_bytes=1)
+    assert (len(due), len(rest)) == (1, 2)
+
+
+def test_lock_due_leaves_the_less_important(matrix: Any, happen: Any) -> None:
+    matrix.node("low", trigger="a", priority=2)
+    matrix.node("high", trigger="b", priority=0)
+    low = [happen("a", f"user-{number}").task_ids[0] for number in range(3)]
+    (high,) = happen("b", "user-9").task_ids
+    fall_due()
+    with transaction.atomic():
+        due, _, _ = history.lock_due([*low, high], most_bytes=1)
+    assert [row.claim.task_id for row in due] == [high]
+
+
+def test_deliver_more_bytes_than_allowed_delivers_all_in_several_batches(
+    matrix: Any, happen: Any, published: list[list[Hint]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "MOST_BYTES", 35_000)
+    matrix.node()
+    ids = [happen(user=f"user-{number}", data={"text": "x" * 10_000}).task_ids[0] for number in range(10)]
+    fall_due()
+
+    assert deliver_all(ids, published) == [6, 2, 0]
+
+    assert {row.state for row in rows(ids)} == {"delivered"}
+
+
+def test_deliver_slow_to_judge_stops_in_time_and_leaves_the_rest(
+    matrix: Any, happen: Any, published: list[list[Hint]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left is not claimed, its customers' locks are released, and its message goes out at once."""
+    monkeypatch.setattr(delivery, "LONGEST_JUDGING", 0.3)
+    render = delivery.render
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.1)
+        return render(*arguments)
+
+    monkeypatch.setattr(delivery, "render", slow)
+    matrix.node()
+    ids = [happen(user=f"user-{number}").task_ids[0] for number in range(12)]
+    fall_due()
+
+    delivery.deliver(ids)
+
+    states = [row.state for row in rows(ids)]
+    assert 1 <= states.count("delivered") <= 4
+    left = [row for row in rows(ids) if row.state != "delivered"]
+    assert {(row.state, row.lease_no, row.verdicts.count()) for row in left} <= {("queued", 0, 0), ("scheduled", 0, 0)}
+    assert {hint.task_id for hints in published for hint in hints} == {row.pk for row in left}
+    deliver_all([row.pk for row in left], published)
+    assert {row.state for row in rows(ids)} == {"delivered"}
+
+
+def test_deliver_kept_waiting_is_halved(
+    matrix: Any, happen: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """25P03: what was done between two statements took too long for so many; it is no outage."""
+    matrix.node()
+    ids = [happen(user=f"user-{number}").task_ids[0] for number in range(4)]
+    fall_due()
+    record, sizes = delivery._record_verdicts, []
+
+    def gone(pid: int) -> bool:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_stat_activity WHERE pid = %s", [pid])
+            return bool(cursor.fetchone() == (0,))
+
+    def too_slow_for_many(verdicts: Any, at: Any) -> None:
+        sizes.append(len(verdicts))
+        if len(verdicts) > 1:
+            pid = connection.connection.info.backend_pid
+            with connection.cursor() as cursor:
+                cursor.execute("SET idle_in_transaction_session_timeout = 1")
+            assert wait_until(lambda: elsewhere(lambda: gone(pid)), 20)
+        record(verdicts, at)
+
+    monkeypatch.setattr(delivery, "_record_verdicts", too_slow_for_many)
+    for _ in range(20):  # as Celery does where a closed connection does not say why
+        with suppress(sql.AWAY):
+            delivery.deliver(ids)
+            break
+        connection.close()
+
+    assert sorted(set(sizes)) == [1, 2, 4]
+    assert {row.state for row in rows(ids)} == {"delivered"}
+    assert not FailedTask.objects.exists()
+
+
+@pytest.fixture
+def edits(monkeypatch: pytest.MonkeyPatch, elsewhere: Any) -> list[Any]:
+    """Each is committed by another connection between a batch's judgement and its write."""
+    waiting: list[Any] = []
+    write = delivery._Batch.write
+
+    def edited_first(self: Any) -> None:
+        if waiting:
+            elsewhere(waiting.pop(0))
+        write(self)
+
+    monkeypatch.setattr(delivery._Batch, "write", edited_first)
+    return waiting
+
+
+def test_deliver_paused_while_it_is_judged_is_judged_again(matrix: Any, happen: Any, edits: list[Any]) -> None:
+    """A channel that calls nobody delivers by the write itself, so that write has to see the pause."""
+    matrix.node()
+    (task_id,) = happen().task_ids
+    fall_due()
+    edits.append(lambda: Pause.objects.create(scope="all"))
+
+    delivery.deliver([task_id])
+
+    (row,) = rows([task_id])
+    assert (row.state, row.parked, [each.rule for each in row.verdicts.all()]) == ("scheduled", "all", ["paused"])
+
+
+def test_deliver_edited_at_each_try_raises_and_changes_nothing(matrix: Any, happen: Any, edits: list[Any]) -> None:
+    matrix.node()
+    (task_id,) = happen().task_ids
+    fall_due()
+    cap = HarassmentRule.objects.get(kind="cap")
+    edits += [cap.save] * delivery.JUDGEMENTS
+
+    with pytest.raises(touches.Reconfigured):
+        delivery.deliver([task_id])
+
+    assert (Touch.objects.get().lease_no, FailedTask.objects.exists()) == (0, False)
+    assert current().paused == frozenset()
+    delivery.deliver([task_id])
+    assert Touch.objects.get().state == "delivered"

@@ -1,0 +1,72 @@
+"""`manage.py check_templates`: what the bounded template language changes for the texts that are stored."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from scheduling.models import Touch
+from tests.scheduling.core.conftest import deliver_at_last
+
+pytestmark = pytest.mark.django_db
+
+
+def check(*words: str) -> tuple[int, list[str]]:
+    """Exit status and output."""
+    out = StringIO()
+    try:
+        call_command("check_templates", *words, stdout=out)
+    except CommandError as error:
+        return error.returncode, out.getvalue().splitlines()
+    return 0, out.getvalue().splitlines()
+
+
+def test_check_templates_without_a_fault_ends_with_status_0(matrix: Any, happen: Any) -> None:
+    matrix.node(template=matrix.template("guide", body="hi {{ user.name }}"))
+    deliver_at_last(*happen().task_ids)
+    assert check() == (0, ["1 templates are in order"])
+
+
+def test_check_templates_lists_what_does_not_compile(matrix: Any) -> None:
+    matrix.template("loops", body="{% for a in event.data.x %}{% for b in a %}{{ b }}{% endfor %}{% endfor %}")
+    matrix.template("sound", body="{{ event.data.x }}")
+    matrix.template("upper", body="hi\n{{ user.name.upper() }}")
+    status, lines = check()
+    assert status == 1
+    assert [line.split(": line")[0] for line in lines] == ["loops [zh-hans] body", "upper [zh-hans] body"]
+    assert "line 1: a loop must not contain another loop" in lines[0]
+    assert "line 2: only event.time.strftime" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("{{ event.data.paid }}", "renders differently"),
+        ("{{ event.data.lines }}", "does not render any more (“event.data.lines” is a list"),
+        ("{{ event.data.note }}", "does not render any more (“event.data.note” is null)"),
+    ],
+)
+def test_check_templates_lists_what_delivered_touches_would_now_read(
+    matrix: Any, happen: Any, body: str, said: str
+) -> None:
+    template = matrix.template("guide", body="hi")
+    matrix.node(template=template)
+    (row,) = deliver_at_last(*happen(data={"paid": True, "lines": [1], "note": None}).task_ids)
+    template.texts.update(body=body)  # as an earlier version stored and sent it
+    status, lines = check()
+    assert (status, len(lines)) == (1, 1)
+    assert lines[0].startswith(f"guide {said}")
+    assert str(row.task_id) in lines[0]
+    assert check("--samples", "0") == (0, ["1 templates are in order"])
+
+
+def test_check_templates_passes_over_touches_of_an_earlier_version(matrix: Any, happen: Any) -> None:
+    template = matrix.template("guide", body="{{ event.data.paid }}")
+    matrix.node(template=template)
+    deliver_at_last(*happen(data={"paid": True}).task_ids)
+    assert check()[0] == 1
+    Touch.objects.update(template_version=0)
+    assert check()[0] == 0

@@ -1,0 +1,605 @@
+"""I11: what was acknowledged before a touch is marked as sending stops it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+from uuid import UUID
+
+import pytest
+from django.conf import settings as django_settings
+from django.db import connection, transaction
+from django.utils.timezone import now
+from pytest_django import Settings
+
+from config.embedded.ports import free_port
+from config.embedded.processes import wait_until
+from scheduling import delivery, dispatcher, presence, sender, services
+from scheduling.models import Attempt, FailedTask, Node, Touch
+from scheduling.models.ledger import WAITING
+from scheduling.touches import touches
+from sessions import glance
+from sessions.frames import Frame
+from sessions.policy_set import Policy, PolicySet
+from sessions.server import Server
+from sessions.store import Store
+from tests.scheduling.core.conftest import PATIENCE, deliver, fall_due, held_elsewhere, rows, sendings
+from tests.scheduling.core.puppets import Theatre
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@dataclass
+class Queue:
+    """A receiver that is busy with one touch while another, judged as well, waits in its lane."""
+
+    first: UUID
+    second: UUID
+    theatre: Theatre
+
+    def go_on(self) -> Touch:
+        """The first is answered and the second's turn comes. Returns the second when it is settled."""
+        self.theatre.blocks = False
+        self.theatre.let_go.set()
+        deliver([])
+        return rows([self.second])[0]
+
+    @property
+    def heard(self) -> list[UUID]:
+        return [message.task_id for message in self.theatre.heard]
+
+
+@pytest.fixture
+def queue(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
+    def queue(**changes: Any) -> Queue:
+        monkeypatch.setattr(sender, "IN_FLIGHT_PER_TARGET", 1)
+        template = matrix.template("guide", category=changes.pop("category", "marketing"))
+        matrix.node(channel=puppet(), template=template, **changes)
+        found = Queue(happen(user="first").task_ids[0], happen(user="second").task_ids[0], theatre)
+        theatre.blocks = True
+        fall_due()
+        delivery.deliver([found.first])
+        assert theatre.on_stage.wait(PATIENCE)
+        delivery.deliver([found.second])
+        assert rows([found.second])[0].state == "running"
+        return found
+
+    return queue
+
+
+def edit(model: Any, **changes: Any) -> None:
+    row = model.objects.get()
+    for name, value in changes.items():
+        setattr(row, name, value)
+    row.save()
+
+
+STOPS: dict[str, tuple[Callable[..., Any], tuple[str, str, str]]] = {
+    "opt-out": (lambda happen: services.put_customer("second", {"opted_out": True}), ("suppressed", "opted_out", "")),
+    "complaint": (lambda happen: happen("complaint.received", "second"), ("suppressed", "opted_out", "")),
+    "conversation": (lambda happen: happen("conversation.started", "second"), ("suppressed", "conversation", "")),
+    "all paused": (lambda happen: services.pause("all"), ("scheduled", "paused", "all")),
+    "channel paused": (lambda happen: services.pause("channel:puppet"), ("scheduled", "paused", "channel:puppet")),
+    "node paused": (lambda happen: services.pause("node:guide"), ("scheduled", "paused", "node:guide")),
+    "node disabled": (lambda happen: edit(Node, enabled=False), ("suppressed", "node_disabled", "")),
+    "node retired": (lambda happen: edit(Node, retired_at=now()), ("suppressed", "node_disabled", "")),
+}
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_mark_sending_stopped_after_verdict_settles_with_reason(queue: Any, happen: Any, stop: str) -> None:
+    two = queue()
+    act, (state, reason, parked) = STOPS[stop]
+
+    act(happen)
+    row = two.go_on()
+
+    assert two.heard == [two.first]
+    assert (row.state, row.reason, row.parked, row.attempt) == (state, reason, parked, 0)
+    assert row.reserved_at is None, "its slot is given back"
+    assert [each.rule for each in row.verdicts.all()] == ["", reason]
+    assert row.verdicts.last().decision == ("hold" if parked else "suppress")
+    assert not Attempt.objects.filter(touch=row).exists()
+    assert not FailedTask.objects.exists()
+
+
+def test_mark_sending_channel_retired_fails_as_before_the_lane(queue: Any, matrix: Any) -> None:
+    two = queue()
+    channel = Node.objects.get().channel
+    channel.retired_at = now()
+    channel.save()
+
+    row = two.go_on()
+
+    assert two.heard == [two.first]
+    assert (row.state, row.reason, row.reserved_at) == ("failed", "channel_retired", None)
+    assert FailedTask.objects.get().task_id == row.pk
+
+
+def test_mark_sending_parked_touch_goes_out_after_resume(queue: Any) -> None:
+    two = queue()
+    services.pause("all")
+    assert two.go_on().parked == "all"
+
+    services.resume("all")
+    dispatcher.rescue()
+    fall_due()
+    deliver([two.second])
+
+    assert rows([two.second])[0].state == "delivered"
+
+
+def test_mark_sending_opt_out_lets_service_content_pass(queue: Any) -> None:
+    two = queue(category="service")
+    services.put_customer("second", {"opted_out": True})
+    assert (two.go_on().state, two.heard) == ("delivered", [two.first, two.second])
+
+
+def test_mark_sending_conversation_lets_node_pass_that_ignores_it(queue: Any, happen: Any) -> None:
+    two = queue(guard_conversation="ignore")
+    happen("conversation.started", "second")
+    assert two.go_on().state == "delivered"
+
+
+def test_mark_sending_pause_of_another_node_lets_it_pass(queue: Any, matrix: Any) -> None:
+    two = queue()
+    matrix.node("other", trigger="x")
+    services.pause("node:other")
+    services.pause("channel:log")
+    assert two.go_on().state == "delivered"
+
+
+CANCELS: dict[str, tuple[Callable[..., Any], str]] = {
+    "by a person": (lambda happen, task_id: services.cancel_touch(task_id, actor="ann"), "by:ann"),
+    "by an event": (lambda happen, task_id: happen("order.paid", "second"), "event:order.paid"),
+    "by a repetition": (lambda happen, task_id: happen(user="second"), "restarted:material.downloaded"),
+}
+
+
+@pytest.mark.parametrize("cancel", CANCELS)
+def test_cancel_touch_that_waits_in_a_lane_is_not_sent(queue: Any, happen: Any, cancel: str) -> None:
+    two = queue(cancel_on=["order.paid"], on_repeat="restart")
+    act, reason = CANCELS[cancel]
+
+    act(happen, two.second)
+    (row,) = rows([two.second])
+    assert (row.state, row.reason, row.lease_until, row.reserved_at) == ("cancelled", reason, None, None)
+
+    assert two.go_on().state == "cancelled"
+    assert two.second not in two.heard
+
+
+def test_cancel_touch_marked_as_sending_conflicts_and_is_delivered(queue: Any) -> None:
+    from scheduling.errors import Conflict
+
+    two = queue()
+    with pytest.raises(Conflict, match="running"):
+        services.cancel_touch(two.first, actor="ann")
+    two.go_on()
+    assert rows([two.first])[0].state == "delivered"
+
+
+def test_cancel_retry_in_doubt_keeps_its_slot(queue: Any, happen: Any, theatre: Theatre) -> None:
+    """An earlier attempt may have been heard, so the cap counts it."""
+    two = queue()
+    Attempt.objects.create(touch_id=two.second, number=1, lease_no=0, started_at=now(), outcome=Attempt.Outcome.UNKNOWN)
+    services.cancel_touch(two.second, actor="ann")
+    assert rows([two.second])[0].reserved_at is not None
+    two.go_on()
+
+
+# --- live chats ---
+
+
+class Chat:
+    """A Presence provider that says what the test told it."""
+
+    event_types: ClassVar[frozenset[str]] = frozenset({"session.silent"})
+    says: ClassVar[dict[str, str] | Exception] = {}
+    asked: ClassVar[list[str]] = []
+
+    def objections(self, questions: Any) -> list[str]:
+        Chat.asked += [question.user_id for question in questions]
+        if isinstance(Chat.says, Exception):
+            raise Chat.says
+        return [Chat.says.get(question.user_id, "") for question in questions]
+
+
+@pytest.fixture
+def chat(settings: Settings) -> Iterator[type[Chat]]:
+    settings.PRESENCE = ["tests.scheduling.core.test_consent.Chat"]
+    presence.providers.cache_clear()
+    Chat.says, Chat.asked = {}, []
+    yield Chat
+    presence.providers.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("says", "end"),
+    [
+        ("answered", ("suppressed", "answered", "suppress")),
+        ("conversation", ("suppressed", "conversation", "suppress")),
+        (ConnectionError("away"), ("scheduled", "presence_unknown", "hold")),
+    ],
+    ids=["answered", "conversation", "away"],
+)
+def test_mark_sending_presence_objects_after_verdict_is_not_sent(
+    queue: Any, chat: type[Chat], says: Any, end: tuple[str, str, str]
+) -> None:
+    two = queue()
+    chat.says = says if isinstance(says, Exception) else {"second": says}
+
+    row = two.go_on()
+
+    assert two.heard == [two.first]
+    assert (row.state, row.reason, row.verdicts.last().decision, row.reserved_at) == (*end, None)
+    if end[0] == "scheduled":
+        assert timedelta(0) < row.due_at - now() <= timedelta(seconds=30)
+
+
+def test_presence_away_holds_only_touches_whose_node_asks(
+    matrix: Any, happen: Any, chat: type[Chat], hook: Any, puppet: Any, theatre: Theatre
+) -> None:
+    """Nodes that ignore conversations go on, in the same batch; a silence is asked about whatever its node says."""
+    matrix.node("asks", channel=puppet())
+    matrix.node("ignores", channel=puppet("other"), guard_conversation="ignore", guard_dedupe="ignore")
+    matrix.node("guides", trigger="session.silent", channel=puppet("third"), guard_conversation="ignore")
+    chat.says = ConnectionError("away")
+    ids = [*happen().task_ids, *happen("session.silent", user="bob").task_ids]
+    fall_due(*ids)
+    deliver(ids)
+
+    ends = {row.node.key: (row.state, row.reason) for row in rows(ids)}
+    assert ends == {
+        "asks": ("scheduled", "presence_unknown"),
+        "ignores": ("delivered", ""),
+        "guides": ("scheduled", "presence_unknown"),
+    }
+    assert len(chat.asked) == 2, "nothing was asked about the node that ignores it"
+
+
+def test_presence_without_conversation_rule_is_not_asked(matrix: Any, happen: Any, chat: type[Chat]) -> None:
+    from scheduling.models import HarassmentRule
+
+    HarassmentRule.objects.filter(kind="conversation").delete()
+    matrix.node()
+    ids = happen().task_ids
+    fall_due(*ids)
+    deliver(ids)
+    assert (rows(ids)[0].state, chat.asked) == ("delivered", [])
+
+
+class Silence:
+    """A session whose guide message was judged and waits in the lane of a busy receiver."""
+
+    def __init__(self, store: Store, happen: Any, theatre: Theatre, blocker: UUID) -> None:
+        self.store, self.happen, self.theatre, self.blocker = store, happen, theatre, blocker
+        self.speak("user")
+        self.touch = self.fall_silent()
+        theatre.blocks = True
+        fall_due()
+        delivery.deliver([blocker])
+        assert theatre.on_stage.wait(PATIENCE)
+        delivery.deliver([self.touch])
+        assert rows([self.touch])[0].state == "running"
+
+    def speak(self, side: str) -> None:
+        self.store.note_activity([Frame("s1", "ann", sender=side, kind="message")])
+
+    def fall_silent(self) -> UUID:
+        """Wait until the session's silence is claimed, and hand it in. Returns its touch."""
+        claims: list[Any] = []
+        assert wait_until(lambda: claims.extend(self.store.claim_silent(1, sender.LEASE).silences) or claims, PATIENCE)
+        receipt = self.happen("session.silent", "ann", event_id=f"s1:{claims[0].armed_at}")
+        self.store.confirm(claims)
+        return receipt.task_ids[0]
+
+    def go_on(self) -> Touch:
+        self.theatre.blocks = False
+        self.theatre.let_go.set()
+        deliver([])
+        return rows([self.touch])[0]
+
+    @property
+    def nudges(self) -> int:
+        return glance.at(self.store, "s1").nudges
+
+
+@pytest.fixture
+def silence(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch, settings: Settings
+) -> Iterator[Silence]:
+    monkeypatch.setattr(sender, "IN_FLIGHT_PER_TARGET", 1)
+    channel = puppet()
+    matrix.node("blocker", channel=channel)
+    matrix.node("silent", trigger="session.silent", delay=timedelta(0), channel=channel, guard_dedupe="ignore")
+    policies = PolicySet({"default": Policy(timedelta(milliseconds=1))})
+    store = Store(Server(settings.REDIS_URL), lambda: policies)
+    yield Silence(store, happen, theatre, happen(user="blocker").task_ids[0])
+    store.server.client.close()
+
+
+def test_mark_sending_agent_answers_after_verdict_keeps_the_nudge(silence: Silence) -> None:
+    """The policy allows one guide message. The first silence used none, so the next one is guided."""
+    silence.speak("agent")
+    row = silence.go_on()
+    assert (row.state, row.reason, silence.nudges) == ("suppressed", "answered", 0)
+
+    touch = silence.fall_silent()
+    deliver([touch])
+    assert (rows([touch])[0].state, silence.nudges) == ("delivered", 1)
+    assert [message.task_id for message in silence.theatre.heard] == [silence.blocker, touch]
+
+
+def test_mark_sending_presence_unknown_after_verdict_keeps_the_nudge(silence: Silence, settings: Settings) -> None:
+    """The silence is held, as Redis is away. It is answered before Redis is asked again."""
+    here, settings.REDIS_URL = settings.REDIS_URL, f"redis://127.0.0.1:{free_port()}/0"
+    row = silence.go_on()
+    settings.REDIS_URL = here
+    assert (row.state, row.reason, silence.nudges) == ("scheduled", "presence_unknown", 0)
+
+    silence.speak("agent")
+    fall_due(silence.touch)
+    deliver([silence.touch])
+    assert (rows([silence.touch])[0].reason, silence.nudges) == ("answered", 0)
+
+    touch = silence.fall_silent()
+    deliver([touch])
+    assert (rows([touch])[0].state, silence.nudges) == ("delivered", 1)
+
+
+def test_mark_sending_silence_that_stands_uses_one_nudge(silence: Silence) -> None:
+    assert silence.nudges == 0, "it is judged, and has not gone out"
+    assert (silence.go_on().state, silence.nudges) == ("delivered", 1)
+
+
+# --- races ---
+
+
+@pytest.fixture
+def claimed(matrix: Any, happen: Any) -> Any:
+    matrix.node()
+    (task_id,) = happen().task_ids
+    fall_due(task_id)
+    (claim,) = touches.claim([task_id], lease=sender.LEASE)
+    return claim
+
+
+def test_mark_sending_row_locked_by_a_cancellation_does_not_wait(claimed: Any) -> None:
+    """A wait would hold up every receiver, and after it the customer's consent would be that of before the wait."""
+    with held_elsewhere(lambda: touches.cancel([claimed.task_id], reason="by:ann"), commit=True):
+        started_at = time.monotonic()
+        assert touches.mark_sending(sendings(claimed)) == {}
+        assert time.monotonic() - started_at < PATIENCE / 2
+    assert rows([claimed.task_id])[0].state == "cancelled"
+
+
+def test_mark_sending_cancellation_rolled_back_is_marked_later(claimed: Any) -> None:
+    with held_elsewhere(lambda: touches.cancel([claimed.task_id], reason="by:ann"), commit=False):
+        assert touches.mark_sending(sendings(claimed)) == {}
+    assert touches.mark_sending(sendings(claimed)) == {claimed.task_id: None}
+
+
+def test_mark_sending_opt_out_not_committed_yet_does_not_wait(claimed: Any) -> None:
+    """Who opts out has no answer yet. The mark does not wait for the customer's row."""
+    opt_out = lambda: services.put_customer("ann", {"opted_out": True})  # noqa: E731
+    with held_elsewhere(opt_out, commit=True):
+        assert touches.mark_sending(sendings(claimed)) == {claimed.task_id: None}
+
+
+@pytest.mark.parametrize("round", range(3))
+def test_mark_sending_races_with_opt_out_never_marks_what_was_acknowledged(
+    matrix: Any, happen: Any, race: Any, round: int
+) -> None:
+    """Many connections opt out and mark at once; `sending_at` is when the mark looked, by the same clock."""
+    matrix.node()
+    users = [f"user-{number}" for number in range(40)]
+    ids = {user: happen(user=user).task_ids[0] for user in users}
+    fall_due()
+    claims = {claim.task_id: claim for claim in touches.claim(list(ids.values()), lease=sender.LEASE)}
+    asked = {user: sendings(claims[ids[user]]) for user in users}
+    acknowledged: dict[str, datetime] = {}
+    dice = random.Random(round)
+
+    def act(number: int) -> None:
+        for user in dice.sample(users, len(users)):
+            if number % 2:
+                services.put_customer(user, {"opted_out": True})
+                acknowledged.setdefault(user, now())
+            else:
+                touches.mark_sending(asked[user])
+
+    race(4, act)
+
+    late = [
+        user
+        for user, task_id in ids.items()
+        if (row := rows([task_id])[0]).sending_at and row.sending_at > acknowledged[user]
+    ]
+    assert late == []
+
+
+@pytest.mark.parametrize("who", ["person", "event"])
+def test_cancel_races_with_mark_sending_one_of_them_wins(matrix: Any, happen: Any, race: Any, who: str) -> None:
+    matrix.node(cancel_on=["order.paid"])
+    users = [f"user-{number}" for number in range(30)]
+    ids = {user: happen(user=user).task_ids[0] for user in users}
+    fall_due()
+    for user in users:  # with their slots, as delivery claims them
+        Touch.objects.filter(pk=ids[user]).update(reserved_at=now())
+    claims = {claim.task_id: claim for claim in touches.claim(list(ids.values()), lease=sender.LEASE)}
+    asked = {user: sendings(claims[ids[user]]) for user in users}
+    marked: set[UUID] = set()
+
+    def act(number: int) -> None:
+        for user in users:
+            if number == 0:
+                marked.update(touches.mark_sending(asked[user]))
+            elif who == "event":
+                happen("order.paid", user)
+            else:
+                with transaction.atomic():
+                    touches.cancel([ids[user]], reason="by:ann")
+
+    race(2, act)
+
+    for row in rows(list(ids.values())):
+        assert (row.state, row.sending_at is not None) == (
+            ("running", True) if row.pk in marked else ("cancelled", False)
+        )
+
+
+# --- with a slow receiver ---
+
+
+@pytest.mark.parametrize(
+    ("count", "delay", "lane"),
+    [
+        pytest.param(400, 0.4, 20, id="400 touches"),
+        pytest.param(3_000, 5.0, 200, id="3,000 touches", marks=[pytest.mark.campaign, pytest.mark.timeout(900)]),
+    ],
+)
+def test_slow_receiver_gets_nothing_that_was_stopped_before(
+    matrix: Any, hook: Any, receiver: Any, happen: Any, valkey: Any, monkeypatch: pytest.MonkeyPatch,
+    count: int, delay: float, lane: int,
+) -> None:  # fmt: skip
+    """Opt-outs, answers in chats, cancellations, a pause and a disabled node while the touches wait in the lane."""
+    monkeypatch.setattr(sender, "IN_FLIGHT_PER_TARGET", lane)
+    receiver.delay = delay
+    hook.timeout = timedelta(seconds=20)
+    hook.save()
+    template = matrix.template("guide", category="marketing")
+    for key in ("guide", "paused", "disabled"):
+        matrix.node(key, trigger=key, channel=hook, template=template)
+    matrix.node("silent", trigger="session.silent", channel=hook, template=template, guard_conversation="ignore")
+    store = Store(Server(django_settings.REDIS_URL), lambda: PolicySet({"default": Policy(timedelta(milliseconds=1))}))
+    stops = Stops(store, happen, count)
+
+    ids = stops.plan()
+    fall_due()
+    acting = threading.Thread(target=stops.act, args=(delay * count / lane / 2,))
+    delivery.deliver(ids)
+    acting.start()
+    ends_at = time.monotonic() + 600
+    while time.monotonic() < ends_at:
+        deliver([])
+        waiting = list(Touch.objects.filter(state__in=WAITING, parked="").values_list("pk", flat=True))
+        if not waiting and not acting.is_alive():
+            break
+        fall_due()
+        for start in range(0, len(waiting), 500):
+            delivery.deliver(waiting[start : start + 500])
+    acting.join(PATIENCE)
+    store.server.client.close()
+
+    assert stops.errors == []
+    stops.check(receiver.calls, in_time=timedelta(milliseconds=250) if count >= 3_000 else None)
+
+
+class Stops:
+    """Who is stopped how, and when that was acknowledged."""
+
+    def __init__(self, store: Store, happen: Any, count: int) -> None:
+        self.store, self.happen, self.count = store, happen, count
+        self.dice = random.Random(11)
+        self.ids: dict[UUID, tuple[str, str]] = {}  #: by touch, its user and kind
+        self.acknowledged: dict[UUID, datetime] = {}
+        self.errors: list[BaseException] = []
+
+    def plan(self) -> list[UUID]:
+        kinds = ["plain", "opt-out", "answer", "cancel", "paused", "disabled", "silent"]
+        self.happenings = [(f"user-{number}", kinds[number % len(kinds)]) for number in range(self.count)]
+        silent = [user for user, kind in self.happenings if kind == "silent"]
+        self.store.note_activity([Frame(user, user, sender="user", kind="message") for user in silent])
+        assert wait_until(lambda: self._claims(len(silent)), PATIENCE)
+        for user, kind in self.happenings:
+            if kind == "silent":
+                claim = self.silences[user]
+                found = self.happen("session.silent", user, event_id=f"{user}:{claim.armed_at}")
+            else:
+                found = self.happen(kind if kind in ("paused", "disabled") else "guide", user)
+            self.ids[found.task_ids[0]] = (user, kind)
+        return list(self.ids)
+
+    def _claims(self, count: int) -> bool:
+        found = getattr(self, "silences", {})
+        silences = self.store.claim_silent(1_000, timedelta(minutes=30)).silences
+        self.store.confirm(silences)
+        self.silences = found | {claim.session_id: claim for claim in silences}
+        return len(self.silences) == count
+
+    def act(self, span: float) -> None:
+        """Spread over `span` seconds."""
+        try:
+            each = [(task_id, *rest) for task_id, rest in self.ids.items() if rest[1] not in ("paused", "disabled")]
+            self.dice.shuffle(each)
+            for number, (task_id, user, kind) in enumerate(each):
+                time.sleep(span / len(each))
+                if number == len(each) // 3:
+                    services.pause("node:paused")
+                    self._note("paused")
+                if number == len(each) // 2:
+                    Node.objects.filter(key="disabled").update(enabled=False)
+                    self._note("disabled")
+                self._stop(task_id, user, kind)
+        except BaseException as error:
+            self.errors.append(error)
+        finally:
+            connection.close()
+
+    def _note(self, kind: str) -> None:
+        at = now()
+        self.acknowledged |= {task_id: at for task_id, (_, its) in self.ids.items() if its == kind}
+
+    def _stop(self, task_id: UUID, user: str, kind: str) -> None:
+        from scheduling.errors import Conflict
+
+        if kind == "opt-out":
+            services.put_customer(user, {"opted_out": True})
+        elif kind in ("answer", "silent"):
+            self.store.note_activity([Frame(user, user, sender="user", kind="message")])
+        elif kind == "cancel":
+            try:
+                services.cancel_touch(task_id, actor="ann")
+            except Conflict:
+                return
+        if kind != "plain":
+            self.acknowledged[task_id] = now()
+
+    def check(self, calls: list[Any], *, in_time: timedelta | None) -> None:
+        found = Touch.objects.in_bulk(list(self.ids))
+        margin = {"answer": timedelta(milliseconds=250), "silent": timedelta(milliseconds=250)}
+        late = [
+            (kind, row.sending_at - self.acknowledged[task_id])
+            for task_id, (_, kind) in self.ids.items()
+            if (row := found[task_id]).sending_at
+            and task_id in self.acknowledged
+            and row.sending_at > self.acknowledged[task_id] + margin.get(kind, timedelta(0))
+        ]
+        assert late == [], f"{len(late)} were marked as sending after they were stopped"
+        if in_time:
+            arrived = {UUID(call.headers["webhook-id"]): call.at for call in calls}
+            slow = {
+                task_id: at - self.acknowledged[task_id]
+                for task_id, at in arrived.items()
+                if task_id in self.acknowledged and at > self.acknowledged[task_id] + in_time
+            }
+            assert slow == {}, f"{len(slow)} went out later than {in_time} after they were stopped"
+        ends = {
+            "opt-out": ("suppressed", "opted_out"), "answer": ("suppressed", "conversation"),
+            "silent": ("suppressed", "answered"), "cancel": ("cancelled", "by:ann"),
+            "paused": ("scheduled", "paused"), "disabled": ("suppressed", "node_disabled"),
+        }  # fmt: skip
+        for kind, end in ends.items():
+            states = [(found[key].state, found[key].reason) for key, (_, its) in self.ids.items() if its == kind]
+            assert set(states) <= {("delivered", ""), end}
+            assert states.count(end) > len(states) // 5, f"{kind}: too few were stopped for the test to say anything"
+            assert {row.reserved_at for row in found.values() if row.state not in ("delivered",)} == {None}
+        assert {found[key].state for key, (_, its) in self.ids.items() if its == "plain"} == {"delivered"}

@@ -1,0 +1,124 @@
+"""Receivers that are gone: looked up by digest, without a reload of the configuration, and not for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from scheduling import configuration, disabled_targets, retention, routing, services, sql
+from scheduling.models import ChannelConfig, Community, DisabledTarget
+from scheduling.specs import CustomerSpec
+from tests.scheduling.core.conftest import deliver_at_last
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def age(**span: float) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE scheduling_disabledtarget SET disabled_at = disabled_at - %s", [timedelta(**span)])
+
+
+def disable(channel: ChannelConfig, *addresses: str) -> None:
+    disabled_targets.disable((channel.pk, disabled_targets.digest_of(each), "", "gone") for each in addresses)
+
+
+def test_disabled_target_leaves_the_loaded_configuration_as_it_is(matrix: Any, hook: Any) -> None:
+    before = configuration.current()
+    disable(hook, "https://a.example")
+    assert DisabledTarget.objects.count() == 1
+    assert configuration.current() is before
+    DisabledTarget.objects.all().delete()
+    assert configuration.current() is before
+
+
+def test_look_up_with_many_disabled_targets_reads_those_of_the_batch(matrix: Any, hook: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "INSERT INTO scheduling_disabledtarget (channel_id, target_digest, chat_id, reason, disabled_at)"
+            " SELECT %s, md5(n::text) || md5(n::text), '', '', now() FROM generate_series(1, 20000) AS n",
+            [hook.pk],
+        )
+        cursor.execute("ANALYZE scheduling_disabledtarget")
+        disable(hook, "https://a.example")
+        plan_of = {"channels": [hook.pk], "digests": ["x"], "kept": timedelta(days=1)}
+        plan = "\n".join(row[0] for row in sql.rows(f"EXPLAIN {disabled_targets._AMONG}", plan_of))
+    assert "Seq Scan on scheduling_disabledtarget" not in plan
+    wanted = [(hook.pk, disabled_targets.digest_of(each)) for each in ("https://a.example", "https://b.example")]
+    assert disabled_targets.disabled_among(wanted) == {wanted[0]}
+
+
+def test_disabled_target_expires_and_retention_deletes_it(matrix: Any, hook: Any, settings: Any) -> None:
+    settings.AFTERTOUCH_DISABLED_TARGET_DAYS = 30
+    disable(hook, "https://a.example", "https://b.example")
+    target = (hook.pk, disabled_targets.digest_of("https://a.example"))
+    age(days=31)
+    assert disabled_targets.disabled_among([target]) == set()
+
+    disable(hook, "https://a.example")  # it said so again
+    assert disabled_targets.disabled_among([target]) == {target}
+    assert retention.forget()["scheduling_disabledtarget"] == 1
+    assert DisabledTarget.objects.get().target_digest == target[1]
+
+
+def test_customer_whose_address_changes_is_sent_to_again(matrix: Any, puppet: Callable[..., ChannelConfig]) -> None:
+    mail = puppet("mail")
+    services.put_customer("ann", {"addresses": {"email": "ann@example.com"}})
+    disable(mail, "ann@example.com", "bob@example.com")
+    services.put_customer("ann", {"name": "Ann", "addresses": {"email": "ann@example.com"}})
+    assert DisabledTarget.objects.count() == 2  # the same address: nothing new is known about it
+    services.put_customer("ann", {"addresses": {"email": "ann@example.org"}})
+    assert DisabledTarget.objects.get().target_digest == disabled_targets.digest_of("bob@example.com")
+    services.put_customer("ann", {"addresses": {"email": "bob@example.com"}})
+    assert not DisabledTarget.objects.exists()
+
+
+def test_community_and_channel_whose_address_changes_are_sent_to_again(matrix: Any, hook: Any) -> None:
+    community = Community.objects.create(chat_id="c1", targets={"hook": {"url": "https://a.example/c1"}})
+    disable(hook, "https://a.example/c1", hook.config["url"])
+    community = Community.objects.get(pk=community.pk)
+    community.targets = {"hook": {"url": "https://b.example/c1"}}
+    community.save()
+    assert DisabledTarget.objects.count() == 1
+    channel = ChannelConfig.objects.get(pk=hook.pk)
+    channel.config = {"url": "https://b.example"}
+    channel.save()
+    assert not DisabledTarget.objects.exists()
+
+
+def test_delivery_asks_about_disabled_targets_twice_a_batch_at_most(
+    matrix: Any, hook: Any, receiver: Any, happen: Callable[..., Any]
+) -> None:
+    matrix.node(channel=hook)
+    disable(hook, "https://elsewhere.example")
+    task_ids = [happen(user=f"user-{number}").task_ids[0] for number in range(20)]
+    with connection.execute_wrapper(Counted()) as _:
+        rows = deliver_at_last(*task_ids)
+    assert {row.state for row in rows} == {"delivered"}
+    assert 1 <= Counted.count <= 2
+
+
+class Counted:
+    """Counts the statements about disabled targets."""
+
+    count = 0
+
+    def __call__(self, execute: Callable[..., Any], query: Any, *rest: Any) -> Any:
+        Counted.count += "scheduling_disabledtarget" in str(query)
+        return execute(query, *rest)
+
+
+def test_target_for_without_a_lookup_asks_the_database(matrix: Any, hook: Any) -> None:
+    spec = configuration.current().channels[hook.pk]
+    disable(hook, hook.config["url"])
+    with pytest.raises(routing.NoTarget) as raised:
+        routing.target_for(spec, routing.channel_of(spec), CustomerSpec(1, "ann"), "", {})
+    assert raised.value.reason == "target_disabled"
+    lookup = disabled_targets.Lookup()
+    assert [(hook.pk, disabled_targets.digest_of(each)) in lookup for each in (hook.config["url"], "x")] == [
+        True,
+        False,
+    ]

@@ -1,0 +1,40 @@
+"""An opt-out outlives what the customer does afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from scheduling import services
+from scheduling.delivery import deliver
+from scheduling.models import Customer, Touch
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.mark.parametrize("type", ["material.downloaded", "order.paid", "conversation.started", "customer.inactive"])
+def test_event_after_an_opt_out_does_not_undo_it(matrix: Any, happen: Callable[..., Any], type: str) -> None:
+    matrix.node("guide", trigger=type)
+    services.put_customer("ann", {"opted_out": True})
+    since = Customer.objects.get().opted_out_at
+    receipt = happen(type, "ann")
+    customer = Customer.objects.get()
+    assert (customer.opted_out, customer.opted_out_at) == (True, since)
+    deliver(receipt.task_ids)
+    touch = Touch.objects.get(pk__in=receipt.task_ids)
+    assert (touch.state, touch.reason) == ("suppressed", "opted_out")
+
+
+def test_change_of_another_field_does_not_undo_an_opt_out(db: None) -> None:
+    services.put_customer("ann", {"opted_out": True})
+    services.put_customer("ann", {"name": "Ann", "level": "vip"})
+    assert Customer.objects.get().opted_out
+
+
+def test_opt_out_by_a_complaint_is_not_undone_by_the_next_event(matrix: Any, happen: Callable[..., Any]) -> None:
+    happen("complaint.received", "ann")
+    assert Customer.objects.get().opted_out
+    happen("order.paid", "ann")
+    assert Customer.objects.get().opted_out

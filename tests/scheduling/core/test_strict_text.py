@@ -1,0 +1,135 @@
+"""YAML and JSON that people write are read at a bounded cost, everywhere by the same reader."""
+
+from __future__ import annotations
+
+import ast
+import json
+import tracemalloc
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import pytest
+from django.core.exceptions import ValidationError
+from django.utils import translation
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rpa_tasks.admin.fields import JsonField
+from scheduling.admin.fields import DataField, LevelsField, SettingsField
+from scheduling.admin.schedule import PeriodicTaskForm
+from scheduling.strict_text import InvalidText, read_json, read_yaml, write_yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+APPS = ("config", "scheduling", "rpa_tasks", "sessions")
+#: 218 bytes that a usual loader expands to 5.8 MB where they are written out.
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{key}: &{key} [{','.join([f'*{before}'] * 9)}]\n" for before, key in zip("abcd", "bcde", strict=True)
+)
+
+
+def test_no_other_reader_of_yaml_stands_in_the_product() -> None:
+    found = []
+    for path in (path for app in APPS for path in sorted((ROOT / app).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] in ("yaml", "ruamel") for name in names):
+                found.append(str(path.relative_to(ROOT)))
+    assert sorted(set(found)) == ["scheduling/strict_text.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BOMB, "line 2: aliases (*name) are not supported"),
+        ("a: !!bool zz", "line 1: tags (!!bool) are not supported"),
+        ("a: 1\n<<: {b: 2}", "line 2: merge keys (<<) are not supported"),
+        ("".join(f"k{each}: {each}\n" for each in range(60_000)), "must not be larger than 65536 bytes"),
+        ("a: 1\na: 2", "line 2: “a” is given twice"),
+        ("a: " + "[" * 30_000, "line 1: it is nested too deeply"),
+        ("a: \0", "control characters"),
+        ("a: \ud800", "line 1: the database cannot hold this character"),
+    ],
+)
+def test_settings_field_hostile_yaml_is_a_field_error(text: str, message: str) -> None:
+    tracemalloc.start()
+    began = process_time()
+    with translation.override("en"), pytest.raises(ValidationError) as refused:
+        SettingsField(strip=False).to_python(text)
+    assert process_time() - began < 1
+    assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    tracemalloc.stop()
+    assert message in " ".join(refused.value.messages)
+
+
+def test_read_yaml_sixty_thousand_keys_takes_little_time() -> None:
+    """It took 14 s."""
+    text = "".join(f"k{each}: {each}\n" for each in range(60_000))
+    began = process_time()
+    with pytest.raises(InvalidText, match="line 50000: there must not be more than 100000"):
+        read_yaml(text)
+    assert process_time() - began < 3
+
+
+def test_settings_field_reads_what_it_writes() -> None:
+    value = {"from": "a@example.com", "list": [1, {"b": "no"}], "yes": True, "text": "x: y\n# z", "<<": "m"}
+    assert SettingsField().to_python(SettingsField().write(value)) == value
+    twice = ["same"]
+    assert "&" not in SettingsField().write({"a": twice, "b": twice})
+
+
+@pytest.mark.parametrize("field", [DataField(), JsonField()])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000, '{"a":' * 60 + "1" + "}" * 60, '{"a": NaN}', '{"a": -Infinity}', '{"a": 1e999}',
+        '{"a": ' + "9" * 5_000 + "}", '{"a": 1, "a": 2}', '{"a": "\\u0000"}', '{"\\ud800": 1}', '{"a": [" \\udc00 "]}',
+        '{"a": "' + "x" * 300_000 + '"}', "{", "[1]", "1",
+    ],
+)  # fmt: skip
+def test_json_field_hostile_json_is_a_field_error(field: Any, text: str) -> None:
+    with pytest.raises(ValidationError):
+        field.to_python(text)
+
+
+STORABLE = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | STORABLE,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(STORABLE, inner, max_size=3),
+    max_leaves=15,
+)
+
+
+@given(VALUES)
+def test_read_json_reads_any_storable_value(value: Any) -> None:
+    assert read_json(json.dumps(value)) == value
+
+
+@given(st.text(st.sampled_from("[]{}:,-?&*!|>'\"%@`#~<= \n\tanulltrue0123.e\\x\ud800\0\x85"), max_size=60))
+def test_read_any_text_raises_nothing_but_invalid_text(text: str) -> None:
+    for read in (read_yaml, read_json):
+        try:
+            value = read(text)
+        except InvalidText:
+            continue
+        assert read_yaml(write_yaml(value)) == value
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": NaN}', '{"a": 1, "a": 2}', "{"])
+@pytest.mark.parametrize("field", ["args", "kwargs"])
+def test_periodic_task_form_hostile_json_is_a_field_error(field: str, text: str) -> None:
+    form = PeriodicTaskForm({"name": "x", "task": "x", "args": "[]", "kwargs": "{}"} | {field: text})
+    form.cleaned_data = {field: text}
+    with pytest.raises(ValidationError):
+        getattr(form, f"clean_{field}")()
+
+
+def test_levels_field_many_pairs_takes_linear_time() -> None:
+    """Each name was counted in all: 20,000 pairs took 6 s, and a form holds 200,000."""
+    text = ", ".join(f"level-{each}=1h" for each in range(20_000))
+    began = process_time()
+    assert len(LevelsField().to_python(text)) == 20_000
+    assert process_time() - began < 2
+    with translation.override("en"), pytest.raises(ValidationError, match="“level-0” is there twice"):
+        LevelsField().to_python(text + ", level-0=1h")
