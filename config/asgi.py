@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
+# A server that forgets the variable must not run with the published key of the local settings.
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.production")
 
 from channels.routing import ProtocolTypeRouter, URLRouter
 from django.conf import settings
@@ -17,6 +19,8 @@ import config.celery  # noqa: F401  (before anything publishes)
 from scheduling import measures
 from scheduling.shared_measures import share
 
+if settings.AFTERTOUCH_ROLE == "execution":
+    sys.exit("AFTERTOUCH_ROLE: execution has no keys and cannot serve pages")
 share()  # before anything is counted
 measures.alive("web")
 browser = get_asgi_application()  # before anything that needs the models

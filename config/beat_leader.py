@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
 import structlog
 from celery.beat import SchedulingError
+from celery.schedules import crontab
+from celery.schedules import schedule as interval
+from celery.utils.time import maybe_make_aware
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
+from django.db import InterfaceError, InternalError, OperationalError, close_old_connections
 from django.db import connection as database
+from django.utils.module_loading import import_string
+from django_celery_beat.clockedschedule import clocked
 from django_celery_beat.schedulers import DatabaseScheduler
 from kombu.common import ignore_errors
 
@@ -21,12 +29,43 @@ from scheduling.alerts.watchman import Watchman
 
 log = structlog.get_logger(__name__)
 
+TICK = "periodic_task_name"  #: the header of a message that comes again by itself
+DATABASE_ERRORS = (OperationalError, InterfaceError, InternalError)
 LEADER_LOCK = 0x4146_5445_5254  # "AFTERT"
 
 # A leader that lost its power or its network takes leave of nobody, and PostgreSQL would keep its lock for two hours.
 LET_GO = """
 SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; SET tcp_user_timeout = 20000
 """
+
+
+@dataclass(frozen=True, slots=True)
+class DueRound:
+    """One instant at which a schedule of ops fell due."""
+
+    task: str
+    schedule_id: int
+    schedule: str
+    at: datetime
+    args: Any
+    kwargs: Any
+
+
+def due_instant(entry: Any) -> datetime:
+    """Return when `entry` fell due: the same instant on every beat that has read the same `last_run_at`."""
+    schedule, last = entry.schedule, maybe_make_aware(entry.last_run_at)
+    at: datetime
+    if isinstance(schedule, clocked):
+        at = maybe_make_aware(schedule.clocked_time)
+    elif isinstance(schedule, crontab):
+        begins_at, delta, _ = schedule.remaining_delta(last)
+        at = begins_at + delta
+    elif isinstance(schedule, interval):
+        at = last + schedule.run_every
+    else:  # sunrise and the like are computed from now on, with a jitter of microseconds
+        at = datetime.now(UTC) + schedule.remaining_estimate(last) + timedelta(seconds=30)
+        at = at.replace(second=0, microsecond=0)
+    return at
 
 
 class LeaderScheduler(DatabaseScheduler):
@@ -46,6 +85,7 @@ class LeaderScheduler(DatabaseScheduler):
         self._asked_at = self._held_at = float("-inf")
         self._watchman = Watchman()
         self._pile = Pile()
+        self._owed: list[DueRound] = []  #: that fell due while PostgreSQL was away
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -59,6 +99,7 @@ class LeaderScheduler(DatabaseScheduler):
             log.info("beat_leads")
             # What this process read while it stood by may be minutes old.
             self._initial_read, self._heap, self._heap_invalidated = True, None, False
+        self._store_owed()
         pause = float(super().tick(*args, **kwargs))
         measures.beat_ticked(settings.AFTERTOUCH_NODE)
         return pause
@@ -84,7 +125,53 @@ class LeaderScheduler(DatabaseScheduler):
         """What ops have scheduled is always published: nobody else would do it later."""
         if entry.name in SCHEDULE and self._pile.stands(producer):
             return
-        super().apply_entry(entry, producer=producer)
+        if entry.task in settings.SCHEDULED_ROUNDS:
+            self._apply_round(entry, producer)
+        else:
+            super().apply_entry(entry, producer=producer)
+
+    def _apply_round(self, entry: Any, producer: Any) -> None:
+        """Store the round, then publish a wake-up. A beat that dies in between has saved no `last_run_at`: the next
+        leader finds the same instant due, and the unique index keeps it from being stored twice."""
+        due = DueRound(entry.task, entry.model.pk, entry.name, due_instant(entry), entry.args, entry.kwargs)
+        if self._store(due):
+            self._wake(due, producer)
+            self._tasks_since_sync += 1
+            if self.should_sync():
+                self._do_sync()
+        else:
+            self._dirty.discard(entry.name)
+            self._owed.append(due)
+
+    def _store_owed(self) -> None:
+        owed, self._owed = self._owed, []
+        for due in owed:
+            if self._store(due):
+                self._dirty.add(due.schedule)
+                self._wake(due, None)
+            else:
+                self._owed.append(due)
+
+    def _store(self, due: DueRound) -> bool:
+        """Return False where PostgreSQL is away."""
+        store, _ = settings.SCHEDULED_ROUNDS[due.task]
+        try:
+            close_old_connections()
+            import_string(store)(due.schedule_id, due.schedule, due.at, due.args, due.kwargs)
+        except DATABASE_ERRORS as error:
+            log.warning("round_not_stored", schedule=due.schedule, error=str(error))
+            database.close()
+            return False
+        return True
+
+    def _wake(self, due: DueRound, producer: Any) -> None:
+        """Where the broker is away, a pass finds the row."""
+        _, task = settings.SCHEDULED_ROUNDS[due.task]
+        try:
+            self.app.send_task(task, queue="ticks", producer=producer, headers={TICK: due.schedule})
+            log.info("round_stored", schedule=due.schedule, due_at=due.at.isoformat())
+        except Exception as error:  # whatever the broker's client raises
+            log.warning("wake_up_lost", schedule=due.schedule, error=str(error))
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
         """Publishes are not retried here, so nobody else finds out that an AMQP connection is dead: dial anew."""

@@ -8,8 +8,10 @@ import sys
 from functools import cached_property
 from typing import Any
 
+# Like `manage.py`, for `celery -A config inspect` beside `make run`: a worker accepts no request from outside.
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
 
+import structlog
 from celery import Celery
 from celery.signals import (
     celeryd_after_setup,
@@ -23,6 +25,8 @@ from celery.signals import (
 
 from config import celery_guards, flower_login, measuring  # noqa: F401  (connects to signals)
 from config.queues import CORE_QUEUES
+
+log = structlog.get_logger(__name__)
 
 flower_login.insist(sys.argv, os.environ)
 celery_guards.install()
@@ -60,6 +64,25 @@ def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
         )
 
 
+@celeryd_after_setup.connect
+def insist_on_isolation(sender: str, instance: Any, conf: Any, **_: Any) -> None:
+    """An execution worker confines what it runs, or says that it does not. It holds no keys, so it does no other work
+    where it is one by its role."""
+    from django.conf import settings
+
+    from rpa_tasks import isolation
+
+    names = set(instance.app.amqp.queues.consume_from)
+    if settings.AFTERTOUCH_ROLE == "execution" and names & set(CORE_QUEUES):
+        sys.exit(
+            f"AFTERTOUCH_ROLE: execution has no keys and cannot consume {', '.join(sorted(names & set(CORE_QUEUES)))}"
+        )
+    if names - set(CORE_QUEUES) and (complaint := isolation.complaint()):
+        if not isolation.may_start():
+            sys.exit(f"this worker runs commands of flows. {complaint}; set it to none to run them without isolation")
+        log.warning("commands_not_isolated", detail=complaint)
+
+
 @worker_process_init.connect
 def keep_what_is_loaded(**_: Any) -> None:
     """Modules and settings live as long as the process. Walked at every full collection of garbage, they cost a burst
@@ -82,11 +105,11 @@ def consume_the_homes_queues(sender: str, instance: Any, conf: Any, **_: Any) ->
     """What concerns shops whose browser profiles lie on this node comes to this node."""
     from django.conf import settings
 
-    from rpa_tasks.tokens import former_home_queue, home_queue
+    from rpa_tasks.tokens import home_queue
 
     queues, node = instance.app.amqp.queues, settings.AFTERTOUCH_NODE
     if served := [name for name in queues.consume_from if name not in CORE_QUEUES]:
-        for name in [*(home_queue(node, each) for each in served), former_home_queue(node)]:
+        for name in [home_queue(node, each) for each in served]:
             queues.select_add(queues.new_missing(name))  # as whoever publishes to it would declare it
 
 
@@ -97,7 +120,8 @@ def keep_browsers(sender: Any, **_: Any) -> None:
     if queues:
         from rpa_tasks import maintainer_process
 
-        maintainer_process.start(queues)
+        worker = sender.controller
+        maintainer_process.start(queues, worker.max_concurrency or worker.concurrency)
 
 
 @worker_shutting_down.connect

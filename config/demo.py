@@ -20,13 +20,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import yaml
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from config.demo_chat import POLICIES, silent_chat
 from config.demo_rpa import order_sync
+from config.embedded.reaper import bounded_run
 from config.environment import ROOT
 from config.stack.running import RunningStack, running_stack
+from scheduling.strict_text import read_yaml, write_yaml
 
 TIME_SCALE = 43_200  # half a day a second: 7 days take 14 s, 24 hours 2 s
 SECRET = "whsec_" + "ZGVtby1vbmx5LXNlY3JldC1vZi10aGlydHktdHdvLWI="
@@ -142,6 +143,11 @@ class Demo:
 
 
 def main() -> None:
+    with bounded_run():
+        run()
+
+
+def run() -> None:
     receiver = Receiver()
     say("Starting a stack of its own (PostgreSQL, Valkey, web, workers, watcher, beat) …")
     env = {
@@ -167,7 +173,7 @@ def await_worker(stack: RunningStack, name: str) -> None:
 
 def configure(stack: RunningStack, receiver: Receiver) -> None:
     """The shipped matrix, with its content going to the receiver."""
-    shipped = yaml.safe_load((ROOT / "scheduling" / "shipped.yaml").read_text(encoding="utf-8"))
+    shipped = read_yaml((ROOT / "scheduling" / "shipped.yaml").read_text(encoding="utf-8"))
     shipped["channels"].append(
         {"key": "hook", "kind": "webhook", "url": f"http://{receiver.address}/", "secret": SECRET, "idempotent": True}
     )
@@ -175,7 +181,7 @@ def configure(stack: RunningStack, receiver: Receiver) -> None:
     for node in shipped["nodes"]:
         node["channel"] = "hook"
     path = Path(stack.state_dir) / "demo.yaml"
-    path.write_text(yaml.safe_dump(shipped, allow_unicode=True), encoding="utf-8")
+    path.write_text(write_yaml(shipped), encoding="utf-8")
     stack.manage("apply_config", str(path))
 
 

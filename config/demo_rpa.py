@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
+from config.embedded.ports import free_port
 from config.environment import ROOT
 
 SHOPS = ("s1", "s2", "s3")
@@ -52,9 +53,9 @@ def order_sync(demo: Any, say: Any) -> None:
 @contextmanager
 def demo_shop() -> Iterator[str]:
     """The site of the demo's shops, on a free port. Yields its address."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "rpa_tasks.demo_shop", "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as site:
+    # Below the ports of browsers, which a flow may not connect to.
+    words = [sys.executable, "-m", "rpa_tasks.demo_shop", "--port", str(free_port())]
+    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as site:  # noqa: S603
         try:
             assert site.stdout is not None
             yield next(word for word in site.stdout.readline().split() if word.startswith("http"))

@@ -37,6 +37,7 @@ class Environment(BaseSettings):
     django_debug: bool = False
     django_log_level: str = Field("INFO", pattern=r"^(DEBUG|INFO|WARNING|ERROR)$")
 
+    aftertouch_role: str = Field("all", pattern=r"^(all|web|core|beat|watcher|execution|flower|metrics)$")
     aftertouch_state_dir: Path = ROOT / ".state"
     aftertouch_metrics_dir: Path | None = None
     aftertouch_metrics_address: str = "127.0.0.1"
@@ -56,6 +57,7 @@ class Environment(BaseSettings):
     aftertouch_alerts_every: timedelta = Field(timedelta(seconds=10), ge=timedelta(seconds=1), le=timedelta(minutes=5))
     aftertouch_rpa_slots: int = Field(5, ge=1, le=64)
     aftertouch_rpa_ageing: timedelta = Field(timedelta(minutes=10), ge=timedelta(seconds=1))
+    aftertouch_rpa_home_lease: timedelta = Field(timedelta(minutes=2), ge=timedelta(seconds=30), le=timedelta(days=30))
     aftertouch_rpa_browsers: int = Field(8, ge=1, le=64)
     aftertouch_rpa_warm_browsers: int = Field(2, ge=0, le=64)
     aftertouch_rpa_browser_wait: timedelta = Field(timedelta(seconds=10), gt=timedelta(0), le=timedelta(seconds=60))
@@ -63,10 +65,15 @@ class Environment(BaseSettings):
     aftertouch_rpa_browser_age: timedelta = Field(timedelta(hours=4), ge=timedelta(minutes=1))
     aftertouch_rpa_browser_memory_mb: int = Field(1500, ge=100)
     aftertouch_retention_days: int = Field(90, ge=7, le=3650)
+    aftertouch_disabled_target_days: int = Field(90, ge=1, le=3650)
     aftertouch_rpa_retention_days: int = Field(90, ge=7, le=3650)
     aftertouch_rpa_evidence_kept: timedelta = Field(timedelta(days=14), ge=timedelta(hours=1))
     aftertouch_node: str = Field(default_factory=gethostname, max_length=100)
     rpa_chromium_path: str = ""
+    aftertouch_rpa_isolation: str = Field("auto", pattern=r"^(auto|uid|bubblewrap|none)$")
+    aftertouch_rpa_uids: str = "700000-799999"
+    aftertouch_rpa_ports: str = "1-32767"
+    aftertouch_rpa_paths: Annotated[list[str], NoDecode] = []
     aftertouch_silence_backlog: int = Field(5_000, ge=1)
     aftertouch_silence_stale: timedelta = Field(timedelta(minutes=5), ge=timedelta(seconds=10), le=timedelta(hours=1))
     aftertouch_silence_rate: int = Field(5_000, ge=1, le=100_000)
@@ -74,6 +81,8 @@ class Environment(BaseSettings):
         timedelta(minutes=10), ge=timedelta(seconds=1), le=timedelta(hours=24)
     )
     aftertouch_gateway_redis_url: str = ""
+    aftertouch_session_sockets: int = Field(10, ge=1, le=1_000)
+    aftertouch_token_sockets: int = Field(5, ge=1, le=1_000)
     aftertouch_worker_concurrency: int = Field(2, ge=1, le=256)
     aftertouch_web_workers: int = Field(1, ge=1, le=64)
     aftertouch_prepare_statements: bool = True
@@ -95,6 +104,7 @@ class Environment(BaseSettings):
         "django_csrf_trusted_origins",
         "aftertouch_allowed_private_hosts",
         "aftertouch_secrets_keys",
+        "aftertouch_rpa_paths",
         mode="before",
     )
     @classmethod
@@ -102,6 +112,27 @@ class Environment(BaseSettings):
         if isinstance(value, str):
             return [part.strip() for part in value.split(",") if part.strip()]
         return value
+
+    @field_validator("aftertouch_rpa_uids")
+    @classmethod
+    def require_one_range(cls, text: str) -> str:
+        if len(ranges_in(text, 2**31)) != 1:
+            raise ValueError("must be one range, such as 700000-799999")
+        return text
+
+    @field_validator("aftertouch_rpa_ports")
+    @classmethod
+    def require_ports(cls, text: str) -> str:
+        ranges_in(text, 65_535)
+        return text
+
+    @field_validator("aftertouch_rpa_paths")
+    @classmethod
+    def require_absolute_paths(cls, paths: list[str]) -> list[str]:
+        for path in paths:
+            if not Path(path).is_absolute():
+                raise ValueError(f"{path} must begin with /")
+        return paths
 
     @field_validator("aftertouch_worker_max")
     @classmethod
@@ -126,6 +157,20 @@ class Environment(BaseSettings):
     @property
     def broker(self) -> str:
         return self.celery_broker_url or self.redis
+
+
+def ranges_in(text: str, most: int) -> list[tuple[int, int]]:
+    """First and last of each range in a list such as `1-1024, 8080`. Raises `ValueError` unless each rises and stays
+    between 1 and `most`."""
+    found = []
+    for part in (each.strip() for each in text.split(",")):
+        first, _, last = part.partition("-")
+        if not (first.isdecimal() and (last or first).isdecimal()):
+            raise ValueError(f"“{part}” is not a range such as 1000-1999")
+        if not 1 <= int(first) <= int(last or first) <= most:
+            raise ValueError(f"“{part}” must rise and stay between 1 and {most}")
+        found.append((int(first), int(last or first)))
+    return found
 
 
 @cache

@@ -16,5 +16,15 @@ def insist(words: Sequence[str], environ: Mapping[str, str]) -> None:
     if "flower" not in words[1:] or "celery" not in (program.name, program.parent.name):
         return
     if any(word.startswith(LOGINS) for word in words) or any(environ.get(name) for name in VARIABLES):
+        require_login_for_monitoring()
         return
     sys.exit("Flower needs a login: set FLOWER_BASIC_AUTH=user:password")
+
+
+def require_login_for_monitoring() -> None:
+    """Flower serves these two pages without its login, and the first names all workers and tasks."""
+    from flower.views.monitor import Healthcheck, Metrics  # type: ignore[import-untyped,unused-ignore]
+    from tornado.web import authenticated
+
+    for view in (Metrics, Healthcheck):
+        view.get = authenticated(view.get)

@@ -14,9 +14,9 @@ QUEUE = "ticks"
 
 class Pile:
     """One more pass does nothing that those which wait will not do. What waits is asked seldom: at rest, beat costs
-    next to nothing."""
+    next to nothing. No clock but this process's is compared."""
 
-    MOST = 300  #: messages: some minutes of passes
+    MOST = 30  #: messages: half a minute of passes, as none of them expires
     ASK_EVERY = 5.0  #: seconds
 
     def __init__(self) -> None:
@@ -24,16 +24,21 @@ class Pile:
         self._stands = False
 
     def stands(self, producer: Any) -> bool:
-        """Of Redis alone, which keeps a message that is over until somebody takes it; RabbitMQ drops it at the head."""
-        client = getattr(producer.channel, "client", None)
-        if client is not None and time.monotonic() - self._asked_at > self.ASK_EVERY:
-            self._note(client)
+        """Return whether so many passes wait that no other is published."""
+        if time.monotonic() - self._asked_at > self.ASK_EVERY:
+            self._note(producer.channel)
             self._asked_at = time.monotonic()
         return self._stands
 
-    def _note(self, client: Any) -> None:
+    def _note(self, channel: Any) -> None:
         try:
-            waiting = int(client.llen(QUEUE))
+            client = getattr(channel, "client", None)
+            if client is not None:
+                waiting = int(client.llen(QUEUE))
+            else:
+                # A channel of its own: RabbitMQ closes one that asks about a queue that is not there.
+                with channel.connection.channel() as asking:
+                    waiting = int(asking.queue_declare(QUEUE, passive=True).message_count)
         except Exception as error:  # whoever may not ask still publishes, and hears there if the broker is away
             log.warning("pile_unknown", error=str(error))
             waiting = 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from django.conf import settings
 from django.contrib import admin
 from django.urls import include, path
 from django.views.generic import RedirectView
@@ -20,8 +21,12 @@ urlpatterns = [
     path("health/ready", views.ready, name="ready"),
     path("gate/administrators", views.administrators, name="administrators"),
     path("metrics", views.metrics, name="metrics"),
-    path("demo/chat/", demo.page, name="demo_chat"),
-    path("demo/chat/begin", demo.begin, name="demo_chat_begin"),
-    path("demo/chat/state", demo.state, name="demo_chat_state"),
     path("u/<str:token>", views.unsubscribe, name="unsubscribe"),
 ]
+
+if getattr(settings, "AFTERTOUCH_DEMO", False):
+    urlpatterns += [
+        path("demo/chat/", demo.page, name="demo_chat"),
+        path("demo/chat/begin", demo.begin, name="demo_chat_begin"),
+        path("demo/chat/state", demo.state, name="demo_chat_state"),
+    ]

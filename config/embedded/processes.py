@@ -18,14 +18,17 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 
 # The shell leaves at once, so the server is nobody's child here and, killed, leaves no zombie that looks alive.
 APART = 'log=$1; shift; "$@" </dev/null >>"$log" 2>&1 & echo $!'
+ROOT = Path(__file__).resolve().parent.parent.parent
+MARK = "AFTERTOUCH_RUN"  #: names the run of tests, benchmarks or the demo that a process belongs to (`reaper`)
 PLAIN_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 
 
 def start_apart(command: Iterable[str], log: Path) -> psutil.Process | None:
     """Run a server in a session of its own. None where it is gone again already."""
+    mark = {MARK: os.environ[MARK]} if MARK in os.environ else {}
     shell = subprocess.run(
         ["/bin/sh", "-c", APART, "sh", str(log), *command],
-        check=True, capture_output=True, text=True, cwd="/", env=PLAIN_ENVIRONMENT, start_new_session=True,
+        check=True, capture_output=True, text=True, cwd="/", env=PLAIN_ENVIRONMENT | mark, start_new_session=True,
     )  # fmt: skip
     try:
         return psutil.Process(int(shell.stdout))

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psycopg
+
+from config.embedded import postgres, valkey
 from config.embedded.account import server_account
 from config.embedded.endpoints import Endpoints, read_endpoints, write_endpoints
 from config.embedded.errors import EmbeddedServerError
@@ -17,6 +20,7 @@ from config.embedded.server import Server
 from config.embedded.valkey import Valkey
 
 TURN_WITHIN = 180.0
+STOP_WITHIN = sum(seconds for steps in (postgres.STOP_STEPS, valkey.STOP_STEPS) for _, seconds in steps)
 
 
 def start(state_dir: Path, *, postgres: bool = True, valkey: bool = True) -> Endpoints:
@@ -43,6 +47,20 @@ def stop(state_dir: Path) -> None:
         (state_dir / "endpoints.json").unlink(missing_ok=True)
         for server in servers(state_dir):
             server.stop()
+
+
+def administer(state_dir: Path, *statements: str) -> None:
+    """Run statements as the administrator of the running PostgreSQL: what tests and benchmarks need beyond the
+    application's rights."""
+    state_dir = state_dir.resolve()
+    server = Postgres(state_dir, server_account())
+    process = server.process()
+    port = server.port_of(process) if process else None
+    if port is None:
+        raise EmbeddedServerError(f"PostgreSQL of {state_dir} does not run")
+    with psycopg.connect(server.admin_url(port), connect_timeout=10, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
 
 
 def status(state_dir: Path) -> dict[str, int | None]:

@@ -17,6 +17,7 @@ from config.embedded.processes import end
 from config.embedded.secrets import secret
 from config.embedded.server import Server
 
+STOP_STEPS = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0))  #: each signal with its seconds
 CONFIGURATION = """\
 bind 127.0.0.1
 protected-mode yes
@@ -85,5 +86,5 @@ class Valkey(Server):
 
     def stop(self) -> None:
         process = self.process()
-        if process is not None and not end(process, (signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0)):
+        if process is not None and not end(process, *STOP_STEPS):
             raise EmbeddedServerError(f"Valkey (pid {process.pid}) does not end")

@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from django.utils.translation import gettext_lazy as _
 
-from config.environment import ROOT, environment
+from config.environment import ROOT, environment, ranges_in
 from config.settings.layers import layer_host
 
 ENV = environment()
@@ -142,6 +142,7 @@ FILE_UPLOAD_HANDLERS: list[str] = []  # no page takes files
 
 # --- Aftertouch ---------------------------------------------------------------------------------------------------
 
+AFTERTOUCH_ROLE = ENV.aftertouch_role
 AFTERTOUCH_STATE_DIR = ENV.aftertouch_state_dir
 AFTERTOUCH_METRICS_DIR: Path | None = ENV.aftertouch_metrics_dir or ENV.aftertouch_state_dir / "metrics"
 AFTERTOUCH_METRICS_ADDRESS = ENV.aftertouch_metrics_address
@@ -159,6 +160,7 @@ AFTERTOUCH_WORKER_MAX = ENV.aftertouch_worker_max
 AFTERTOUCH_WORKER_SHRINK_AFTER = ENV.aftertouch_worker_shrink_after
 AFTERTOUCH_NODE = ENV.aftertouch_node
 AFTERTOUCH_RPA_SLOTS = ENV.aftertouch_rpa_slots
+AFTERTOUCH_RPA_HOME_LEASE = ENV.aftertouch_rpa_home_lease
 AFTERTOUCH_RPA_AGEING = ENV.aftertouch_rpa_ageing
 AFTERTOUCH_RPA_BROWSERS = ENV.aftertouch_rpa_browsers
 AFTERTOUCH_RPA_WARM_BROWSERS = ENV.aftertouch_rpa_warm_browsers
@@ -167,13 +169,22 @@ AFTERTOUCH_RPA_BROWSER_USES = ENV.aftertouch_rpa_browser_uses
 AFTERTOUCH_RPA_BROWSER_AGE = ENV.aftertouch_rpa_browser_age
 AFTERTOUCH_RPA_BROWSER_MEMORY_MB = ENV.aftertouch_rpa_browser_memory_mb
 AFTERTOUCH_RETENTION_DAYS = ENV.aftertouch_retention_days
+AFTERTOUCH_DISABLED_TARGET_DAYS = ENV.aftertouch_disabled_target_days
 AFTERTOUCH_RPA_RETENTION_DAYS = ENV.aftertouch_rpa_retention_days
 AFTERTOUCH_RPA_EVIDENCE_KEPT = ENV.aftertouch_rpa_evidence_kept
 RPA_CHROMIUM_PATH = ENV.rpa_chromium_path
+AFTERTOUCH_RPA_ISOLATION = ENV.aftertouch_rpa_isolation
+#: Whether commands may run without isolation only where `none` was set on purpose.
+AFTERTOUCH_RPA_ISOLATION_REQUIRED = False
+[AFTERTOUCH_RPA_UIDS] = ranges_in(ENV.aftertouch_rpa_uids, 2**31)
+AFTERTOUCH_RPA_PORTS = ranges_in(ENV.aftertouch_rpa_ports, 65_535)
+AFTERTOUCH_RPA_PATHS = ENV.aftertouch_rpa_paths
 AFTERTOUCH_SILENCE_BACKLOG = ENV.aftertouch_silence_backlog
 AFTERTOUCH_SILENCE_STALE = ENV.aftertouch_silence_stale
 AFTERTOUCH_SILENCE_RATE = ENV.aftertouch_silence_rate
 AFTERTOUCH_CONVERSATION_WINDOW = ENV.aftertouch_conversation_window
+AFTERTOUCH_SESSION_SOCKETS = ENV.aftertouch_session_sockets
+AFTERTOUCH_TOKEN_SOCKETS = ENV.aftertouch_token_sockets
 AFTERTOUCH_GATEWAY_REDIS_URL = ENV.aftertouch_gateway_redis_url
 AFTERTOUCH_BASE_URL = ENV.aftertouch_base_url or f"http://{ENV.aftertouch_host}:{ENV.aftertouch_port}"
 AFTERTOUCH_EMAIL_URL = ENV.aftertouch_email_url
@@ -203,6 +214,9 @@ CONFIG_SECTIONS = [
 API_ROUTERS = ["rpa_tasks.api.router", "sessions.api.router"]
 # By the name of a periodic task, what judges the arguments that ops give it: a function of args and kwargs.
 PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.schedules.check_arguments"}
+# Periodic tasks of ops whose rounds are rows before there is a message: what stores a round, and the task that the
+# wake-up calls.
+SCHEDULED_ROUNDS = {"rpa_tasks.publish_for_shops": ("rpa_tasks.scheduled.store", "rpa_tasks.run_rounds")}
 # By the origin of a failed task, what publishes it again.
 REPUBLISHERS = {
     "touch": "scheduling.failed_tasks.REPUBLISHER",
@@ -222,7 +236,7 @@ ALERTS = ["rpa_tasks.alerts.CONDITIONS", "sessions.alerts.CONDITIONS"]
 # Queues that other apps publish to besides those that are declared: dotted paths of functions that name them.
 QUEUES = ["rpa_tasks.tokens.further_queues"]
 # Other apps' rows that are deleted when they are old: dotted paths of `retention.Kind`.
-RETENTION = ["rpa_tasks.retention.JOBS"]
+RETENTION = ["rpa_tasks.retention.JOBS", "rpa_tasks.retention.ROUNDS"]
 # Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.
 PRESENCE = ["sessions.presence.Live"]
 

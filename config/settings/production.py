@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 
 from config.settings.base import *  # noqa: F403
-from config.settings.base import AFTERTOUCH_SECRETS_KEYS, ENV
+from config.settings.base import AFTERTOUCH_ROLE, AFTERTOUCH_SECRETS_KEYS, ENV
+from rpa_tasks.guard.confine import refuse_inspection
 
 AFTERTOUCH_DEMO = False
+AFTERTOUCH_RPA_ISOLATION_REQUIRED = True
 
-SHORTEST_KEY = 32  #: whoever has the database may guess as long as they like
+SHORTEST_SECRET_KEY = 50  #: characters, and at least 5 different ones: what Django's `check --deploy` asks for
+SHORTEST_KEY = 43  #: characters of 32 random bytes in base64; an attacker with the database can guess without limit
+SHORTEST_OLD_KEY = 32  #: of a key that only decrypts, so that a short one can be rotated out
 
 _required = {
     "DATABASE_URL": ENV.database_url,
@@ -19,13 +24,35 @@ _required = {
     "AFTERTOUCH_BASE_URL": ENV.aftertouch_base_url,
     "AFTERTOUCH_SECRETS_KEYS": ENV.aftertouch_secrets_keys,
 }
+if AFTERTOUCH_ROLE == "execution":
+    _unwanted = [name for name in ("DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS") if _required[name]]
+    _required = {name: _required[name] for name in ("DATABASE_URL", "REDIS_URL")}
+    # Django wants a key. It signs nothing that another process would accept, and reads no stored secret.
+    SECRET_KEY = secrets.token_urlsafe(64)
+else:
+    _unwanted = []
 _problems = [f"  {name}: must be set in production" for name, value in _required.items() if not value]
+_problems += [f"  {name}: must not be set where AFTERTOUCH_ROLE is execution" for name in _unwanted]
 if ENV.aftertouch_time_scale != 1:
     _problems.append("  AFTERTOUCH_TIME_SCALE: must be 1 in production, it shortens every delay")
-if any(len(key) < SHORTEST_KEY for key in AFTERTOUCH_SECRETS_KEYS):
-    _problems.append(f"  AFTERTOUCH_SECRETS_KEYS: each needs {SHORTEST_KEY} characters or more, as random as they come")
+_secret_key = ENV.django_secret_key.get_secret_value()
+if _secret_key and (len(_secret_key) < SHORTEST_SECRET_KEY or len(set(_secret_key)) < 5):
+    _problems.append(
+        f"  DJANGO_SECRET_KEY: must have {SHORTEST_SECRET_KEY} random characters or more; "
+        "`openssl rand -base64 48` makes one"
+    )
+if AFTERTOUCH_SECRETS_KEYS and len(AFTERTOUCH_SECRETS_KEYS[0]) < SHORTEST_KEY:
+    _problems.append(
+        f"  AFTERTOUCH_SECRETS_KEYS: the first must have {SHORTEST_KEY} random characters or more; "
+        "`openssl rand -base64 32` makes one"
+    )
+if any(len(key) < SHORTEST_OLD_KEY or len(set(key)) < 5 for key in AFTERTOUCH_SECRETS_KEYS):
+    _problems.append(f"  AFTERTOUCH_SECRETS_KEYS: each must have {SHORTEST_OLD_KEY} random characters or more")
 if _problems:
     sys.exit("Aftertouch cannot start, these settings do not fit:\n" + "\n".join(_problems))
+
+# Commands of flows may run as this very user, where nothing else keeps them apart.
+refuse_inspection()
 
 SECURE_SSL_REDIRECT = True
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")

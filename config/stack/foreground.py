@@ -20,8 +20,8 @@ from config.embedded.processes import wait_until
 from config.embedded.secrets import secret
 from config.environment import ROOT, Environment
 from config.stack.errors import StackError
-from config.stack.ownership import end_leftovers, marked, sole_owner
-from config.stack.programs import Program
+from config.stack.ownership import LEFTOVERS_WITHIN, end_leftovers, marked, sole_owner
+from config.stack.programs import Program, stop_within
 from config.stack.supervision import Supervisor, start_supervisor, write_configuration
 from config.stack.watch import Watch
 
@@ -173,13 +173,12 @@ class Foreground:
         (self.state_dir / "stack.json").unlink(missing_ok=True)
         if self.supervisor is not None and self.supervisor.poll() is None:
             self.supervisor.terminate()
-            bound = max(program.stop_within for program in self.programs) + 15.0
             try:
-                self.supervisor.wait(bound)
+                self.supervisor.wait(stop_within(self.programs))
             except subprocess.TimeoutExpired:
                 self.supervisor.kill()
                 self.supervisor.wait()
-        end_leftovers(self.state_dir, patience=2.0)
+        end_leftovers(self.state_dir, patience=LEFTOVERS_WITHIN)
         servers.stop(self.state_dir)
         say("Aftertouch has stopped.")
 

@@ -14,7 +14,11 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 from config.embedded import servers
 from config.embedded.processes import carrying, command_line, end, is_alive, send, wait_until
 from config.stack.errors import StackError
+from config.stack.programs import PROGRAMS, stop_within
 
+LEFTOVERS_WITHIN = 2.0  #: seconds from SIGTERM to SIGKILL of what outlived its program
+#: Seconds from SIGTERM to the end of who runs the stack: its programs, what they left, its servers.
+OWNER_WITHIN = stop_within(PROGRAMS) + LEFTOVERS_WITHIN + servers.STOP_WITHIN
 MARK = "AFTERTOUCH_STACK"  # inherited by every process of a stack, wherever it moves: this is how they are known
 
 
@@ -79,6 +83,6 @@ def stop(state_dir: Path) -> None:
     if pid is not None and is_owned(state_dir) and psutil.pid_exists(pid):
         owner = psutil.Process(pid)
         if "config.stack" in command_line(owner):
-            end(owner, (signal.SIGTERM, 90.0), (signal.SIGKILL, 5.0))
+            end(owner, (signal.SIGTERM, OWNER_WITHIN), (signal.SIGKILL, 5.0))
     end_leftovers(state_dir, patience=5.0)
     servers.stop(state_dir)

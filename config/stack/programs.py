@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from config.environment import Environment
 from config.stack.errors import StackError
+
+#: Seconds between the last SIGKILL to a program and the end of the supervisor, on a machine under load.
+SUPERVISOR_MARGIN = 15.0
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,10 @@ PROGRAMS = (
         "web",
         "-m uvicorn config.asgi:application --host {host} --port {port} --workers {web_workers}"
         # No deflate: it costs a connection more memory than all the rest, and chat frames are short.
+        " --http config.http_protocol:BoundedHttpProtocol"
         " --ws websockets-sansio --ws-ping-interval 60 --ws-max-size 65536 --ws-per-message-deflate false"
-        " --timeout-graceful-shutdown 5",
+        # No proxy stands in front here: uvicorn would believe X-Forwarded-For from any process on loopback.
+        " --timeout-graceful-shutdown 5 --no-proxy-headers",
     ),
     Program(
         "core",
@@ -43,6 +49,11 @@ PROGRAMS = (
     # Its login comes by FLOWER_BASIC_AUTH: a command line can be read by everybody on the machine.
     Program("flower", "-m celery -A config flower --address=127.0.0.1 --port={flower_port}"),
 )
+
+
+def stop_within(programs: Sequence[Program]) -> float:
+    """Seconds after which a supervisor that ends these programs at once has ended."""
+    return max(program.stop_within for program in programs) + SUPERVISOR_MARGIN
 
 
 def chosen(names: list[str] | None) -> tuple[Program, ...]:

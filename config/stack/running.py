@@ -135,7 +135,7 @@ def await_ready(owner: subprocess.Popen[bytes], environment: dict[str, str], fol
 def stop_owner(owner: subprocess.Popen[bytes], folder: Path) -> None:
     owner.terminate()
     try:
-        owner.wait(90)
+        owner.wait(ownership.OWNER_WITHIN)
     except subprocess.TimeoutExpired:
         owner.kill()
         owner.wait()

@@ -48,6 +48,12 @@ password={password}
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 """
 
+GROUP = "aftertouch"  # the supervisor ends one group after another, and the programs of a group at once
+GROUP_OF_ALL = """
+[group:{group}]
+programs={names}
+"""
+
 PROGRAM = """
 [program:{name}]
 command={command}
@@ -80,6 +86,7 @@ def write_configuration(settings: Environment, state_dir: Path, programs: Sequen
             name=program.name, command=escaped(command(program, settings)), stop_within=program.stop_within,
             root=escaped(ROOT), logs=escaped(logs),
         )  # fmt: skip
+    text += GROUP_OF_ALL.format(group=GROUP, names=",".join(program.name for program in programs))
     path = state_dir / "supervisor.conf"
     path.touch(mode=0o600)
     path.write_text(text)
@@ -142,10 +149,10 @@ class Supervisor:
         return pids_of(self.programs())
 
     def start(self, program: str) -> None:
-        self.ask("startProcess", program)
+        self.ask("startProcess", f"{GROUP}:{program}")
 
     def stop(self, program: str) -> None:
-        self.ask("stopProcess", program)
+        self.ask("stopProcess", f"{GROUP}:{program}")
 
     def restart(self, program: str) -> None:
         if self.states()[program] in ("RUNNING", "STARTING", "BACKOFF"):

@@ -26,6 +26,8 @@ HARMLESS = (
     AddIndexConcurrently,
 )
 BESIDE_TRAFFIC = re.compile(r"(CREATE( UNIQUE)?|DROP) INDEX CONCURRENTLY ", re.IGNORECASE)
+#: Takes SHARE UPDATE EXCLUSIVE for a moment: readers and writers go on.
+STORAGE = re.compile(r"ALTER TABLE \w+ SET \((\s*(fillfactor|autovacuum_\w+) = [\d.]+,?)+\)", re.IGNORECASE)
 #: What of a field is no matter of the database, besides what Django lists.
 IN_PYTHON = {"default", "auto_now", "auto_now_add"}
 
@@ -73,7 +75,7 @@ def _objections(step: Operation, migration: Migration, state: ProjectState) -> I
         yield from _of_altered(before, step.field)
     elif isinstance(step, operations.AddIndex):
         yield "all who write wait for the index: AddIndexConcurrently, in a migration with atomic = False"
-    elif not (isinstance(step, operations.RunSQL) and not migration.atomic and _makes_indexes(step)):
+    elif not (isinstance(step, operations.RunSQL) and (_sets_storage(step) or _makes_indexes(step, migration))):
         yield "not known to be harmless to programs of the version before"
 
 
@@ -106,7 +108,14 @@ def _in_the_database(field: Field[Any, Any]) -> dict[str, Any]:
     return {"kind": path, **{key: value for key, value in options.items() if key not in no_matter}}
 
 
-def _makes_indexes(step: operations.RunSQL) -> bool:
+def _makes_indexes(step: operations.RunSQL, migration: Migration) -> bool:
+    return not migration.atomic and all(BESIDE_TRAFFIC.match(each) for each in _statements(step))
+
+
+def _sets_storage(step: operations.RunSQL) -> bool:
+    return all(STORAGE.fullmatch(each) for each in _statements(step))
+
+
+def _statements(step: operations.RunSQL) -> list[str]:
     parts = step.sql if isinstance(step.sql, list | tuple) else [step.sql]
-    statements = ";".join(str(each) for each in parts).split(";")
-    return all(BESIDE_TRAFFIC.match(each.strip()) for each in statements if each.strip())
+    return [each.strip() for each in ";".join(str(each) for each in parts).split(";") if each.strip()]

@@ -76,9 +76,9 @@ class Composed:
             shutil.copy2(ROOT / name, self.folder / name)
         example = (self.folder / "deploy" / "systemd" / "environment.example").read_text()
         secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).decode()
-        for name in ("DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS"):
-            example = example.replace(f"\n{name}=\n", f"\n{name}={secret}\n")
+        keys = "".join(f"{name}={secret}\n" for name in ("DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS"))
         (self.folder / "deploy" / "environment").write_text(example)
+        (self.folder / "deploy" / "keys.environment").write_text(keys)
         services = yaml.safe_load((self.folder / "deploy" / "compose.yaml").read_text())["services"]
         here = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         trial = {

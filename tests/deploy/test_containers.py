@@ -39,7 +39,7 @@ PORT = Environment.model_fields["aftertouch_metrics_port"].default
 SILENT = {"migrate", "flower"}  #: what counts nothing
 SERVICE_KEYS = {
     "build", "cap_drop", "command", "depends_on", "env_file", "environment", "healthcheck", "image", "init", "ports",
-    "read_only", "restart", "security_opt", "shm_size", "stop_grace_period", "tmpfs", "ulimits", "volumes",
+    "read_only", "restart", "security_opt", "shm_size", "stop_grace_period", "tmpfs", "ulimits", "user", "volumes",
 }  # fmt: skip
 
 
@@ -53,7 +53,8 @@ def test_a_service_says_only_what_compose_knows(name: str) -> None:
         waits_for = state["condition"]
         assert waits_for != "service_healthy" or "healthcheck" in COMPOSE["services"][other]
     for volume in service.get("volumes", []):
-        assert volume.split(":")[0] in COMPOSE["volumes"]
+        source = volume.split(":")[0]
+        assert (DEPLOY / source).is_dir() if source.startswith("./") else source in COMPOSE["volumes"]
     for port in service.get("ports", []):
         assert port.startswith("127.0.0.1:"), "only the proxy speaks to the outside"
 
@@ -143,6 +144,43 @@ def test_web_believes_the_proxy_and_starts_only_where_it_is_named() -> None:
     assert ":?" in COMPOSE["services"]["web"]["command"][-1]
     (variable,) = [each for each in _container("web")["env"] if each["name"] == "AFTERTOUCH_TRUSTED_PROXIES"]
     assert "optional" not in variable["valueFrom"]["secretKeyRef"]
+
+
+def test_compose_no_command_names_a_password() -> None:
+    for name, service in COMPOSE["services"].items():
+        words = [*service.get("command", []), *service.get("healthcheck", {}).get("test", [])]
+        assert not [word for word in words if "PASSWORD" in word or "AUTH" in word], name
+
+
+def test_compose_each_program_has_its_own_redis_user() -> None:
+    users = {
+        line.split()[1] for line in (DEPLOY / "redis" / "users.acl").read_text().splitlines() if line[:5] == "user "
+    }
+    redis = COMPOSE["services"]["redis"]
+    assert redis["command"][:2] == ["sh", "/etc/aftertouch/with_users.sh"]
+    assert "./redis:/etc/aftertouch:ro" in redis["volumes"]
+    for name, service in COMPOSE["services"].items():
+        if "REDIS_URL" in service.get("environment", {}):
+            user = "web" if name == "migrate" else name
+            assert service["environment"]["REDIS_URL"].startswith(f"redis://{user}:"), name
+            assert user in users
+
+
+def test_execution_containers_get_no_keys_and_name_their_isolation() -> None:
+    for name, service in COMPOSE["services"].items():
+        if service["image"].startswith("aftertouch"):
+            assert ("keys.environment" in service["env_file"]) == (name != "execution"), name
+    execution = COMPOSE["services"]["execution"]["environment"]
+    assert (execution["AFTERTOUCH_ROLE"], execution["AFTERTOUCH_RPA_ISOLATION"]) == ("execution", "bubblewrap")
+
+    workloads = [each for _, each in MANIFESTS if each["kind"] in ("Deployment", "Job")]
+    for workload in workloads:
+        pod = workload["spec"]["template"]["spec"]
+        for container in (*pod["containers"], *pod.get("initContainers", [])):
+            secrets = {source["secretRef"]["name"] for source in container["envFrom"]}
+            assert ("aftertouch-keys" in secrets) == (workload["metadata"]["name"] != "execution")
+    variables = {each["name"]: each.get("value") for each in _container("execution")["env"]}
+    assert variables == {"AFTERTOUCH_ROLE": "execution", "AFTERTOUCH_RPA_ISOLATION": "none"}
 
 
 def test_grace_is_as_long_as_the_units() -> None:

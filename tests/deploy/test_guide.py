@@ -108,7 +108,7 @@ class Machine:
         """The words of a unit's command and the environment that it names, as systemd would read them."""
         folder = self.folder / "opt/aftertouch/deploy/systemd"
         text = (folder / f"aftertouch-{name}.service").read_text()
-        env = dict(self.env)
+        env = self.env | dict(word.split("=", 1) for word in re.findall(r"^Environment=(\S+)$", text, re.MULTILINE))
         for file in re.findall(r"^EnvironmentFile=-?(\S+)$", text, re.MULTILINE):
             path = Path(self.here(file.replace("%p", f"aftertouch-{name}")))
             lines = path.read_text().splitlines() if path.exists() else []
@@ -174,7 +174,9 @@ def test_the_guide_leads_to_a_machine_that_delivers_and_can_be_restored(machine:
 
 
 EXAMPLE = "environment.example /etc/aftertouch/environment"
-NEW_SHELL = "set -a && . /etc/aftertouch/environment && set +a && cd /opt/aftertouch"
+NEW_SHELL = (
+    "set -a && . /etc/aftertouch/environment && . /etc/aftertouch/keys.environment && set +a && cd /opt/aftertouch"
+)
 
 
 def _answers(url: str) -> bool:

@@ -15,9 +15,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped,unused-ignore]
 import psycopg
 import pytest
 import redis
+import yaml
 
 from config.embedded.ports import free_port
 from config.embedded.processes import wait_until
@@ -97,6 +99,57 @@ def guarded() -> Iterator[Guarded]:
         made = Guarded(Path(name))
         with made.server.standing(made.answers):
             yield made
+
+
+@contextmanager
+def _composed_redis(folder: Path, password: str) -> Iterator[int]:
+    """Redis as the composed service starts it. PATH has the server only: the script can run no other command."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / "redis-server").symlink_to(shutil.which("redis-server") or binary())
+    service = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]["redis"]
+    script = str(USERS.with_name("with_users.sh"))
+    words = [script if word == "/etc/aftertouch/with_users.sh" else word for word in service["command"]]
+    port = free_port()
+    env = {"PATH": str(folder / "bin"), "TMPDIR": str(folder), "REDISCLI_AUTH": password}
+    server = Server(["/bin/sh", *words[1:], "--port", str(port), "--dir", str(folder)], folder / "redis.log", env)
+
+    def answers() -> bool:
+        try:
+            with redis.Redis(port=port, username="web", password=password, socket_timeout=1) as client:
+                return bool(client.ping())
+        except redis.RedisError:
+            return False
+
+    with server.standing(answers):
+        assert server.process
+        for process in (parent := psutil.Process(server.process.pid), *parent.children(recursive=True)):
+            assert password not in " ".join(process.cmdline())
+        yield port
+
+
+def test_composed_redis_knows_the_users_of_the_file_and_shows_no_password(tmp_path: Path) -> None:
+    password = "0a1b2c3d" * 4
+    with _composed_redis(tmp_path, password) as port:
+        assert (tmp_path / "users.acl").stat().st_mode & 0o077 == 0
+        web = redis.Redis(port=port, username="web", password=password)
+        with web, pytest.raises(redis.exceptions.NoPermissionError):
+            web.execute_command("FLUSHALL")
+        with redis.Redis(port=port, username="admin", password=password) as admin:
+            assert set(admin.acl_users()) == {
+                line.split()[1] for line in USERS.read_text().splitlines() if line.startswith("user ")
+            }
+        with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+
+
+@pytest.mark.parametrize("password", ["", "two words", "a@b", "a>b"])
+def test_composed_redis_refuses_a_password_that_does_not_fit(password: str, tmp_path: Path) -> None:
+    words = ["/bin/sh", str(USERS.with_name("with_users.sh")), "/bin/true"]
+    env = {"TMPDIR": str(tmp_path), "REDISCLI_AUTH": password}
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode != 0
+    assert "REDISCLI_AUTH" in done.stderr
+    assert not (tmp_path / "users.acl").exists()
 
 
 @pytest.mark.campaign

@@ -23,7 +23,7 @@ from scheduling.sender import BATCH_DEADLINE
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
-EXPOSED_AT_MOST = {"aftertouch-execution.service": 26}  # tenths; Chromium makes namespaces of its own
+EXPOSED_AT_MOST = {"aftertouch-execution.service": 30}  # tenths; Chromium and bubblewrap make namespaces
 ANALYZE = shutil.which("systemd-analyze")
 needs_systemd = pytest.mark.skipif(not ANALYZE, reason="missing service: systemd")
 
@@ -128,9 +128,15 @@ def test_every_program_of_the_local_stack_has_its_unit() -> None:
 
 def test_the_example_of_an_environment_names_what_there_is() -> None:
     known = {name.upper() for name in Environment.model_fields} | {"DJANGO_SETTINGS_MODULE", "FLOWER_BASIC_AUTH"}
-    assert set(_example()) <= known
-    used = {name for unit in SERVICES for name in re.findall(r"\$\{(\w+)\}", (UNITS / unit).read_text())}
-    assert used <= set(_example()), "a unit expands what its environment does not set to nothing"
+    assert set(_example()) | set(_example("keys.example")) <= known
+    texts = {unit: (UNITS / unit).read_text() for unit in SERVICES}
+    unset = {
+        (unit, name)
+        for unit, text in texts.items()
+        for name in re.findall(r"\$\{(\w+)\}", text)
+        if name not in _example() and f"\nEnvironment={name}=" not in text
+    }
+    assert unset == set(), "a unit expands what neither its environment nor the unit itself sets to nothing"
 
 
 def test_with_the_secrets_filled_in_the_example_passes_the_deployment_checks(tmp_path: Path) -> None:
@@ -144,6 +150,25 @@ def test_with_the_secrets_filled_in_the_example_passes_the_deployment_checks(tmp
     assert said.returncode == 0, said.stderr
 
 
-def _example() -> dict[str, str]:
-    lines = (UNITS / "environment.example").read_text().splitlines()
+def test_execution_unit_reads_no_keys() -> None:
+    """Keys stand in one file, which all other units read."""
+    assert set(_example("keys.example")) == {"DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS"}
+    assert not set(_example("keys.example")) & set(_example())
+    for name in SERVICES:
+        text = (UNITS / name).read_text()
+        reads = "EnvironmentFile=/etc/aftertouch/keys.environment" in text.splitlines()
+        assert reads != (name == "aftertouch-execution.service"), name
+    assert Unit("aftertouch-execution.service")["Service"]["Environment"] == "AFTERTOUCH_ROLE=execution"
+
+
+def test_execution_unit_lets_bubblewrap_work() -> None:
+    """It needs five kinds of namespaces, and a /proc of which nothing is covered."""
+    service = Unit("aftertouch-execution.service")["Service"]
+    assert {"user", "pid", "mnt", "ipc"} <= set(service["RestrictNamespaces"].split())
+    for covers in ("ProtectKernelTunables", "ProtectKernelLogs", "ProtectHostname", "ProtectProc", "ProcSubset"):
+        assert covers not in service, covers
+
+
+def _example(name: str = "environment.example") -> dict[str, str]:
+    lines = (UNITS / name).read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))

@@ -123,7 +123,7 @@ class EffectReceiver:
     def _status(self, path: str, data: dict[str, Any], nth: int) -> int:
         user = str(data["user_id"])
         if user.startswith("bad-"):
-            return 400
+            return 422  # other 4xx are tried again on repeatable channels
         return 503 if user.startswith("shaky-") and path == "once" and nth == 1 else 204
 
     async def _answer_later(self) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,8 +19,10 @@ import pytest
 import redis
 
 from config.embedded import servers
+from config.embedded.account import server_account
 from config.embedded.endpoints import Endpoints, read_endpoints
 from config.embedded.errors import EmbeddedServerError
+from config.embedded.postgres import Postgres, binaries
 from config.embedded.processes import wait_until
 from config.environment import ROOT
 
@@ -29,6 +32,14 @@ def state_dir(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "state"
     yield folder
     servers.stop(folder)
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Endpoints]:
+    folder = Path(tempfile.mkdtemp(prefix="shared-"))
+    yield servers.start(folder)
+    servers.stop(folder)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def start_in_a_process(state_dir: Path, **env: str) -> subprocess.Popen[str]:
@@ -173,6 +184,68 @@ def test_nobody_gets_in_without_the_password(state_dir: Path) -> None:
         assert not passwords & set(psutil.Process(pid).cmdline())
     assert state_dir.stat().st_mode & 0o777 == 0o700
     assert (state_dir / "endpoints.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "SELECT pg_read_file('/etc/shadow')",
+        "COPY (SELECT 1) TO PROGRAM 'true'",
+        "CREATE DATABASE another",
+        "CREATE ROLE another SUPERUSER",
+        "SET ROLE postgres",
+        "ALTER SYSTEM SET jit = on",
+    ],
+)
+def test_application_role_has_no_rights_beyond_its_database(shared: Endpoints, statement: str) -> None:
+    with (
+        psycopg.connect(shared.database_url, autocommit=True) as connection,
+        pytest.raises(psycopg.errors.InsufficientPrivilege),
+    ):
+        connection.execute(statement)
+
+
+def test_no_connection_is_trusted(state_dir: Path) -> None:
+    servers.start(state_dir)
+    lines = (state_dir / "postgres" / "data" / "pg_hba.conf").read_text().splitlines()
+    methods = {line.split()[-1] for line in lines if line.strip() and not line.startswith("#")}
+    assert methods == {"scram-sha-256"}
+
+
+def test_cluster_whose_application_was_superuser_is_converted(state_dir: Path) -> None:
+    """As earlier versions made it: the application is the bootstrap superuser and owns all."""
+    state_dir.mkdir(mode=0o700)
+    postgres = Postgres(state_dir, server_account())
+    postgres.folder.mkdir(mode=0o755)
+    postgres.account.own(postgres.folder)
+    postgres.password()
+    initdb = [
+        str(binaries() / "initdb"), "-D", str(postgres.data), "-U", "aftertouch", "--auth=scram-sha-256",
+        f"--pwfile={state_dir / 'secrets' / 'postgres'}", "--locale=C.UTF-8", "--encoding=UTF8",
+    ]  # fmt: skip
+    postgres.run_to_make(postgres.data, initdb)
+    statements = [
+        "CREATE TABLE kept (id serial PRIMARY KEY, n int GENERATED ALWAYS AS IDENTITY, at date) PARTITION BY RANGE (id)",  # noqa: E501
+        "CREATE TABLE kept_one PARTITION OF kept FOR VALUES FROM (0) TO (9)",
+        "CREATE SEQUENCE numbers",
+        "CREATE VIEW seen AS SELECT * FROM kept",
+        "CREATE FUNCTION one() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "INSERT INTO kept (at) VALUES (now())",
+    ]
+    alone = [str(binaries() / "postgres"), "--single", "-D", str(postgres.data), "-c", "exit_on_error=on"]
+    postgres.run_to_make(postgres.data, [*alone, "postgres"], "CREATE DATABASE aftertouch\n")
+    postgres.run_to_make(postgres.data, [*alone, "aftertouch"], "\n".join(statements) + "\n")
+
+    for _ in range(2):
+        endpoints = servers.start(state_dir)
+        assert ask(endpoints, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user") == "False"
+        with psycopg.connect(endpoints.database_url) as connection:
+            connection.execute("INSERT INTO kept (at) VALUES (now())")
+            connection.execute("ALTER TABLE kept ADD COLUMN IF NOT EXISTS more int")
+            connection.execute("CREATE OR REPLACE FUNCTION one() RETURNS int LANGUAGE sql AS 'SELECT 2'")
+            connection.execute("SELECT nextval('numbers'), one() FROM seen")
+        servers.stop(state_dir)
+    assert ask(servers.start(state_dir), "SELECT count(*) FROM kept") == "3"
 
 
 def test_they_listen_on_loopback_and_keep_what_they_accept(state_dir: Path) -> None:

@@ -20,7 +20,7 @@ from config.celery import app
 from config.embedded.processes import wait_until
 from config.pile import Pile
 from config.settings.logging import WithoutPasses
-from rpa_tasks.tasks import publish_for_shops
+from rpa_tasks.tasks import publish_for_shops, run_rounds
 from scheduling import measures
 from scheduling.tasks import deliver, hand_over
 
@@ -75,7 +75,7 @@ def test_passes_that_nobody_takes_do_not_fill_redis(
     alive: list[str] = []
     monkeypatch.setattr(measures, "beat_ticked", alive.append)
     tick_until_nothing_is_due(scheduler)
-    assert set(tasks_in(valkey)) == {publish_for_shops.name}
+    assert set(tasks_in(valkey)) == {run_rounds.name}
     assert alive, "whatever it publishes, it ticks"
 
 

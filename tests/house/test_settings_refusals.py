@@ -58,3 +58,51 @@ def test_every_bad_value_is_named_at_once() -> None:
     refused = start("config.stack", "run", AFTERTOUCH_PORT="0", AFTERTOUCH_FLOWER_PORT="x")
     assert "AFTERTOUCH_PORT" in refused.stderr
     assert "AFTERTOUCH_FLOWER_PORT" in refused.stderr
+
+
+SECRET_KEY = "0123456789abcdef" * 4
+PRODUCTION = {
+    "DATABASE_URL": "postgresql://a@127.0.0.1:1/a",
+    "REDIS_URL": "redis://127.0.0.1:1/0",
+    "DJANGO_SECRET_KEY": SECRET_KEY,
+    "DJANGO_ALLOWED_HOSTS": "aftertouch.example",
+    "AFTERTOUCH_BASE_URL": "https://aftertouch.example",
+    "AFTERTOUCH_SECRETS_KEYS": f"{SECRET_KEY[:43]},{SECRET_KEY[:32]}",
+}
+
+
+def load(module: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Import an entry point and print its settings."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("DJANGO_", "AFTERTOUCH_"))}
+    code = f"import {module}; from django.conf import settings; print(settings.SETTINGS_MODULE, settings.SECRET_KEY)"
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT, env={**ours, **env}, text=True, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DJANGO_SECRET_KEY", "x"),
+        ("DJANGO_SECRET_KEY", SECRET_KEY[:49]),
+        ("DJANGO_SECRET_KEY", "x" * 64),
+        ("AFTERTOUCH_SECRETS_KEYS", SECRET_KEY[:42]),
+        ("AFTERTOUCH_SECRETS_KEYS", "x" * 64),
+        ("AFTERTOUCH_SECRETS_KEYS", f"{SECRET_KEY},{SECRET_KEY[:31]}"),
+    ],
+)
+def test_production_with_a_weak_key_stops_and_names_it(tmp_path: Path, name: str, value: str) -> None:
+    refused = load("config.asgi", **{**PRODUCTION, "AFTERTOUCH_STATE_DIR": str(tmp_path), name: value})
+    assert refused.returncode == 1
+    assert [line.split(":")[0].strip() for line in refused.stderr.splitlines()[1:]] == [name]
+    assert value not in refused.stderr
+
+
+@pytest.mark.parametrize("module", ["config.asgi", "config.wsgi"])
+def test_entry_point_without_settings_module_uses_production(tmp_path: Path, module: str) -> None:
+    refused = load(module, AFTERTOUCH_STATE_DIR=str(tmp_path))
+    assert refused.returncode == 1
+    assert "DJANGO_SECRET_KEY: must be set in production" in refused.stderr
+    started = load(module, **PRODUCTION, AFTERTOUCH_STATE_DIR=str(tmp_path))
+    assert started.stdout.split() == ["config.settings.production", SECRET_KEY], started.stderr

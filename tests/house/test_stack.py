@@ -14,6 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
+import psycopg
 import pytest
 
 from config.embedded import servers
@@ -22,7 +23,7 @@ from config.embedded.secrets import secret
 from config.environment import ROOT, Environment
 from config.stack import RunningStack, foreground, ownership, running_stack
 from config.stack.errors import StackError
-from config.stack.programs import Program
+from config.stack.programs import PROGRAMS, Program, stop_within
 from config.stack.supervision import SOCKET_PATH_LIMIT, socket_path, start_supervisor, write_configuration
 
 PATIENCE = 60.0
@@ -50,6 +51,20 @@ def is_running(stack: RunningStack, program: str) -> bool:
     return stack.supervisor.states()[program] == "RUNNING"
 
 
+def test_web_direct_client_cannot_choose_the_address_of_its_login(stack: RunningStack) -> None:
+    token = "t" * 32
+    form = f"csrfmiddlewaretoken={token}&username=ann&password=wrong"
+    headers = {"Cookie": f"csrftoken={token}", "Content-Type": "application/x-www-form-urlencoded"}
+    for number in range(3):
+        connection = HTTPConnection(urlsplit(stack.base_url).netloc, timeout=PATIENCE)
+        connection.request("POST", "/admin/login/", form, {**headers, "X-Forwarded-For": f"192.0.2.{number}"})
+        assert connection.getresponse().status == 200
+        connection.close()
+    with psycopg.connect(stack.endpoints.database_url) as database:
+        rows = database.execute("SELECT address, tries FROM scheduling_failedlogin WHERE address <> '*'").fetchall()
+    assert rows == [("127.0.0.1", 3)]
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("program", ["web", "beat"])
 def test_a_killed_program_is_started_again(stack: RunningStack, program: str) -> None:
@@ -70,7 +85,10 @@ def test_a_killed_server_comes_back_at_its_address(stack: RunningStack, server: 
 def test_flower_serves_nothing_without_its_login(stack: RunningStack) -> None:
     login = f"aftertouch:{secret(stack.state_dir, 'flower')}"
     stack.wait_until(lambda: status_of(stack.flower_url + "/workers", login) == 200, PATIENCE)
-    assert status_of(stack.flower_url + "/workers") == 401
+    for path in ("/workers", "/metrics", "/healthcheck", "/api/workers"):
+        assert status_of(stack.flower_url + path) == 401, path
+    assert status_of(stack.flower_url + "/metrics", login) == 200
+    assert status_of(stack.flower_url + "/healthcheck", login) == 200
     assert status_of(stack.flower_url + "/workers", "aftertouch:guess") == 401
     for pid in stack.pids.values():
         assert login not in " ".join(psutil.Process(pid).cmdline())
@@ -150,3 +168,45 @@ def test_a_long_folder_name_gets_a_short_socket(tmp_path: Path) -> None:
     assert len(os.fsencode(socket_path(long))) <= SOCKET_PATH_LIMIT
     assert socket_path(long) == socket_path(long) != socket_path(tmp_path / ("y" * 100))
     assert socket_path(Path("/srv/at")) == Path("/srv/at/supervisor.sock")
+
+
+WAITS_FOR_THE_OTHER = """
+import pathlib, signal, sys, time
+folder, name, other = pathlib.Path(sys.argv[1]), *sys.argv[2:]
+
+def end(*_):
+    (folder / f"{name}.asked").touch()
+    while not (folder / f"{other}.asked").exists():
+        time.sleep(0.02)
+    (folder / f"{name}.ended").touch()
+    sys.exit()
+
+signal.signal(signal.SIGTERM, end)
+(folder / f"{name}.runs").touch()
+while True:
+    time.sleep(1)
+"""
+
+
+def test_stop_asks_all_programs_at_once(tmp_path: Path) -> None:
+    """One after another, their times would add up to more than the supervisor has, and the last would get none."""
+    (tmp_path / "program.py").write_text(WAITS_FOR_THE_OTHER)
+    names = ("one", "two")
+    programs = [
+        Program(name, f"{tmp_path}/program.py {tmp_path} {name} {other}", stop_within=10)
+        for name, other in zip(names, reversed(names), strict=True)
+    ]
+    settings = Environment(aftertouch_state_dir=tmp_path)
+    stack = foreground.Foreground(settings, tmp_path, programs)
+    stack.supervisor = start_supervisor(write_configuration(settings, tmp_path, programs), stack.environment)
+    try:
+        assert wait_until(lambda: all((tmp_path / f"{name}.runs").exists() for name in names), PATIENCE)
+    finally:
+        stack.stop()
+
+    assert [name for name in names if not (tmp_path / f"{name}.ended").exists()] == []
+
+
+def test_stop_gives_the_owner_time_for_every_program_and_server() -> None:
+    assert stop_within(PROGRAMS) > max(program.stop_within for program in PROGRAMS)
+    assert stop_within(PROGRAMS) + servers.STOP_WITHIN < ownership.OWNER_WITHIN

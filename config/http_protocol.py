@@ -1,0 +1,85 @@
+"""uvicorn's HTTP protocol with bounds: a client can hold neither memory nor a connection with half a request.
+
+nginx has such bounds too. These hold where a client reaches uvicorn directly. httptools itself stores one header
+without a limit. A connection that never sends a request is not covered by uvicorn's keep-alive timeout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_LIMIT = 65_536  #: bytes of a request line with all headers; one more read of the socket may be held
+HEAD_WITHIN = 15.0  #: seconds for the head, from the connection or the first byte
+BODY_WITHIN = 60.0  #: seconds for the body; the API itself waits 30
+IDLE, HEAD, BODY = range(3)
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """Use it by `uvicorn --http config.http_protocol:BoundedHttpProtocol`."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._part = IDLE
+        self._received = 0  #: bytes since the request began, while it is incomplete
+        self._end: asyncio.TimerHandle | None = None
+        self._end_of = IDLE
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._limit_time(HEAD, HEAD_WITHIN)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lift_limit()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._part == IDLE:
+            self._received = 0
+            self._lift_limit()
+        elif self._part == HEAD:
+            self._received += len(data)
+            if self._received > HEAD_LIMIT:
+                self._refuse()
+            else:
+                self._limit_time(HEAD, HEAD_WITHIN)
+        else:
+            self._received = 0
+            self._limit_time(BODY, BODY_WITHIN)
+
+    def handle_websocket_upgrade(self) -> None:
+        self._part = IDLE
+        super().handle_websocket_upgrade()
+
+    def on_message_begin(self) -> None:
+        self._part = HEAD
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._part = BODY
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._part = IDLE
+        super().on_message_complete()
+
+    def _limit_time(self, part: int, seconds: float) -> None:
+        if self._end is None or self._end_of != part:
+            self._lift_limit()
+            self._end_of = part
+            self._end = self.loop.call_later(seconds, self.transport.close)
+
+    def _lift_limit(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+
+    def _refuse(self) -> None:
+        self.transport.write(
+            b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        )
+        self.transport.close()
+        self._lift_limit()

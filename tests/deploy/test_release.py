@@ -1,0 +1,76 @@
+"""`make release` refuses a version that its changelog, images or tag contradict."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from config.environment import ROOT
+
+GIT = ["git", "-c", "user.name=test", "-c", "user.email=test@example.com", "-c", "commit.gpgsign=false"]
+
+
+@pytest.fixture
+def release(tmp_path: Path) -> Path:
+    """A repository whose version 1.2.3 is ready for release."""
+    (tmp_path / "pyproject.toml").write_text('[project]\nversion = "1.2.3"\n')
+    (tmp_path / "CHANGELOG.md").write_text("## [Unreleased]\n\n## [1.2.3] - 2026-11-22\n")
+    (tmp_path / "deploy/kubernetes").mkdir(parents=True)
+    (tmp_path / "deploy/kubernetes/all.yaml").write_text("image: registry.example.com/aftertouch:1.2.3\n")
+    subprocess.run([*GIT, "init", "-q"], cwd=tmp_path, check=True)
+    commit_all(tmp_path)
+    return tmp_path
+
+
+def commit_all(repository: Path) -> None:
+    subprocess.run([*GIT, "add", "-A"], cwd=repository, check=True)
+    subprocess.run([*GIT, "commit", "-qm", "change"], cwd=repository, check=True)
+
+
+def check(repository: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [ROOT / ".ci/check-release"], cwd=repository, capture_output=True, text=True, check=False, timeout=30
+    )
+
+
+def replace(file: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(repository: Path) -> None:
+        path = repository / file
+        path.write_text(path.read_text().replace(old, new))
+        commit_all(repository)
+
+    return change
+
+
+def tag_and_go_on(repository: Path) -> None:
+    subprocess.run([*GIT, "tag", "v1.2.3"], cwd=repository, check=True)
+    (repository / "later").touch()
+    commit_all(repository)
+
+
+def test_release_consistent_version_passes_before_and_after_its_tag(release: Path) -> None:
+    before = check(release)
+    assert (before.returncode, "git tag -a v1.2.3" in before.stdout) == (0, True), before.stderr
+    subprocess.run([*GIT, "tag", "v1.2.3"], cwd=release, check=True)
+    assert check(release).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (replace("CHANGELOG.md", "[1.2.3]", "[1.2.2]"), "CHANGELOG.md"),
+        (replace("CHANGELOG.md", " - 2026-11-22", ""), "CHANGELOG.md"),
+        (replace("deploy/kubernetes/all.yaml", "1.2.3", "1.2.2"), "deploy/kubernetes"),
+        (replace("pyproject.toml", "1.2.3", "1.2.4"), "CHANGELOG.md"),
+        (tag_and_go_on, "tag v1.2.3"),
+        (lambda repository: (repository / "new").touch(), "uncommitted"),
+    ],
+)
+def test_release_contradiction_is_named(release: Path, change: Callable[[Path], None], named: str) -> None:
+    change(release)
+    refused = check(release)
+    assert refused.returncode == 1
+    assert named in refused.stderr

@@ -1,0 +1,37 @@
+"""What beat knows of the queue of passes where the broker is RabbitMQ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from kombu import Connection, Queue
+
+from config.embedded.processes import wait_until
+from config.pile import QUEUE, Pile
+from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
+
+
+@pytest.mark.rabbitmq
+@pytest.mark.skipif(bool(missing_for_rabbitmq()), reason=f"missing service: {missing_for_rabbitmq()}")
+def test_pile_on_rabbitmq_stands_while_more_passes_wait_than_it_allows(
+    state_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pile, "ASK_EVERY", -1.0)  # at each question
+    with rabbitmq(state_folder("pile")) as node, Connection(node.url) as connection:
+        producer, pile = connection.Producer(), Pile()
+        assert not pile.stands(producer), "the queue is not there"
+
+        queue = Queue(QUEUE)(connection.default_channel)
+        queue.declare()
+        for _ in range(Pile.MOST):
+            producer.publish("", routing_key=QUEUE)
+        assert wait_until(lambda: int(queue.queue_declare(passive=True).message_count) == Pile.MOST, 30)
+        assert not pile.stands(producer)
+
+        producer.publish("", routing_key=QUEUE)
+        assert wait_until(lambda: pile.stands(producer), 30)
+        queue.purge()
+        assert not pile.stands(producer)
+        producer.publish("", routing_key=QUEUE)  # the channel that published is still open

@@ -1,0 +1,182 @@
+"""A run of tests, of the demo or of the benchmarks leaves no process, however it ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from config.embedded import servers
+from config.embedded.processes import is_alive, wait_until
+from config.environment import ROOT
+
+pytestmark = pytest.mark.faults
+
+PATIENCE = 120.0
+SAMPLE = """
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+def test_sample():
+    folder = Path(__file__).parent
+    apart = subprocess.Popen(["sleep", "3600"], start_new_session=True, env={"AFTERTOUCH_RUN": own_mark()})
+    (folder / "ready").write_text(str(apart.pid))
+    while (folder / "wait").exists():
+        time.sleep(0.05)
+    pytest.fail("as it should")
+
+def own_mark():
+    import os
+    return os.environ["AFTERTOUCH_RUN"]
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where the run has its state and its temporary files. PostgreSQL runs under another account if we are root."""
+    made = Path(tempfile.mkdtemp(prefix="run-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def begin(folder: Path) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Start a run in a process group of its own, as a shell does."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(*words: str, **env: str) -> subprocess.Popen[bytes]:
+        ours = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "AFTERTOUCH_"))}
+        ours |= {"TMPDIR": str(folder), "AFTERTOUCH_STATE_DIR": str(folder / "state"), **env}
+        with (folder / "output").open("wb") as output:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", *words],
+                    cwd=ROOT,
+                    env=ours,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            )
+        return started[-1]
+
+    yield begin
+    for run in started:
+        run.kill()
+        run.wait()
+
+
+def processes_of(folder: Path) -> list[str]:
+    """All that name the folder in their command line or their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = [*process.cmdline(), *process.environ().values()]
+            if any(str(folder) in word for word in words) and is_alive(process):
+                found.append(" ".join(process.cmdline()))
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def runs(pid_file: Path) -> bool:
+    try:
+        return is_alive(psutil.Process(int(pid_file.read_text())))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def pytest_words(folder: Path, *more: str) -> list[str]:
+    sample = folder / "test_sample.py"
+    sample.write_text(SAMPLE)
+    return [
+        "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"),
+        "--rootdir", str(folder), "--basetemp", str(folder / "base"), "-q", *more, str(sample),
+    ]  # fmt: skip
+
+
+def strike(run: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    """As Ctrl-C does: to the whole group. Any other signal goes to the process that `make` started."""
+    if number == signal.SIGINT:
+        os.killpg(run.pid, number)
+    else:
+        run.send_signal(number)
+
+
+def check_that_all_ends(run: subprocess.Popen[bytes], folder: Path) -> None:
+    run.wait(PATIENCE)
+    wait_until(lambda: not processes_of(folder), PATIENCE, pause=0.2)
+    assert processes_of(folder) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "more"),
+    [
+        (signal.SIGTERM, ()), (signal.SIGKILL, ()),
+        (signal.SIGINT, ("-n", "2")), (signal.SIGKILL, ("-n", "2")),
+    ],
+    ids=["SIGTERM", "SIGKILL", "SIGINT-xdist", "SIGKILL-xdist"],
+)  # fmt: skip
+def test_tests_that_are_ended_by_a_signal_leave_no_process(
+    folder: Path, begin: Callable[..., subprocess.Popen[bytes]], number: signal.Signals, more: tuple[str, ...]
+) -> None:
+    (folder / "wait").touch()
+    run = begin(*pytest_words(folder, *more))
+    ready = folder / "ready"
+    assert wait_until(ready.exists, PATIENCE), (folder / "output").read_text()
+    assert len(processes_of(folder)) >= 3
+    strike(run, number)
+    check_that_all_ends(run, folder)
+    assert not runs(ready)
+
+
+def test_failed_tests_leave_no_process(folder: Path, begin: Callable[..., subprocess.Popen[bytes]]) -> None:
+    run = begin(*pytest_words(folder))
+    assert run.wait(PATIENCE) == 1
+    assert processes_of(folder) == []  # at once: the run waits for its processes
+    assert "1 failed" in (folder / "output").read_text()
+
+
+def test_servers_are_kept_when_the_flag_is_set(folder: Path, begin: Callable[..., subprocess.Popen[bytes]]) -> None:
+    run = begin(*pytest_words(folder), AFTERTOUCH_KEEP_SERVERS="1")
+    try:
+        assert run.wait(PATIENCE) == 1
+        assert all(servers.status(folder / "state").values())
+        assert not runs(folder / "ready")
+    finally:
+        servers.stop(folder / "state")
+    assert processes_of(folder) == []
+
+
+DEMO = (["config.demo"], "aftertouch-*/logs/core.log")
+BENCH = (["benchmarks", "burst", "--quick"], "*/logs/01-celery.log")
+
+
+@pytest.mark.parametrize(
+    ("words", "moment", "number"),
+    [(*DEMO, signal.SIGINT), (*DEMO, signal.SIGKILL), (*BENCH, signal.SIGTERM), (*BENCH, signal.SIGKILL)],
+    ids=["demo-SIGINT", "demo-SIGKILL", "bench-SIGTERM", "bench-SIGKILL"],
+)
+def test_demo_and_benchmarks_that_are_ended_by_a_signal_leave_no_process(
+    folder: Path, begin: Callable[..., subprocess.Popen[bytes]], words: list[str], moment: str, number: signal.Signals
+) -> None:
+    run = begin(*words)
+    assert wait_until(lambda: any(folder.glob(moment)), PATIENCE), (folder / "output").read_text()
+    assert len(processes_of(folder)) >= 3
+    strike(run, number)
+    check_that_all_ends(run, folder)
+    if number != signal.SIGKILL:
+        assert not any(folder.glob("aftertouch-*")), "its temporary folder is still there"

@@ -1,0 +1,48 @@
+"""A beat that stands by has asked for the lock, and publishes nothing however much is due."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils.timezone import now
+from django_celery_beat.models import PeriodicTask, PeriodicTasks
+
+from config.beat_leader import LeaderScheduler
+from config.celery import app
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def make_all_due() -> None:
+    PeriodicTask.objects.update(last_run_at=now() - timedelta(hours=1))
+    PeriodicTasks.update_changed()
+
+
+def tick(beat: LeaderScheduler, valkey: Any, *, times: int) -> int:
+    """Let it tick and return how many messages it published."""
+    before = valkey.llen("mq:ticks")
+    for _ in range(times):
+        beat.tick()
+    return int(valkey.llen("mq:ticks") - before)
+
+
+def test_tick_of_a_standby_publishes_nothing_until_the_leader_is_gone(
+    valkey: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
+    leader, standby = LeaderScheduler(app=app), LeaderScheduler(app=app)
+    try:
+        make_all_due()
+        assert tick(leader, valkey, times=20) > 0
+        assert tick(standby, valkey, times=3) == 0
+        make_all_due()
+        assert tick(standby, valkey, times=20) == 0
+        assert standby.tick() == LeaderScheduler.STANDBY_SECONDS
+        leader.close()
+        make_all_due()
+        assert tick(standby, valkey, times=20) > 0
+    finally:
+        leader.close()
+        standby.close()
