@@ -8,12 +8,12 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run demo test faults bench check audit stop clean requirements
+.PHONY: help setup run demo test faults bench check audit release stop clean requirements
 
-help: ## this list
+help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(READY) ## the virtual environment with everything in it, checked by hash
+setup: $(READY) ## create the virtual environment, packages checked by hash
 
 $(READY): requirements/test.txt
 	@if [ -z "$(PYTHON)" ]; then \
@@ -26,23 +26,23 @@ $(READY): requirements/test.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/test.txt
 	@touch $(READY)
 
-run: setup ## servers, web, worker, beat and Flower, until Ctrl-C
+run: setup ## start servers, web, worker, watcher, beat and Flower until Ctrl-C
 	@exec $(PY) -m config.stack run
 
-demo: setup ## a tour that proves itself: real events, a real receiver, what was delivered and why not, shops in a real browser
+demo: setup ## run real events, an RPA job and a silent chat, and print the results
 	@.ci/packages chromium libatomic1
 	@exec $(PY) -m config.demo
 
-test: setup ## all tests, each fault once (ARGS="-k name" picks)
+test: setup ## set up and run all tests, each fault once (ARGS="-k name" picks)
 	@exec $(PY) -m pytest -n auto -m "not campaign" $(ARGS)
 
-faults: setup ## the long fault campaigns
+faults: setup ## run the long fault campaigns
 	@exec $(PY) -m pytest -m campaign $(ARGS)
 
-bench: setup ## the benchmarks, side by side with peers
+bench: setup ## run the benchmarks beside peers
 	@exec $(PY) -m benchmarks $(ARGS)
 
-check: setup ## format, lint, types, import contracts, deployment settings, missing migrations
+check: setup ## check format, lint, types, imports, deployment settings, migrations
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
@@ -50,24 +50,27 @@ check: setup ## format, lint, types, import contracts, deployment settings, miss
 	PY=$(PY) .ci/check-deploy
 	DJANGO_SETTINGS_MODULE=config.settings.test $(PY) -W ignore::RuntimeWarning manage.py makemigrations --check --dry-run
 
-audit: setup ## known holes in what a server installs (asks pypi.org, so it is no part of `check`)
+audit: setup ## report known vulnerabilities of server packages (needs pypi.org)
 	@$(PY) -m venv $(VENV)/audit
 	@$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/audit.txt
 	@# Strict: what could not be looked up is no good news.
 	@$(VENV)/audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/production.txt
 
-stop: ## end what runs from this folder, however it was started
+release: ## check that version, changelog, images and tag agree
+	@.ci/check-release
+
+stop: ## stop all processes of this checkout
 	@if $(PY) -c 'import psutil, supervisor' 2>/dev/null; then \
 		$(PY) -m config.stack stop && for state in .state/test*; do \
 			AFTERTOUCH_STATE_DIR=$$state $(PY) -m config.embedded stop; \
 		done; \
 	fi
 
-clean: stop ## remove the virtual environment, the caches and .state with its data
+clean: stop ## remove the virtual environment, caches and .state with its data
 	rm -rf $(VENV) .state .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-requirements: setup ## compile requirements/*.in again, keeping the versions that still fit
+requirements: setup ## compile requirements/*.in, keeping versions that still fit
 	$(PY) -m pip install --quiet --disable-pip-version-check pip-tools
 	for name in base production local test audit; do \
 		CUSTOM_COMPILE_COMMAND="make requirements" $(VENV)/bin/pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras \

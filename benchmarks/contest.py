@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import psutil
 import redis
+from django.conf import settings
 
 from benchmarks import readings, workload
 from benchmarks.bench import Bench, resident, spent, wait_until
@@ -17,40 +17,61 @@ from benchmarks.readings import Reading
 
 WARM_UP = 200
 PATIENCE = 180.0
+LEAD = 0.5  #: seconds from the start of the window to the first due time, the same for all
+PLANNING = 14.0  #: seconds in which the rows are written
+PAUSE = 0.01  #: seconds between two looks whether the last call has ended, the same for all
 Offsets = Sequence[float]  #: seconds from the first due time
 Programs = Mapping[str, psutil.Process]
 
 
+def alternate(repetition: int, *contestants: Callable[[], Reading]) -> list[Reading]:
+    """Run each once. Each repetition starts with another one, so that none always follows the same one."""
+    order = [(repetition + place) % len(contestants) for place in range(len(contestants))]
+    found = {number: contestants[number]() for number in order}
+    return [found[number] for number in range(len(contestants))]
+
+
 def ours(
-    bench: Bench, offsets: Offsets, *, customers: int, nodes: int = 1, waiting: int = 0, lead: float = 14.0
-) -> Reading:
-    """Full ledger, all guards, log channel. The rows are there before the tick that hands them over."""
+    bench: Bench, offsets: Offsets, *, customers: int, nodes: int = 1, waiting: int = 0, ended: int = 0,
+    analyze: bool = True,
+) -> Reading:  # fmt: skip
+    """Full ledger, all guards, log channel. `ended` and `waiting` rows are in the tables beside the calls.
+
+    Processor time: the dispatch of the calls, and the window from `LEAD` before the first due time to the end. The
+    idle wait between both is left out.
+    """
     cells = workload.matrix(nodes=nodes)
     with bench.core() as worker:
         warm_up(cells[0])
         workload.clear()
         workload.customers(customers)
+        if ended:
+            workload.fill_ended(ended, cells[0], customers=customers, analyze=analyze)
         if waiting:
-            workload.wait_for_days(waiting, cells[0], customers=customers)
-        begins_at = time.time() + lead
+            workload.wait_for_days(waiting, cells[0], customers=customers, analyze=analyze)
+        # The rows are written before they are in the horizon, so that no dispatch precedes its measurement.
+        horizon = settings.AFTERTOUCH_HORIZON.total_seconds()
+        begins_at = time.time() + PLANNING + horizon
+        due_at = [datetime.fromtimestamp(begins_at + offset, UTC) for offset in offsets]
         plans = [
-            workload.Plan(
-                customer=number % customers + 1,
-                node=cells[number // customers % nodes],
-                due_at=datetime.fromtimestamp(begins_at + offset, UTC),
-            )
-            for number, offset in enumerate(offsets)
+            workload.Plan(customer=number % customers + 1, node=cells[number // customers % nodes], due_at=each)
+            for number, each in enumerate(due_at)
         ]
-        workload.plan(plans)
-        if time.time() > begins_at - 6:
-            raise TimeoutError("planning took so long that no tick is left before the first is due")
-        time.sleep(max(begins_at - time.time() - 0.5, 0))
+        workload.plan(plans, analyze=analyze)
+        if time.time() > begins_at - horizon - 0.5:
+            raise TimeoutError("planning took so long that the first calls are in the horizon already")
         involved = {"worker": worker, **bench.servers}
-        before, worker_mb, broker_mb = _spent(involved), resident([worker]), resident([bench.servers["Valkey"]])
-        time.sleep(max(begins_at + max(offsets) - time.time(), 0) + 0.5)
-        workload.await_finished(PATIENCE)
-        burnt = _since(before, involved)
-        return replace(readings.of_touches(), cpu=burnt, worker_mb=worker_mb, broker_mb=broker_mb)
+        _sleep_until(begins_at - horizon - 0.5)
+        before = _spent(involved)
+        wait_until(lambda: workload.handed_over(due_at[-1]), horizon - 2, "the dispatch")
+        time.sleep(LEAD)  # the rows are committed first, then their messages are published
+        dispatch = _since(before, involved)
+        worker_mb, broker_mb = resident([worker]), resident([bench.servers["Valkey"]])
+        if time.time() > begins_at - LEAD:
+            raise TimeoutError("the dispatch was not done before the first was due")
+        ended_at, spent_since = _window(begins_at, offsets, involved, workload.all_ended)
+        cpu = {name: dispatch[name] + spent_since[name] for name in involved}
+        return readings.of_touches(begins_at, ended_at, cpu=cpu, worker_mb=worker_mb, broker_mb=broker_mb)
 
 
 def warm_up(node: workload.Node) -> None:
@@ -84,11 +105,14 @@ def by_plain_celery(bench: Bench, offsets: Offsets) -> Reading:
     with redis.Redis.from_url(url) as client:
         client.flushdb()
         with bench.running(*words, env=env) as worker:
+            warmed_at = time.time()
             for _ in range(WARM_UP):
                 plain_celery.handle.delay(time.time())
+            publishing = (time.time() - warmed_at) / WARM_UP * len(offsets)
             wait_until(lambda: client.llen(plain_celery.LATENESS) >= WARM_UP, 60, "plain Celery")
-            # Publishing takes it a while, and then its worker has to take it all into memory.
-            begins_at = time.time() + 5 + len(offsets) / 800
+            # Publishing takes it a while, and then its worker has to take it all into memory. Twice what the warm-up
+            # took, because a machine that is shared slows down in between.
+            begins_at = time.time() + 5 + max(len(offsets) / 800, 2 * publishing)
             for each in offsets:
                 eta = datetime.fromtimestamp(begins_at + each, UTC)
                 plain_celery.handle.apply_async((begins_at + each,), eta=eta)
@@ -100,12 +124,24 @@ def by_plain_celery(bench: Bench, offsets: Offsets) -> Reading:
 
 def _collect(client: redis.Redis, key: str, begins_at: float, offsets: Offsets, involved: Programs) -> Reading:
     count = len(offsets) + WARM_UP
-    time.sleep(max(begins_at - time.time() - 0.5, 0))
-    before = _spent(involved)
-    time.sleep(max(begins_at + max(offsets) - time.time(), 0))
-    ended_at = _until(lambda: client.llen(key) >= count)
+    ended_at, cpu = _window(begins_at, offsets, involved, lambda: client.llen(key) >= count)
     lateness = [float(each) for each in client.lrange(key, WARM_UP, -1)]
-    return Reading(lateness, len(offsets) / (ended_at - begins_at), cpu=_since(before, involved))
+    return Reading(lateness, len(offsets) / (ended_at - begins_at), cpu=cpu)
+
+
+def _window(
+    begins_at: float, offsets: Offsets, involved: Programs, happened: Callable[[], bool]
+) -> tuple[float, dict[str, float]]:
+    """Wait for the end of the calls. Return its time and the processor time from `LEAD` before the first due time."""
+    _sleep_until(begins_at - LEAD)
+    before = _spent(involved)
+    _sleep_until(begins_at + max(offsets))
+    wait_until(happened, PATIENCE, "the calls", pause=PAUSE)
+    return time.time(), _since(before, involved)
+
+
+def _sleep_until(at: float) -> None:
+    time.sleep(max(at - time.time(), 0))
 
 
 def _spent(involved: Programs) -> dict[str, float]:
@@ -114,8 +150,3 @@ def _spent(involved: Programs) -> dict[str, float]:
 
 def _since(before: Mapping[str, float], involved: Programs) -> dict[str, float]:
     return {name: seconds - before[name] for name, seconds in _spent(involved).items()}
-
-
-def _until(happened: Callable[[], bool]) -> float:
-    wait_until(happened, PATIENCE, "a peer", pause=0.02)
-    return time.time()

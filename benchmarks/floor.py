@@ -1,8 +1,8 @@
-"""What a burst cannot do without: the rows that a delivered touch leaves.
+"""What today's statements cost alone, for the rows that a delivered touch leaves.
 
 *PostgreSQL*: written by the server itself; no worker, no message, no guard, no history, nothing that crosses a socket
 but the command. *Worker*: the same rows read and written from Python by the product's own statements; nothing is
-judged, rendered, logged or told by Celery. Whoever keeps a reason for each touch in PostgreSQL pays at least this.
+judged, rendered, logged or sent by Celery. This is no lower bound: other statements or tables can cost less.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def worker(count: int) -> float:
         batch = task_ids[start : start + BATCH]
         with transaction.atomic():
             history.lock_customers(batch)
-            due, at = history.lock_due(batch)
+            due, _, at = history.lock_due(batch)
             assert at is not None
             history.load(due, config)
             touches.decide({Decision("delivered"): [row.claim.task_id for row in due]}, at=at, lease=LEASE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from django.db import connection
 
@@ -36,21 +37,29 @@ class Reading:
         return percentile(self.lateness, percent) * 1000
 
 
-def of_touches() -> Reading:
-    """When the channel had it, and, for the rate, when the last outcome was settled."""
+def of_touches(begins_at: float = 0.0, ended_at: float | None = None, **others: Any) -> Reading:
+    """Read the touches that were planned for `begins_at` or later.
+
+    Lateness ends when the channel had the touch. The rate ends at `ended_at`; without it at the last `settled_at`,
+    which is written before the transaction commits.
+    """
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT extract(epoch FROM a.started_at - t.planned_at)::float8"
             " FROM scheduling_attempt AS a JOIN scheduling_touch AS t ON t.task_id = a.touch_id WHERE a.number = 1"
+            " AND t.planned_at >= to_timestamp(%s) - interval '1 ms'",
+            [begins_at],
         )
         lateness = [row[0] for row in cursor.fetchall()]
         cursor.execute(
-            "SELECT count(*), extract(epoch FROM max(v.at) - min(t.planned_at))::float8,"
-            " extract(epoch FROM max(t.settled_at) - min(t.planned_at))::float8"
+            "SELECT count(*), extract(epoch FROM greatest(max(v.at), max(t.settled_at)))::float8,"
+            " extract(epoch FROM min(t.planned_at))::float8"
             " FROM scheduling_verdict AS v JOIN scheduling_touch AS t ON t.task_id = v.touch_id"
+            " WHERE t.planned_at >= to_timestamp(%s) - interval '1 ms'",
+            [begins_at],
         )
-        judged, verdicts, settled = cursor.fetchone()
-    return Reading(lateness, judged / max(verdicts, settled))
+        judged, settled_at, planned_at = cursor.fetchone()
+    return Reading(lateness, judged / ((ended_at or settled_at) - planned_at), **others)
 
 
 def customers_with_more_than(limit: int) -> int:

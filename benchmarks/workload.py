@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from django.db import connection
 
@@ -74,7 +75,7 @@ def customers(count: int) -> None:
         )
 
 
-def plan(plans: Sequence[Plan]) -> None:
+def plan(plans: Sequence[Plan], *, analyze: bool = True) -> None:
     """Store an event and a scheduled touch for each, as the front door would have done a while ago."""
     happened_at = datetime.now(UTC) - timedelta(minutes=15)
     events = [(new_id(), new_id(), each) for each in plans]
@@ -92,22 +93,61 @@ def plan(plans: Sequence[Plan]) -> None:
                     happened_at, event_id, each.node.pk, each.node.version, each.customer, "",
                     each.due_at + each.node.expires_after, "", True,
                 ))  # fmt: skip
-        for table in FILLED[-3:]:
-            cursor.execute(f"VACUUM ANALYZE {table}")
+        if analyze:
+            _analyze(cursor)
 
 
-def wait_for_days(count: int, node: Node, *, customers: int) -> None:
+def wait_for_days(count: int, node: Node, *, customers: int, analyze: bool = True) -> None:
     """Touches that fall due evenly over the next seven days, written by the server itself."""
+    _fill(_FILL, count, node, customers=customers, analyze=analyze)
+
+
+def fill_ended(count: int, node: Node, *, customers: int, analyze: bool = True) -> None:
+    """Write touches that were delivered 10 to 80 days ago, each with its event, verdict and attempt."""
+    _fill(_FILL_ENDED, count, node, customers=customers, analyze=analyze)
+
+
+def _fill(statement: str, count: int, node: Node, *, customers: int, analyze: bool) -> None:
+    values = {
+        "count": count, "customers": customers, "node": node.pk, "type": node.trigger, "body": BODY,
+        "content_type": node.template.content_type,
+    }  # fmt: skip
     with connection.cursor() as cursor:
         # The rows are right by construction, and checking two million references would take longer than the bench.
         cursor.execute("SET session_replication_role = replica")
         try:
-            cursor.execute(_FILL, {"count": count, "customers": customers, "node": node.pk, "type": node.trigger})
+            cursor.execute(statement, values)
         finally:
             cursor.execute("RESET session_replication_role")
-        for table in FILLED[-3:]:
-            cursor.execute(f"VACUUM ANALYZE {table}")
+        if analyze:
+            _analyze(cursor)
         cursor.execute("CHECKPOINT")  # filling is not what is measured, so its pages are on disk before
+
+
+def _analyze(cursor: Any) -> None:
+    for table in FILLED[-3:]:
+        cursor.execute(f"VACUUM ANALYZE {table}")
+
+
+def handed_over(last: datetime) -> bool:
+    """Whether no touch that is due at `last` or earlier waits for its dispatch."""
+    return not _exists("state = 'scheduled' AND parked = '' AND due_at <= %s", [last])
+
+
+def all_ended() -> bool:
+    """Whether the end of each call is committed. Cheap enough to ask a hundred times a second."""
+    return not _exists(
+        "state IN ('queued', 'running')"
+        " UNION ALL SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND lease_no = 0"
+        " AND due_at < now() + interval '1 hour'",
+        [],
+    )
+
+
+def _exists(condition: str, values: list[Any]) -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT EXISTS (SELECT FROM scheduling_touch WHERE {condition})", values)
+        return bool(cursor.fetchone()[0])
 
 
 def unfinished() -> int:
@@ -154,4 +194,29 @@ INSERT INTO scheduling_touch (task_id, root_id, state, priority, due_at, planned
 SELECT id, id, 'scheduled', 1, due_at, due_at, '', 0, 0, 0, '', now(), id, %(node)s, 1, customer_id, '',
     due_at + interval '3 days', '', true
 FROM happened, LATERAL (SELECT now() + interval '2 hours' + n * (interval '7 days' / %(count)s) AS due_at) AS plan
+"""
+
+_FILL_ENDED = """
+WITH happened AS (
+    INSERT INTO scheduling_event (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id,
+        data)
+    SELECT uuidv7(interval '-80 days' + n * (interval '70 days' / %(count)s)), 'ended', n, %(type)s, at, at,
+        n %% %(customers)s + 1, 'user-' || n %% %(customers)s + 1, '', '{"item": "Aftertouch"}'
+    FROM generate_series(1, %(count)s) AS n,
+        LATERAL (SELECT now() - interval '80 days' + n * (interval '70 days' / %(count)s) AS at) AS earlier
+    RETURNING id, occurred_at AS at, customer_id
+), touch AS (
+    INSERT INTO scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no,
+        hints, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at, content_type,
+        counts_toward_cap, sending_at, settled_at, reserved_at, template_version)
+    SELECT id, id, 'delivered', 1, at, at, '', 1, 1, 1, '', at, id, %(node)s, 1, customer_id, '',
+        at + interval '3 days', %(content_type)s, true, at, at, at, 1
+    FROM happened RETURNING task_id, settled_at AS at
+), verdict AS (
+    INSERT INTO scheduling_verdict (touch_id, at, decision, rule, rule_version, observed, "limit")
+    SELECT task_id, at, 'send', '', 0, '', '' FROM touch
+)
+INSERT INTO scheduling_attempt
+    (touch_id, number, lease_no, started_at, ended_at, outcome, reason, detail, subject, body)
+SELECT task_id, 1, 1, at, at, 'delivered', '', '', '', %(body)s FROM touch
 """

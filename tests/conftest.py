@@ -13,9 +13,14 @@ import redis
 from django.db import connection
 
 from config.embedded import servers
+from config.embedded.reaper import Reaper
 from config.environment import ROOT, environment
 
-pytest_plugins = ["tests.staff", "tests.logged", "tests.striking", "tests.side_by_side", "tests.half_past"]
+pytest_plugins = [
+    "tests.time_limits", "tests.staff", "tests.logged", "tests.striking", "tests.side_by_side", "tests.half_past",
+]  # fmt: skip
+
+_reaper = pytest.StashKey[Reaper]()
 
 # How long an example takes says something about the machine, not about the code.
 hypothesis.settings.register_profile("house", deadline=None)
@@ -26,15 +31,28 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before the first connection: never the servers of a stack that somebody runs in this checkout."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     if config.option.numprocesses and not worker:
+        config.stash[_reaper] = Reaper.start()
         return  # this process hands tests out and runs none
     state = os.environ.get("AFTERTOUCH_STATE_DIR", str(ROOT / ".state" / "test"))
     os.environ["AFTERTOUCH_STATE_DIR"] = f"{state}-{worker}" if worker else state
+    os.environ.setdefault("AFTERTOUCH_RPA_ISOLATION", "none")
     environment.cache_clear()
     env = environment()
+    keep = os.environ.get("AFTERTOUCH_KEEP_SERVERS") == "1"
+    if keep:
+        servers.start(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)
+    config.stash[_reaper] = Reaper.start(None if keep else env.aftertouch_state_dir)
     servers.start(env.aftertouch_state_dir, postgres=not env.database_url, valkey=not env.redis_url)
+    if not env.database_url:
+        servers.administer(env.aftertouch_state_dir, "ALTER ROLE aftertouch CREATEDB")  # for the test databases
     _point_settings_at(env)
     with redis.Redis.from_url(env.redis) as client:
         client.flushall()  # what a run that was killed left behind
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _reaper in config.stash:
+        config.stash[_reaper].end()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -72,7 +90,7 @@ def _point_settings_at(env: Any) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _patience() -> Iterator[None]:
     """A machine that stalls for seconds is no server that is away, and no question that is too dear."""
-    from scheduling import metrics, queue_figures, redis_server, views
+    from scheduling import intake, metrics, queue_figures, redis_server, views
     from scheduling.admin import home, patience
     from scheduling.api import rates
     from scheduling.channels import quota
@@ -86,6 +104,7 @@ def _patience() -> Iterator[None]:
         ):  # fmt: skip
             patched.setattr(place, name, 20.0)
         patched.setattr(patience, "PATIENCE", "20s")
+        patched.setattr(intake, "LOCK_WAIT", timedelta(seconds=20))
         yield
 
 
@@ -96,7 +115,7 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
     with django_db_blocker.unblock(), connection.cursor() as cursor:
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
         )
         connection.close()
 

@@ -25,7 +25,9 @@ AT_ONCE_BATCHED = 4
 AT_ONCE_SINGLY = 32
 SENDERS = 50_000
 WEB = (
-    "uvicorn", "config.asgi:application", "--host", "127.0.0.1", "--ws", "websockets-sansio", "--workers", "2",
+    "uvicorn", "config.asgi:application", "--host", "127.0.0.1",
+    "--http", "config.http_protocol:BoundedHttpProtocol",
+    "--ws", "websockets-sansio", "--workers", "2",
     "--log-level", "warning", "--port",
 )  # fmt: skip
 

@@ -12,11 +12,17 @@ GOAL_P99 = 30.0
 def lateness(bench: Bench) -> None:
     count, seconds = bench.size(10_000, 2_000), bench.size(10, 2)
     offsets = [number * seconds / count for number in range(count)]
-    for _ in range(bench.repeat):
+    for repetition in range(bench.repeat):
         note = f"{count / seconds:,.0f} a second for {seconds} s"
-        _add(bench, "ours", contest.ours(bench, offsets, customers=count), GOAL_P99, note)
-        _add(bench, "the article's", contest.by_article(bench, offsets))
-        _add(bench, "plain Celery", contest.by_plain_celery(bench, offsets))
+        ours, article, plain = contest.alternate(
+            repetition,
+            lambda: contest.ours(bench, offsets, customers=count),
+            lambda: contest.by_article(bench, offsets),
+            lambda: contest.by_plain_celery(bench, offsets),
+        )
+        _add(bench, "ours", ours, GOAL_P99, note)
+        _add(bench, "the article's", article)
+        _add(bench, "plain Celery", plain)
 
 
 def _add(bench: Bench, who: str, reading: Reading, goal: float | None = None, note: str = "") -> None:

@@ -20,9 +20,12 @@ def pick(bench: Bench) -> None:
     from rpa_tasks.models import Flow, Job, Lane, Platform, Run, Shop
     from scheduling.ledger import Settlement
 
-    for waiting in WAITING[: bench.size(4, 2)]:
+    def clear() -> None:
         for model in (Run, Job, Lane, Shop, Flow):
             model._default_manager.all().delete()
+
+    for waiting in WAITING[: bench.size(4, 2)]:
+        clear()
         platform, _ = Platform.objects.get_or_create(key="bench")
         flow = Flow.objects.create(platform=platform, task_type="sync_order", command=["true", "{param}"])
         shops = Shop.objects.bulk_create([Shop(platform=platform, shop_id=f"s{n}") for n in range(SHOPS)])
@@ -46,6 +49,7 @@ def pick(bench: Bench) -> None:
                 "pick", f"{waiting:,} waiting: p{share}", percentile(took, share), "ms",
                 goal=GOAL if waiting == 10_000 else None, note=f"{SHOPS} shops, {BLOCKED} of them busy or paused",
             )  # fmt: skip
+    clear()  # an execution worker of a later scenario would run what is left
 
 
 def _fill(flow: int, count: int) -> None:

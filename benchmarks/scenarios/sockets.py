@@ -26,7 +26,9 @@ IN_FLIGHT = 200  #: as the sender has to one receiver
 WARM = 50
 #: As in `config.stack.programs`, with one process.
 WEB = (
-    "uvicorn", "config.asgi:application", "--host", "127.0.0.1", "--ws", "websockets-sansio",
+    "uvicorn", "config.asgi:application", "--host", "127.0.0.1",
+    "--http", "config.http_protocol:BoundedHttpProtocol",
+    "--ws", "websockets-sansio",
     "--ws-ping-interval", "60", "--ws-max-size", "65536", "--ws-per-message-deflate", "false",
     "--log-level", "warning", "--no-access-log",
 )  # fmt: skip

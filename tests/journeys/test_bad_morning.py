@@ -32,7 +32,7 @@ def refusing(matrix: Any, happen: Callable[..., Any], _sending: None) -> Iterato
     from scheduling.delivery import deliver, sender
     from scheduling.models import ChannelConfig, FailedTask
 
-    with ScriptedReceiver(script=[400] * MANY) as receiver:
+    with ScriptedReceiver(script=[422] * MANY) as receiver:
         hook = ChannelConfig.objects.create(
             key="partner", kind="webhook", idempotent=True, config={"url": receiver.url}, timeout=timedelta(seconds=20)
         )

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db
 
 HAN = re.compile(r"[\u4e00-\u9fff]")
 #: Names, in any language.
-NAMES = {"JSON Schema", "format: markdown", "Webhook", "Aftertouch", "简体中文", "English", "GitHub"}
+NAMES = {"JSON Schema", "command editor", "format: markdown", "Webhook", "Aftertouch", "简体中文", "English", "GitHub"}
 
 
 @pytest.fixture(autouse=True)

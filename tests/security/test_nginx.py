@@ -103,10 +103,10 @@ def standing(tmp_path: Path) -> Iterator[Front]:
     certify(tmp_path)
     production = {
         "DJANGO_SETTINGS_MODULE": "config.settings.production",
-        "DJANGO_SECRET_KEY": "k" * 64,
+        "DJANGO_SECRET_KEY": "0123456789abcdef" * 4,
         "DJANGO_ALLOWED_HOSTS": NAME,
         "AFTERTOUCH_BASE_URL": f"https://{NAME}",
-        "AFTERTOUCH_SECRETS_KEYS": "s" * 44,
+        "AFTERTOUCH_SECRETS_KEYS": "0123456789abcdef" * 3,
         "AFTERTOUCH_STATE_DIR": str(tmp_path),
     }
     flower = ThreadingHTTPServer(("127.0.0.1", 0), Flower)
@@ -213,8 +213,9 @@ def log_in(front: Front, name: str, password: str, **headers: str) -> Any:
 
 def test_a_login_is_counted_by_the_real_address_and_a_flood_of_them_ends(front: Front) -> None:
     User.objects.create_superuser("ann", password="right")
-    assert log_in(front, "ann", "wrong", X_Forwarded_For="6.6.6.6").status == 200
-    assert FailedLogin.objects.get().address == "127.0.0.1"
+    # nginx may still refuse logins because of earlier tests: it lets 20 a minute through.
+    eventually(lambda: log_in(front, "ann", "wrong", X_Forwarded_For="6.6.6.6").status == 200)
+    assert FailedLogin.objects.exclude(address="*").get().address == "127.0.0.1"
     statuses = at_once(40, lambda _: front("POST", "/admin/login/", b"").status)
     assert 429 in statuses
     assert front("GET", "/admin/login/").status == 200

@@ -89,10 +89,10 @@ def in_production(state_dir: Path, code: str, **changes: str) -> subprocess.Comp
         "AFTERTOUCH_STATE_DIR": str(state_dir),
         "DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
         "REDIS_URL": "redis://127.0.0.1:1/0",
-        "DJANGO_SECRET_KEY": "k" * 64,
+        "DJANGO_SECRET_KEY": "0123456789abcdef" * 4,
         "DJANGO_ALLOWED_HOSTS": "aftertouch.example",
         "AFTERTOUCH_BASE_URL": "https://aftertouch.example",
-        "AFTERTOUCH_SECRETS_KEYS": "s" * 44,
+        "AFTERTOUCH_SECRETS_KEYS": "0123456789abcdef" * 3,
         **changes,
     }
     (state_dir / "static").mkdir(exist_ok=True)
@@ -108,5 +108,5 @@ def test_production_insists_on_tls_and_on_its_own_name(tmp_path: Path) -> None:
 def test_production_takes_no_short_key_for_secrets(tmp_path: Path) -> None:
     done = in_production(tmp_path, "import django; django.setup()", AFTERTOUCH_SECRETS_KEYS=f"{'s' * 44},short")
     assert done.returncode == 1
-    assert "AFTERTOUCH_SECRETS_KEYS: each needs 32 characters" in done.stderr
+    assert "AFTERTOUCH_SECRETS_KEYS: each must have 32 random characters" in done.stderr
     assert "short" not in done.stderr.replace("each needs", "")

@@ -1,0 +1,373 @@
+"""Every address of the back office × every role × GET and a valid POST, against the table of `admin_pages`.
+
+A POST is valid: it is what the form held when an administrator opened it, with one change. The same POST by an
+administrator takes effect, so a refusal has no other reason than the role.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from django.contrib import admin
+from django.contrib.auth.models import Group, Permission, User
+from django.db import connection, transaction
+from django.test import Client, RequestFactory
+from django.urls import URLPattern, URLResolver, reverse
+
+from scheduling.management.commands.bootstrap import Command
+from tests.security import admin_pages
+from tests.security.admin_pages import (
+    ACTIONS,
+    ADMIN,
+    ANONYMOUS,
+    MODELS,
+    NOBODY,
+    OPEN,
+    PAGES,
+    RENAMED,
+    STAFF,
+    VIEWER,
+    Action,
+    Page,
+    Role,
+)
+from tests.security.forms import main_form
+
+pytestmark = pytest.mark.django_db
+
+#: Every `view_` right of every app, and no other: what an auditor is given.
+AUDITOR = "auditor"
+ROUTES = {
+    "changelist": "", "add": "add/", "history": "history/", "delete": "delete/", "change": "change/",
+    "simple_history": "history/version/", "bare": "/",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Staff:
+    clients: dict[Role, Client]
+    users: dict[Role, User]
+    auditor: tuple[Client, User]
+    forms: dict[str, dict[str, Any]] = field(default_factory=dict)  #: what each address showed to an administrator
+
+
+@pytest.fixture
+def staff(matrix: Any, happen: Callable[..., Any], static_root: None) -> Staff:
+    """One login for each role, and a row of everything."""
+    Command().grant_permissions()
+    users, clients = {}, {ANONYMOUS: Client()}
+    for role in (STAFF, admin_pages.VIEWER, admin_pages.OPERATOR, admin_pages.EDITOR):
+        user = User.objects.create_user(role.name.lower(), password="x", is_staff=True)
+        if role != STAFF:
+            user.groups.add(Group.objects.get(name=role.name.lower()))
+        users[role] = user
+    users[ADMIN] = User.objects.create_superuser("admin", password="x")
+    auditor = User.objects.create_user(AUDITOR, password="x", is_staff=True)
+    auditor.user_permissions.set(Permission.objects.filter(codename__startswith="view_"))
+    for role, user in users.items():
+        clients[role] = logged_in(user)
+    admin_pages.build(matrix, happen)
+    users[ANONYMOUS] = users[ADMIN]  # no page is anonymous, but each needs an owner for the rows that it names
+    return Staff(clients, users, (logged_in(auditor), auditor))
+
+
+def logged_in(user: User) -> Client:
+    client = Client(headers={"accept-language": "en"})
+    client.force_login(user, backend="django.contrib.auth.backends.ModelBackend")
+    return client
+
+
+# --- what there is ----------------------------------------------------------------------------------------------------
+
+
+def models() -> list[str]:
+    return sorted(f"{model._meta.app_label}_{model._meta.model_name}" for model in admin.site._registry)
+
+
+def routes(patterns: Any = None, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """The route within the site and the name of each address."""
+    for each in admin.site.get_urls() if patterns is None else patterns:
+        route = prefix + str(each.pattern)
+        if isinstance(each, URLResolver):
+            yield from routes(each.url_patterns, route)
+        elif isinstance(each, URLPattern):
+            yield route, RENAMED.get(route) or each.name or ""
+
+
+def of_model(name: str) -> tuple[str, str] | None:
+    """The model and the page of it, for the pages that every model has."""
+    model, _under, kind = name.rpartition("_")
+    if name.endswith("_simple_history"):
+        model, kind = name.removesuffix("_simple_history"), "simple_history"
+    return (model, kind) if model in MODELS and kind in ROUTES and name not in PAGES else None
+
+
+def own_pages() -> list[str]:
+    """The names of the addresses that not every model has."""
+    return sorted({name for _route, name in routes() if name and not of_model(name) and name not in OPEN})
+
+
+def test_each_address_has_a_row_in_the_table() -> None:
+    assert models() == sorted(MODELS)
+    assert own_pages() == sorted(PAGES)
+    unnamed = {route for route, name in routes() if not name}
+    known = {f"{model._meta.app_label}/{model._meta.model_name}/<path:object_id>/" for model in admin.site._registry}
+    assert unnamed == {*known, "(?P<url>.*)$"}
+    named = [(route, name) for route, name in routes() if name and name not in OPEN]
+    assert len({name for _route, name in named}) == len(named), "two addresses share a name: see RENAMED"
+
+
+def pages_for(model: str) -> Any:
+    return next(each for each in admin.site._registry.values() if key_of(each) == model)
+
+
+def key_of(pages: Any) -> str:
+    return f"{pages.opts.app_label}_{pages.opts.model_name}"
+
+
+# --- one request ------------------------------------------------------------------------------------------------------
+
+
+def rows() -> dict[str, str]:
+    """A digest of each table but that of the sessions."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT tablename FROM pg_tables WHERE schemaname = current_schema() ORDER BY 1")
+        tables = [name for (name,) in cursor.fetchall() if name != "django_session"]
+        parts = [
+            f"SELECT '{name}', md5(coalesce(string_agg(each::text, ',' ORDER BY each::text), ''))"
+            f' FROM "{name}" AS each'
+            for name in tables
+        ]
+        cursor.execute(" UNION ALL ".join(parts))
+        return dict(cursor.fetchall())
+
+
+def fresh(client: Client) -> Client:
+    """The same login; a session that the request ends is rolled back with it."""
+    twin = Client(headers={"accept-language": "en"})
+    twin.cookies = copy.deepcopy(client.cookies)
+    return twin
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    location: str
+    changed: list[str]  #: tables
+    errors: str = ""  #: of the form, where it was shown again
+
+    @property
+    def to_login(self) -> bool:
+        return self.status == 302 and "/login/" in self.location
+
+    @property
+    def refused(self) -> bool:
+        return self.to_login or self.status in (403, 405)
+
+    @property
+    def answered(self) -> bool:
+        return self.status in (200, 302) and not self.to_login
+
+
+def ask(client: Client, method: str, url: str, data: Any = None) -> Answer:
+    before = rows()
+    answer = getattr(fresh(client), method)(url, data or {})
+    if answer.streaming:
+        list(answer.streaming_content)
+    after = rows()
+    changed = sorted(name for name in after if before.get(name) != after[name])
+    return Answer(answer.status_code, answer.get("Location", ""), changed, errors_of(answer))
+
+
+def errors_of(answer: Any) -> str:
+    context = answer.context or {}
+    form = context["adminform"].form if "adminform" in context else context.get("form")
+    return str(dict(getattr(form, "errors", None) or {}))
+
+
+def filled(staff: Staff, url: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """What a browser would send, with changes."""
+    if url not in staff.forms:
+        page = fresh(staff.clients[ADMIN]).get(url)
+        form = main_form(page.content.decode()) if page.status_code == 200 else None
+        assert form is not None, (url, page.status_code, "shows no form")
+        staff.forms[url] = dict(form.values)
+    return {**staff.forms[url], **said(changes)}
+
+
+def said(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value() if callable(value) else value for name, value in data.items()}
+
+
+# --- the sweep --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One address, with the form that is posted to it."""
+
+    name: str
+    page: Page
+    url: Callable[[User], str]
+    form: Callable[[str], str] | None = None  #: the address whose form it is, where it is not its own
+
+
+def cases_of(model: str) -> Iterator[Case]:
+    """The pages that every model has. To pages that only show something the form of the row is posted."""
+    rights = MODELS[model]
+    label, _under, name = model.rpartition("_")
+    pages = pages_for(model)
+
+    def url(kind: str, args: Any) -> Callable[[User], str]:
+        return lambda user: reverse(f"admin:{model}_{kind}", args=args(user))
+
+    def bare(user: User) -> str:
+        return reverse("admin:index") + f"{label}/{name}/{rights.row(user)[0]}/"
+
+    def version(user: User) -> tuple[Any, ...]:
+        (pk,) = rights.row(user)
+        row = pages.model._default_manager.get(pk=pk)
+        if not row.history.exists():
+            row.save()
+        return (pk, row.history.latest().pk)
+
+    versioned = hasattr(pages, "history_form_view")
+    editable, addable = rights.change != NOBODY, rights.add != NOBODY
+    changed, added = rights.changed, rights.added
+    of_row = (lambda at: at.split("/history/")[0].split("/delete/")[0] + "/change/") if editable else None
+    of_list = (lambda at: f"{at}add/") if addable else None
+    yield Case("changelist", Page(rights.view, data=added), url("changelist", admin_pages.none), of_list)
+    yield Case("add", Page(rights.add, rights.add, data=added), url("add", admin_pages.none))
+    yield Case("change", Page(rights.view, rights.change, data=changed), url("change", rights.row))
+    yield Case(
+        "delete", Page(rights.delete, rights.delete, form=False, data={"post": "yes"}), url("delete", rights.spare)
+    )
+    yield Case("history", Page(rights.view, data=changed, safe=versioned), url("history", rights.row), of_row)
+    yield Case("bare", Page(STAFF, data=changed), bare, (lambda at: f"{at}change/") if editable else None)
+    if versioned:
+        yield Case("version", Page(rights.view, data=changed, safe=True), url("simple_history", version), of_row)
+
+
+def wrong_with(case: Case, staff: Staff) -> Iterator[str]:
+    """Each way in which a role can do more or less than the table allows."""
+    for role in (ANONYMOUS, STAFF, VIEWER, admin_pages.OPERATOR, admin_pages.EDITOR, ADMIN):
+        yield from _wrong_get(case, staff, role)
+        yield from _wrong_post(case, staff, role.name, staff.clients[role], staff.users[role], role)
+    yield from _wrong_post(case, staff, AUDITOR, *staff.auditor, VIEWER)
+
+
+def _address(case: Case, user: User) -> str:
+    query = case.page.query() if callable(case.page.query) else case.page.query
+    return case.url(user) + (f"?{query}" if query else "")
+
+
+def _wrong_get(case: Case, staff: Staff, role: Role) -> Iterator[str]:
+    with rolled_back():
+        answer = ask(staff.clients[role], "get", _address(case, staff.users[role]))
+        if role >= case.page.see:
+            if not answer.answered:
+                yield f"{case.name}: GET of {role.name} is refused: {answer}"
+        elif not (answer.refused or (case.page.hides and answer.status == 404)):
+            yield f"{case.name}: GET of {role.name} is answered: {answer}"
+        if answer.changed and not (case.page.notes and answer.changed == ["django_admin_log"]):
+            yield f"{case.name}: GET of {role.name} changes rows: {answer}"
+
+
+def _wrong_post(case: Case, staff: Staff, name: str, client: Client, user: User, role: Role) -> Iterator[str]:
+    page = case.page
+    with rolled_back():
+        url = _address(case, user)
+        answer = ask(client, "post", url, _data(case, staff, url))
+        if role >= page.do:
+            if not answer.answered or bool(answer.changed) != page.writes:
+                yield f"{case.name}: POST of {name} has no effect: {answer}"
+            return
+        if answer.changed:
+            yield f"{case.name}: POST of {name} changes rows: {answer}"
+        only_shows = page.do == NOBODY and not page.safe and (role >= page.see or name == AUDITOR)
+        if not (answer.refused or only_shows or (page.hides and answer.status == 404)):
+            yield f"{case.name}: POST of {name} is answered: {answer}"
+
+
+def _data(case: Case, staff: Staff, url: str) -> dict[str, Any]:
+    page = case.page
+    if case.form is not None:
+        return filled(staff, case.form(url), page.data)
+    return filled(staff, url, page.data) if page.do != NOBODY and page.form else said(page.data)
+
+
+class rolled_back:
+    """A block whose writes are undone, whatever it yields."""
+
+    def __enter__(self) -> None:
+        self._block = transaction.atomic()
+        self._block.__enter__()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None:
+            transaction.set_rollback(True)
+        self._block.__exit__(kind, error, trace)
+
+
+@pytest.mark.parametrize("place", [*models(), "site"])
+def test_each_role_can_do_what_the_table_allows(staff: Staff, place: str) -> None:
+    """`place` is a model with all its addresses and actions, or what belongs to none."""
+    wrong = [each for case in pages_of(place) for each in wrong_with(case, staff)]
+    if place in MODELS:
+        wrong += [each for case in cases_of(place) for each in wrong_with(case, staff)]
+        wrong += wrong_actions(place, staff)
+    assert wrong == [], "\n".join(wrong)
+
+
+def pages_of(place: str) -> Iterator[Case]:
+    """The addresses that not every model has."""
+    known = {key: route for route, key in RENAMED.items()}
+
+    def url(name: str, page: Page) -> Callable[[User], str]:
+        if name in known:
+            return lambda user: reverse("admin:index") + known[name]
+        return lambda user: reverse(f"admin:{name}", args=page.args(user))
+
+    for name, page in PAGES.items():
+        owner = next((model for model in MODELS if name.startswith(f"{model}_")), "site")
+        if name == "chat_sessions_live":
+            owner = "chat_sessions_silencepolicy"
+        if owner == place:
+            yield Case(name, page, url(name, page))
+
+
+def wrong_actions(model: str, staff: Staff) -> Iterator[str]:
+    found = {name: each for (owner, name), each in ACTIONS.items() if owner == model}
+    there = offered(staff.users[ADMIN], model)
+    if "delete_selected" in there:
+        found["delete_selected"] = [Action(MODELS[model].delete, MODELS[model].spare, {"post": "yes"})]
+    if set(there) != set(found):
+        yield f"{model}: the list offers {there}, the table has {sorted(found)}"
+    for name, several in found.items():
+        for action in several:
+            yield from _wrong_action(model, name, action, staff)
+
+
+def offered(user: User, model: str) -> list[str]:
+    request = RequestFactory().get("/")
+    request.user = user
+    return sorted(pages_for(model).get_actions(request))
+
+
+def _wrong_action(model: str, name: str, action: Action, staff: Staff) -> Iterator[str]:
+    every = [(role.name, client, role) for role, client in staff.clients.items()]
+    for who, client, role in [*every, (AUDITOR, staff.auditor[0], VIEWER)]:
+        with rolled_back():
+            chosen = [str(pk) for pk in action.rows(staff.users[role])]
+            data = {"action": name, "index": "0", "_selected_action": chosen, **action.data}
+            answer = ask(client, "post", f"{reverse(f'admin:{model}_changelist')}?{action.query}", data)
+            leads = answer.status == 302 and "/run-now/" in answer.location
+            effect = bool(answer.changed) if action.writes else leads
+            if effect != (role >= action.do):
+                yield f"{name}: {who} {'has an' if effect else 'has no'} effect: {answer}"
+            if answer.changed and role < action.do:
+                yield f"{name}: {who} changes rows: {answer}"
