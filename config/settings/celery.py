@@ -20,6 +20,8 @@ CELERY_ACCEPT_CONTENT = ["json"]
 # Outcomes are rows. A result backend would only add round trips.
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_RESULT_BACKEND = None
+# Otherwise beat stores a schedule of its own that deletes results at 04:00.
+CELERY_RESULT_EXPIRES = None
 # A message is a hint: the row's lease is the late acknowledgement.
 CELERY_TASK_ACKS_LATE = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 2
