@@ -18,11 +18,16 @@ from scheduling.metrics import MOST
 RUNS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600)
 WAITS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 20, 30, 60)
 
-runs = Counter("aftertouch_rpa_runs", "Runs that ended, by platform and outcome.", ["platform", "outcome"])
-run_seconds = Histogram("aftertouch_rpa_run_seconds", "How long runs took.", ["outcome"], buckets=RUNS)
+runs = Counter("aftertouch_rpa_runs", "Ended runs by platform and outcome.", ["platform", "outcome"])
+run_seconds = Histogram(
+    "aftertouch_rpa_run_seconds",
+    "Duration of runs that got a browser or need none, in seconds.",
+    ["outcome"],
+    buckets=RUNS,
+)
 pool_wait = Histogram(
     "aftertouch_rpa_pool_wait_seconds",
-    "How long runs waited for their browser, and whether they got one.",
+    "Wait of runs for a browser, in seconds, by result.",
     ["got"],
     buckets=WAITS,
 )
@@ -50,7 +55,7 @@ class RpaMetrics(Collector):
 def _waiting() -> Metric:
     family = GaugeMetricFamily(
         "aftertouch_rpa_jobs_waiting",
-        f"Jobs that wait, at most {MOST} of those that are due, of those that are not, and of those handed over.",
+        f"Waiting jobs by tier. At most {MOST} each of due, later and dispatched jobs are counted.",
         labels=["tier", "due"],
     )
     for priority, due, count in sql.rows(_WAITING, {"most": MOST}):
@@ -77,7 +82,9 @@ FROM (
 
 
 def _browsers() -> Metric:
-    family = GaugeMetricFamily("aftertouch_rpa_browsers", "Browser slots by node.", labels=["node", "state"])
+    family = GaugeMetricFamily(
+        "aftertouch_rpa_browsers", "Browser slots by execution node and state.", labels=["node", "state"]
+    )
     found = sql.rows(
         """
         SELECT node.name, slot ->> 'state', count(*)
@@ -93,7 +100,9 @@ def _browsers() -> Metric:
 
 def _breakers() -> Metric:
     family = GaugeMetricFamily(
-        "aftertouch_rpa_breaker_open", "1 while a platform rests or is tried again.", labels=["platform"]
+        "aftertouch_rpa_breaker_open",
+        "1 while the circuit breaker of the platform is open or half-open.",
+        labels=["platform"],
     )
     found = sql.rows(
         """

@@ -31,66 +31,70 @@ CALLS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20)
 
 lateness = Histogram(
     "aftertouch_delivery_lateness_seconds",
-    "From the moment a touch was due to the first byte of its message.",
+    "Delay between the due time of a touch and the first byte of its message, in seconds.",
     ["kind"],
     buckets=LATENESS,
 )
 send_duration = Histogram(
-    "aftertouch_send_duration_seconds", "How long a call of a channel took.", ["kind", "outcome"], buckets=CALLS
+    "aftertouch_send_duration_seconds", "Duration of a channel call, in seconds.", ["kind", "outcome"], buckets=CALLS
 )
-attempts = Counter("aftertouch_delivery_attempts", "Calls of channels.", ["channel", "outcome", "reason"])
-verdicts = Counter("aftertouch_verdicts", "What the guards decided, by rule.", ["decision", "rule"])
-ended = Counter("aftertouch_touches_ended", "Touches that ended, by state and reason.", ["state", "reason"])
+attempts = Counter(
+    "aftertouch_delivery_attempts", "Channel calls by outcome and reason.", ["channel", "outcome", "reason"]
+)
+verdicts = Counter("aftertouch_verdicts", "Guard verdicts by decision and rule.", ["decision", "rule"])
+ended = Counter(
+    "aftertouch_touches_ended", "Touches ended by delivery or rescue, by state and reason.", ["state", "reason"]
+)
 
 # --- Celery, by the names that its exporters use ------------------------------------------------------------------
 
-published = Counter("aftertouch_publish", "Messages handed to the broker.", ["queue"])
-taken = Counter("aftertouch_deliver", "Messages that a worker began with.", ["queue"])
+published = Counter("aftertouch_publish", "Messages published to the broker.", ["queue"])
+taken = Counter("aftertouch_deliver", "Messages that a worker started to process.", ["queue"])
 queue_wait = Histogram(
     "celery_task_queue_wait_time",
-    "From the moment a message was published, or from its eta where that is later, to its start.",
+    "Delay between publication (or a later eta) of a message and its start, in seconds.",
     ["name", "queue_name"],
     buckets=LATENESS,
 )
-runtime = Histogram("celery_task_runtime", "How long tasks ran, in seconds.", ["name"], buckets=LATENESS)
-succeeded = Counter("celery_task_succeeded", "Tasks that ended well.", ["name"])
-failed = Counter("celery_task_failed", "Tasks that ended with an error.", ["name", "exception"])
-retried = Counter("celery_task_retried", "Tasks that were put off because something was away.", ["name"])
-worker_up = Gauge("celery_worker_up", "1 while the worker lives.", ["hostname"], multiprocess_mode="livesum")
-consumers = Gauge("aftertouch_queue_consumers", "Workers that consume a queue.", ["queue"], multiprocess_mode="livesum")
+runtime = Histogram("celery_task_runtime", "Duration of tasks, in seconds.", ["name"], buckets=LATENESS)
+succeeded = Counter("celery_task_succeeded", "Tasks that succeeded.", ["name"])
+failed = Counter("celery_task_failed", "Tasks that failed with an exception.", ["name", "exception"])
+retried = Counter("celery_task_retried", "Task retries after infrastructure errors.", ["name"])
+worker_up = Gauge(
+    "celery_worker_up", "1 while the main process of the worker runs.", ["hostname"], multiprocess_mode="livesum"
+)
+consumers = Gauge(
+    "aftertouch_queue_consumers", "Workers that consume the queue.", ["queue"], multiprocess_mode="livesum"
+)
 pool_processes = Gauge(
     "aftertouch_pool_processes",
-    "Processes that the pool of a worker whose size changes should have.",
+    "Target number of processes in an autoscaled worker pool.",
     ["hostname"],
     multiprocess_mode="livesum",
 )
 
 # --- processes ----------------------------------------------------------------------------------------------------
 
-processes = Gauge(
-    "aftertouch_processes", "Living processes: web, worker, beat, watcher.", ["kind"], multiprocess_mode="livesum"
-)
+processes = Gauge("aftertouch_processes", "Running processes by kind.", ["kind"], multiprocess_mode="livesum")
 build = Gauge(
     "aftertouch_build_info",
-    "What the living processes run: 1 for each set of versions.",
+    "1 for each set of versions that running processes use.",
     ["version", "python", "django", "celery"],
     multiprocess_mode="livemax",
 )
 sockets = Gauge(
-    "aftertouch_websocket_connections", "WebSockets in live chats, by side.", ["role"], multiprocess_mode="livesum"
+    "aftertouch_websocket_connections", "Open WebSockets of live chats, by role.", ["role"], multiprocess_mode="livesum"
 )
-frames_dropped = Counter(
-    "aftertouch_frames_dropped", "Frames of live chats that were not counted, by reason.", ["reason"]
-)
+frames_dropped = Counter("aftertouch_frames_dropped", "Ignored frames of live chats, by reason.", ["reason"])
 beat_ticked_at = Gauge(
     "aftertouch_scheduler_last_tick_timestamp_seconds",
-    "When the beat that leads last looked what is due.",
+    "Unix time of the leader's last scheduler tick.",
     ["node"],
     multiprocess_mode="max",
 )
 pass_ended_at = Gauge(
     "aftertouch_pass_last_timestamp_seconds",
-    "When a periodic pass last ended well.",
+    "Unix time of the last success of a periodic pass.",
     ["name"],
     multiprocess_mode="max",
 )

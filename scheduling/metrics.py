@@ -90,11 +90,12 @@ class Ledger(Collector):
 def _touches() -> Iterator[Metric]:
     counts = GaugeMetricFamily(
         "aftertouch_touches",
-        f"Touches that have not ended, at most {MOST} of a kind. Overdue: its time is over; hour: it comes within one.",
+        f"Touches that have not ended, by state and due time. At most {MOST} of each kind are counted.",
         labels=["state", "due"],
     )
     oldest = GaugeMetricFamily(
-        "aftertouch_touches_oldest_overdue_seconds", "How long the touch that is late longest should have begun."
+        "aftertouch_touches_oldest_overdue_seconds",
+        "Delay of the most overdue touch that no worker has started, in seconds.",
     )
     ((overdue, hour, later, parked, late),) = sql.rows(_WAITING, {"most": MOST})
     figures = {("queued", "overdue"): 0, ("queued", "hour"): 0, ("running", "overdue"): 0}
@@ -111,9 +112,11 @@ def _touches() -> Iterator[Metric]:
 
 
 def _failed_tasks() -> Iterator[Metric]:
-    counts = GaugeMetricFamily("aftertouch_failed_tasks_open", "Failed tasks nobody has looked at.", labels=["origin"])
+    counts = GaugeMetricFamily("aftertouch_failed_tasks_open", "Open failed tasks by origin.", labels=["origin"])
     ages = GaugeMetricFamily(
-        "aftertouch_failed_tasks_oldest_age_seconds", "Since when the oldest of them waits.", labels=["origin"]
+        "aftertouch_failed_tasks_oldest_age_seconds",
+        "Age of the oldest open failed task, in seconds.",
+        labels=["origin"],
     )
     found = {origin: (count, age) for origin, count, age in sql.rows(_FAILED, {"most": MOST})}
     for origin in ("touch", "rpa_job", "message"):
@@ -125,9 +128,9 @@ def _failed_tasks() -> Iterator[Metric]:
 
 
 def _pauses() -> Iterator[Metric]:
-    counts = GaugeMetricFamily("aftertouch_pauses", "Pauses that hold now, by what they hold.", labels=["scope"])
+    counts = GaugeMetricFamily("aftertouch_pauses", "Active pauses by scope.", labels=["scope"])
     ages = GaugeMetricFamily(
-        "aftertouch_pauses_oldest_age_seconds", "How long the oldest of them has held.", labels=["scope"]
+        "aftertouch_pauses_oldest_age_seconds", "Age of the oldest active pause, in seconds.", labels=["scope"]
     )
     for scope, count, age in sql.rows(_PAUSES, {}):
         counts.add_metric([scope], count)
@@ -185,14 +188,14 @@ class Broker(Collector):
     asks_database = False
 
     def collect(self) -> Iterator[Metric]:
-        length = GaugeMetricFamily("celery_queue_length", "Messages that wait.", labels=["queue_name"])
+        length = GaugeMetricFamily("celery_queue_length", "Messages that wait in the queue.", labels=["queue_name"])
         age = GaugeMetricFamily(
-            "aftertouch_queue_oldest_age_seconds", "Since when the oldest message waits; 0 where none does.",
+            "aftertouch_queue_oldest_age_seconds", "Age of the oldest message in the queue, in seconds; 0 if empty.",
             labels=["queue"],
         )  # fmt: skip
         unacked = GaugeMetricFamily(
             "aftertouch_queue_unacked",
-            "Messages that workers have and did not acknowledge: those that wait for their eta, for the most part.",
+            "Messages that workers received and did not acknowledge. Most of them wait for their eta.",
             labels=["queue"],
         )
         for queue in queue_figures(known_queues()):
@@ -206,7 +209,7 @@ class Broker(Collector):
 
 def _blocked() -> Metric:
     """Asked by publishing, because RabbitMQ tells nobody else."""
-    blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker takes no messages.")
+    blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker accepts no messages.")
     if (takes := broker_takes_messages()) is not None:
         blocked.add_metric([], float(not takes))
     return blocked

@@ -15,13 +15,13 @@ class Rollouts(Collector):
 
     def collect(self) -> Iterator[Metric]:
         ((running, paused, waited),) = sql.rows(_OPEN, {})
-        counts = GaugeMetricFamily("aftertouch_rollouts", "Guarded roll-outs that are not over.", labels=["state"])
+        counts = GaugeMetricFamily("aftertouch_rollouts", "Guarded roll-outs that have not ended.", labels=["state"])
         counts.add_metric(["running"], running)
         counts.add_metric(["paused"], paused)
         yield counts
         yield GaugeMetricFamily(
             "aftertouch_rollouts_oldest_judged_seconds",
-            "Since when the running one that was judged longest ago has not been judged.",
+            "Time since the longest unevaluated running roll-out was evaluated, in seconds.",
             value=waited,
         )
 

@@ -39,7 +39,7 @@ def _nudges() -> Metric:
     """As `nudges` says."""
     family = GaugeMetricFamily(
         "aftertouch_nudges",
-        "Guide messages sent over 24 hours, and those answered and false.",
+        "Guide messages of the last 24 hours, by tag and outcome.",
         labels=["tag", "outcome"],
     )
     for tally in nudges.lately():
@@ -50,7 +50,7 @@ def _nudges() -> Metric:
 
 
 def _chats(found: overview.Overview) -> Metric:
-    family = GaugeMetricFamily("aftertouch_sessions", "Live chats.", labels=["tag", "state"])
+    family = GaugeMetricFamily("aftertouch_sessions", "Live chats by tag and state.", labels=["tag", "state"])
     for each in found.tags:
         family.add_metric([each.tag, "armed"], each.armed)
         family.add_metric([each.tag, "paused"], each.paused)
@@ -58,7 +58,7 @@ def _chats(found: overview.Overview) -> Metric:
 
 
 def _silences(silences: dict[str, int]) -> Metric:
-    family = CounterMetricFamily("aftertouch_silences", "Silences claimed and handed in.", labels=["tag"])
+    family = CounterMetricFamily("aftertouch_silences", "Recorded silences.", labels=["tag"])
     for tag, count in silences.items():
         family.add_metric([tag], count)
     return family
@@ -67,10 +67,12 @@ def _silences(silences: dict[str, int]) -> Metric:
 def _watching(found: overview.Overview) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "aftertouch_silence_lag_seconds",
-        "How far the oldest due deadline that nobody has claimed is behind the server's clock.",
+        "Delay of the oldest due deadline that no watcher has claimed, in seconds.",
         value=found.lag_ms / 1000,
     )
     yield GaugeMetricFamily(
-        "aftertouch_silences_in_flight", "Silences claimed and not yet handed in.", value=found.in_flight
+        "aftertouch_silences_in_flight",
+        "Silences that a watcher claimed and has not recorded yet.",
+        value=found.in_flight,
     )
-    yield GaugeMetricFamily("aftertouch_watchers", "Watchers alive within the last minute.", value=len(found.watchers))
+    yield GaugeMetricFamily("aftertouch_watchers", "Watchers seen within the last minute.", value=len(found.watchers))

@@ -6,13 +6,13 @@ from prometheus_client import Counter, Histogram
 
 from scheduling.measures import harmless
 
-events_ingested = Counter("aftertouch_events_ingested", "Events answered with 202", ["result"])
+events_ingested = Counter("aftertouch_events_ingested", "Events answered with 202.", ["result"])
 commits = Histogram(
-    "aftertouch_ingest_group_events", "Events in one transaction", buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500)
+    "aftertouch_ingest_group_events", "Events stored per transaction.", buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500)
 )
 requests = Histogram(
     "aftertouch_api_request_duration_seconds",
-    "From the last byte of the request to the first of the answer",
+    "Duration from the last request byte to the first response byte, in seconds.",
     ["route", "status"],
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10),
 )
