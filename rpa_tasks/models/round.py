@@ -24,6 +24,8 @@ class ScheduledRound(models.Model):
     state = models.CharField(max_length=10, choices=State, default=State.WAITING)
     position = models.BigIntegerField(default=0)  #: the last shop whose job is stored; a repeat begins after it
     lease_no = models.IntegerField(default=0)
+    #: claims since `position` last advanced, without those that an infrastructure error ended
+    tries = models.IntegerField(default=0, db_default=0)
     next_at = models.DateTimeField(default=now)  #: when a worker may take it, for the first time or again
     published = models.IntegerField(default=0)
     waiting = models.IntegerField(default=0)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from django.contrib.auth import get_user_model
-from django.db import connection, transaction
+from django.db import OperationalError, connection, transaction
 from django.test import Client as Browser
 from django.utils.timezone import now
 from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask, PeriodicTasks
@@ -25,6 +26,7 @@ from rpa_tasks.models import Job, ScheduledRound, Shop
 from rpa_tasks.publishing import Request, publish
 from rpa_tasks.rounds import Round
 from rpa_tasks.tasks import keep_moving, publish_for_shops, run_rounds
+from scheduling import sql
 from scheduling.errors import InvalidInput
 from scheduling.models import Configuration, FailedTask
 from tests.rpa_tasks.doors.conftest import Market
@@ -369,7 +371,7 @@ def test_late_worker_whose_lease_was_taken_over_publishes_nothing(
 ) -> None:
     scheduled.store(1, "sync", now(), [], ORDER)
     ScheduledRound.objects.update(lease_no=1)
-    late = scheduled.Claimed(ScheduledRound.objects.get().pk, 0, "sync", now(), [], ORDER, 0)
+    late = scheduled.Claimed(ScheduledRound.objects.get().pk, 0, "sync", now(), [], ORDER, 0, 1)
     assert scheduled._run(late) is False
     assert not Job.objects.exists()
 
@@ -380,12 +382,100 @@ def test_round_that_fails_each_time_becomes_a_failed_task(
     scheduled.store(1, "sync", now(), [], ORDER)
     market.sync.delete()
     with connection.cursor() as cursor:  # worker after worker takes it and vanishes
-        cursor.execute("UPDATE rpa_tasks_scheduledround SET lease_no = %s", [scheduled.TRIES])
+        cursor.execute("UPDATE rpa_tasks_scheduledround SET lease_no = %s, tries = %s", [scheduled.TRIES] * 2)
     assert scheduled.run_waiting() == 1
     assert ScheduledRound.objects.get().state == "failed"
     row = FailedTask.objects.get()
     assert (row.origin, row.reason) == ("message", "task_error")
     assert "sync_order" in str(row.payload)
+
+
+def claim_again() -> int:
+    ScheduledRound.objects.update(next_at=now() - MINUTE)
+    return scheduled.run_waiting()
+
+
+def test_round_that_stores_a_batch_at_each_claim_is_not_given_up(
+    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(scheduled.TRIES):
+        market.shop(f"more-{number}")
+    monkeypatch.setattr(rounds, "BATCH", 1)
+    monkeypatch.setattr(rounds.doorbell, "ring", Mock(side_effect=RuntimeError("after each batch")))
+    scheduled.store(1, "sync", now(), [], ORDER)
+
+    for claims in range(scheduled.TRIES + 2):
+        assert claim_again() == 0
+        assert Job.objects.count() == claims + 1
+    assert claim_again() == 1
+    assert ScheduledRound.objects.get().state == "done"
+
+
+def lose_connection(*_: Any, **__: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+
+
+def exceed_statement_timeout(*_: Any, **__: Any) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SET statement_timeout = 1")
+        try:
+            cursor.execute("SELECT pg_sleep(60)")
+        finally:
+            cursor.execute("SET statement_timeout = 0")
+
+
+def test_round_of_lost_connections_is_not_given_up(
+    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduled.store(1, "sync", now(), [], ORDER)
+    with monkeypatch.context() as patched:
+        patched.setattr(schedules, "publish_round", lose_connection)
+        for _ in range(scheduled.TRIES + 2):
+            with pytest.raises(OperationalError):
+                claim_again()
+    assert claim_again() == 1
+    assert (ScheduledRound.objects.get().state, Job.objects.count()) == ("done", 2)
+
+
+def test_round_of_lost_connections_while_the_database_stays_away_is_not_given_up(
+    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database comes back after the worker has given the round up for this time."""
+    scheduled.store(1, "sync", now(), [], ORDER)
+    count = sql.count
+
+    def still_away(statement: str, parameters: Any) -> int:
+        if statement == scheduled._SUBTRACT:
+            raise OperationalError
+        return count(statement, parameters)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(schedules, "publish_round", lose_connection)
+        for _ in range(scheduled.TRIES + 2):
+            with patched.context() as away, pytest.raises(OperationalError):
+                claim = scheduled._claim
+
+                def claim_then_lose() -> Any:
+                    away.setattr(sql, "count", still_away)
+                    return claim()
+
+                away.setattr(scheduled, "_claim", claim_then_lose)
+                claim_again()
+    assert claim_again() == 1
+    assert ScheduledRound.objects.get().state == "done"
+
+
+def test_round_that_is_always_too_slow_becomes_a_failed_task(
+    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduled.store(1, "sync", now(), [], ORDER)
+    monkeypatch.setattr(schedules, "publish_round", exceed_statement_timeout)
+    for _ in range(scheduled.TRIES):
+        with pytest.raises(OperationalError):
+            claim_again()
+    assert claim_again() == 1
+    assert (ScheduledRound.objects.get().state, FailedTask.objects.count()) == ("failed", 1)
 
 
 def test_passes_that_beat_publishes_name_no_expiry(market: Market, valkey: Any) -> None:
