@@ -1,4 +1,4 @@
-"""`config.environment` as tables: what each variable takes and what it is when nobody sets it."""
+"""`config.environment` as tables: the accepted values and the default of each variable."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _kind(annotation: Any) -> str:
         if kind in named and get_origin(annotation) is not list:
             return named[kind]
     if "list" in str(annotation):
-        return "secrets, by commas" if "Secret" in str(annotation) else "a list, by commas"
+        return "comma-separated secrets" if "Secret" in str(annotation) else "a comma-separated list"
     return "a secret"
 
 
@@ -82,7 +82,7 @@ def _bounds(field: FieldInfo) -> list[str]:
 
 
 def _plain(value: Any) -> str:
-    """As the variable would say it: a duration in ISO 8601, `PT30S`."""
+    """Format a value as the variable accepts it; a duration in ISO 8601, `PT30S`."""
     if isinstance(value, float):
         return f"{value:g}" if value < 1e6 else f"{int(value)}"
     return str(to_jsonable_python(value)).lower() if isinstance(value, bool) else str(to_jsonable_python(value))
