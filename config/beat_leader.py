@@ -52,11 +52,14 @@ class DueRound:
 
 
 def due_instant(entry: Any) -> datetime:
-    """Return when `entry` fell due: the same instant on every beat that has read the same `last_run_at`."""
+    """Return when `entry` fell due: the same instant on every beat that has read the same row.
+
+    A fixed time keeps its instant when ops enable it again. Beat disables the row after its round, which dates it; a
+    row that was changed after its time is therefore due at that change."""
     schedule, last = entry.schedule, maybe_make_aware(entry.last_run_at)
     at: datetime
     if isinstance(schedule, clocked):
-        at = maybe_make_aware(schedule.clocked_time)
+        at = max(maybe_make_aware(schedule.clocked_time), entry.model.date_changed)
     elif isinstance(schedule, crontab):
         begins_at, delta, _ = schedule.remaining_delta(last)
         at = begins_at + delta
@@ -157,11 +160,12 @@ class LeaderScheduler(DatabaseScheduler):
         store, _ = settings.SCHEDULED_ROUNDS[due.task]
         try:
             close_old_connections()
-            import_string(store)(due.schedule_id, due.schedule, due.at, due.args, due.kwargs)
+            is_new = import_string(store)(due.schedule_id, due.schedule, due.at, due.args, due.kwargs)
         except DATABASE_ERRORS as error:
             log.warning("round_not_stored", schedule=due.schedule, error=str(error))
             database.close()
             return False
+        log.info("round_stored", schedule=due.schedule, due_at=due.at.isoformat(), is_new=is_new)
         return True
 
     def _wake(self, due: DueRound, producer: Any) -> None:
@@ -169,7 +173,6 @@ class LeaderScheduler(DatabaseScheduler):
         _, task = settings.SCHEDULED_ROUNDS[due.task]
         try:
             self.app.send_task(task, queue="ticks", producer=producer, headers={TICK: due.schedule})
-            log.info("round_stored", schedule=due.schedule, due_at=due.at.isoformat())
         except Exception as error:  # whatever the broker's client raises
             log.warning("wake_up_lost", schedule=due.schedule, error=str(error))
 

@@ -14,8 +14,9 @@ from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, transaction
 from django.test import Client as Browser
 from django.utils.timezone import now
-from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask, PeriodicTasks
+from django_celery_beat.models import ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, PeriodicTasks
 from django_celery_beat.schedulers import ModelEntry
+from structlog.testing import capture_logs
 
 from config.beat import PASSES
 from config.beat_leader import LeaderScheduler, due_instant
@@ -328,6 +329,49 @@ def test_due_instant_of_a_crontab_is_the_same_whenever_it_is_asked(market: Marke
     row = PeriodicTask.objects.create(name="hourly", task=TASK, crontab=crontab, last_run_at=last)
     due = {due_instant(ModelEntry(row, app=app)) for _ in range(3)}
     assert due == {datetime(2026, 3, 1, 11, 30, tzinfo=UTC)}
+
+
+@pytest.mark.parametrize("action", ["enable_tasks", "edit"])
+def test_fixed_time_that_ops_enable_again_stores_another_round(
+    market: Market, valkey: Any, rung: list[Any], action: str
+) -> None:
+    """Its clock time stays the same. The action on the list updates the row without dating it."""
+    clocked = ClockedSchedule.objects.create(clocked_time=now() - MINUTE)
+    row = PeriodicTask.objects.create(name="once", task=TASK, clocked=clocked, one_off=True, kwargs=json.dumps(ORDER))
+    PeriodicTask.objects.update(date_changed=clocked.clocked_time - MINUTE)
+    with capture_logs() as logs:
+        tick_until_idle()
+        tick_until_idle()  # a beat that finds a fixed time that has run disables it
+    row.refresh_from_db()
+    assert not row.enabled
+    (first,) = ScheduledRound.objects.all()
+    assert first.due_at == clocked.clocked_time
+    assert [each["is_new"] for each in logs if each["event"] == "round_stored"] == [True]
+
+    if action == "edit":
+        row.enabled = True
+        row.save()
+    else:
+        PeriodicTask.objects.filter(pk=row.pk).update(enabled=True)
+        PeriodicTasks.update_changed()
+    tick_until_idle()
+
+    first, second = ScheduledRound.objects.order_by("due_at")
+    assert first.due_at < second.due_at
+
+
+def test_beat_that_dies_before_it_saves_a_fixed_time_stores_its_round_once(market: Market, valkey: Any) -> None:
+    clocked = ClockedSchedule.objects.create(clocked_time=now() - MINUTE)
+    PeriodicTask.objects.create(name="once", task=TASK, clocked=clocked, one_off=True, kwargs=json.dumps(ORDER))
+    before = PeriodicTask.objects.values("last_run_at", "total_run_count", "date_changed", "enabled").get()
+    with capture_logs() as logs:
+        tick_until_idle()
+        # The same as the next leader would read it.
+        PeriodicTask.objects.update(**before)
+        PeriodicTasks.update_changed()
+        tick_until_idle()
+    assert ScheduledRound.objects.count() == 1
+    assert [each["is_new"] for each in logs if each["event"] == "round_stored"] == [True, False]
 
 
 def test_round_of_a_killed_worker_is_finished_and_nothing_is_published_twice(market: Market, rung: list[Any]) -> None:
