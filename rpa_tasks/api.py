@@ -1,4 +1,4 @@
-"""Publishing jobs, following them, and the state of shops."""
+"""Publish, read and cancel jobs; read and operate shops."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ STATE = ("waiting", "running", "last_served_at", "last_success_at", "breaker_ope
 
 @router.post("/rpa/jobs", auth=PUBLISH, response={202: ReceiptOut, PROBLEMS: ProblemOut})
 def publish(request: HttpRequest, wish: JobIn) -> Status[dict[str, Any]]:
-    """Have a flow run for a shop. While a job of the same shop, task type and `dedupe_key` waits, be it for its retry,
-    the request merges into it (latest payload, highest priority, earliest time) and the answer says `duplicate`.
-    Without a `dedupe_key` the flow chooses which requests merge; with an empty one the request merges with nothing."""
+    """Publish a job for a shop. While a job of the same shop, task type and `dedupe_key` waits (also for a retry), the
+    request merges into it: latest payload, highest priority, earliest time. The response then has `duplicate`.
+    Without a `dedupe_key` the flow decides which requests merge. A request with an empty one never merges."""
     try:
         with sql.brief_lock_waits():
             receipt = publishing.publish(
@@ -74,8 +74,8 @@ def publish(request: HttpRequest, wish: JobIn) -> Status[dict[str, Any]]:
 
 @router.get("/rpa/jobs", response={200: JobsOut, PROBLEMS: ProblemOut})
 def list_jobs(request: HttpRequest, filters: Query[JobFilters]) -> dict[str, Any]:
-    """Jobs, newest first. `shop` is a shop id, which `platform` narrows down to one shop. 503 where it takes too long
-    to find them: then name a shop."""
+    """List jobs, newest first. `shop` is a shop id; `platform` makes it unique. A list that takes too long returns
+    503: filter by a shop then."""
     with reading():
         rows = selectors.jobs_page(
             platform=filters.platform,
@@ -91,14 +91,14 @@ def list_jobs(request: HttpRequest, filters: Query[JobFilters]) -> dict[str, Any
 
 @router.get("/rpa/jobs/{task_id}", response={200: JobOut, PROBLEMS: ProblemOut})
 def get_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
-    """One job with every run and what it left behind."""
+    """Return one job with all runs and their evidence."""
     return _job(task_id)
 
 
 @router.post("/rpa/jobs/{task_id}/cancel", auth=OPERATE, response={200: JobOut, PROBLEMS: ProblemOut})
 def cancel_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
-    """Call a job off: at once while it waits; while it runs, its node ends it within seconds and `cancel_requested_at`
-    says since when it is meant to. 409 where it has ended. A key without `rpa.read` gets no payload, result or runs."""
+    """Cancel a job. A waiting job ends at once. A running job gets `cancel_requested_at`, and its node ends it within
+    seconds. 409 if the job has ended. A key without `rpa.read` gets no payload, result or runs."""
     with sql.brief_lock_waits():
         publishing.cancel(task_id, by=actor_of(request).name)
     unread: dict[str, Any] = (
@@ -109,7 +109,7 @@ def cancel_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
 
 @router.get("/rpa/jobs/{task_id}/evidence/{evidence_id}", url_name="rpa_evidence", response={PROBLEMS: ProblemOut})
 def get_evidence(request: HttpRequest, task_id: UUID, evidence_id: int) -> HttpResponse:
-    """What a failed run left: a picture, the page's HTML, or its log. A download, as the page is a stranger's."""
+    """Download evidence of a failed run: a screenshot, the page's HTML, or its log."""
     row = None
     if 0 < evidence_id <= LARGEST_KEY:
         row = Evidence.objects.filter(pk=evidence_id, run__job_id=task_id).first()
@@ -126,7 +126,7 @@ def get_evidence(request: HttpRequest, task_id: UUID, evidence_id: int) -> HttpR
 
 @router.get("/rpa/shops", response={200: ShopsOut, PROBLEMS: ProblemOut})
 def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, Any]:
-    """Shops and whether they get on."""
+    """List shops with their state."""
     with reading():
         states = selectors.shops_page(
             platform=filters.platform, login=filters.login or "", after=_after(filters), limit=filters.limit + 1
@@ -136,26 +136,26 @@ def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, A
 
 @router.post("/rpa/shops/rebalance", auth=OPERATE, response={200: RebalancedOut, PROBLEMS: ProblemOut})
 def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.Rebalanced:
-    """Release the preferred node of many shops: nodes with room take them, each with a browser profile of its own, so
-    platforms may ask for a login again. Shops that run at this moment keep theirs and are counted as `running`."""
+    """Release the preferred node of many shops. Nodes with free slots take the shops with a new browser profile, so
+    platforms may ask for a login again. Shops with a running job keep their node and count as `running`."""
     return shops.rebalance(by=actor_of(request).name, platform=wish.platform, shop_ids=wish.shop_ids, node=wish.node)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/logged-in", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
 def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
-    """A person has logged the shop in: its jobs go on."""
+    """Confirm that an operator logged the shop in. Its jobs continue."""
     return _act(request, platform, shop_id, shops.logged_in)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/pause", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
 def pause(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
-    """Start nothing more of this shop. What runs goes on; pausing what is paused changes nothing."""
+    """Start no more jobs of this shop. A running job continues. Idempotent."""
     return _act(request, platform, shop_id, shops.pause)
 
 
 @router.post("/rpa/shops/{platform}/{shop_id}/resume", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
 def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
-    """End the shop's pause."""
+    """End the pause of the shop."""
     return _act(request, platform, shop_id, shops.resume)
 
 

@@ -1,4 +1,4 @@
-"""What the JSON of the RPA API looks like."""
+"""JSON schemas of the RPA API."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class ShopsOut(Schema):
 
 
 class RebalanceIn(Request):
-    """Which shops leave their preferred node; all that is given must fit, and a platform or a node is needed."""
+    """Filters of shops that leave their preferred node. All given ones must match; `platform` or `node` is required."""
 
     platform: Text = ""
     shop_ids: Annotated[list[Text], Field(max_length=5_000)] = []

@@ -1,4 +1,4 @@
-"""The live sessions over HTTP, for gateways that keep their own sockets."""
+"""Sessions over HTTP, for gateways with their own sockets."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ OUTCOMES = {COUNTED: "counted", DROPPED: "dropped", IDLE: "idle"}
 
 @router.post("/sessions/activity", response={200: BatchOut, PROBLEMS: ProblemOut}, auth=UNCHARGED)
 async def post_batch(request: HttpRequest, sessions: list[BatchActivityIn]) -> dict[str, Any]:
-    """Note up to 500 frames, those of one session in their order. None counts where one does not fit. Prefer this to
-    single frames: a batch is one request. Where the key's rate is spent, frames of known sessions count all the same,
-    and those of others are `dropped` for `rate`."""
+    """Record up to 500 frames, those of one session in order. One invalid frame rejects the batch. A batch counts as
+    one request. Above the key's rate, frames of known sessions are still recorded, and others are `dropped` for
+    `rate`."""
     if not sessions:
         raise InvalidInput.of("sessions", "the batch is empty")
     if len(sessions) > BATCH_LIMIT:
@@ -61,8 +61,8 @@ async def post_batch(request: HttpRequest, sessions: list[BatchActivityIn]) -> d
 
 @router.post("/sessions/{path:session_id}/activity", response={200: NotedOut, PROBLEMS: ProblemOut}, auth=UNCHARGED)
 async def post_activity(request: HttpRequest, session_id: str, activity: ActivityIn) -> dict[str, Any]:
-    """Note one frame: the session is armed, paused or closed. A frame of a known session is never refused for the
-    key's rate."""
+    """Record one frame, which starts the timer, pauses or closes the session. The key's rate never rejects a frame of
+    a known session."""
     frame = _frame(session_id, activity)
     await _admitted(request, [frame], batch=False)
     (noted,) = await _note([frame])
@@ -73,7 +73,7 @@ async def post_activity(request: HttpRequest, session_id: str, activity: Activit
 
 @router.post("/sessions/{path:session_id}/token", response={200: TokenOut, PROBLEMS: ProblemOut})
 async def post_token(request: HttpRequest, session_id: str, wish: TokenIn) -> dict[str, Any]:
-    """A token that lets one user, as one side, into one session: `/ws/v1/sessions/{session_id}?token=…`."""
+    """Issue a token for one user, side and session: `/ws/v1/sessions/{session_id}?token=…`."""
     admission = tokens.Admission(session_id, wish.user_id, wish.chat_id, wish.tag, wish.role)
     token, expires_at = tokens.issue(admission, timedelta(seconds=wish.ttl_seconds))
     return {"token": token, "expires_at": expires_at}
@@ -81,8 +81,7 @@ async def post_token(request: HttpRequest, session_id: str, wish: TokenIn) -> di
 
 @router.get("/sessions/{path:session_id}", response={200: SessionOut, PROBLEMS: ProblemOut})
 async def get_session(request: HttpRequest, session_id: str) -> dict[str, Any]:
-    """The session as Redis knows it. 404 where it does not: it is forgotten a day after its last frame, and an hour
-    after it was closed."""
+    """Return the session from Redis. It expires a day after its last frame and an hour after its close; 404 then."""
     check_id(session_id)
     try:
         found = await asyncio.to_thread(glance.at, store.live(), session_id)
@@ -106,8 +105,8 @@ async def get_session(request: HttpRequest, session_id: str) -> dict[str, Any]:
 
 @router.delete("/sessions/{path:session_id}", response={204: None, PROBLEMS: ProblemOut})
 async def delete_session(request: HttpRequest, session_id: str) -> Status[None]:
-    """Close the session: nothing more is sent for its silence, its connections end, its messages are forgotten. One
-    that is not there is closed already. What comes late does not open it again, unless the user writes."""
+    """Close the session. It gets no more guide messages, its connections end, its messages are deleted. A missing
+    session counts as closed. Late frames do not reopen it, except a message of the user."""
     check_id(session_id)
     await _note([Frame(session_id, "-", sender=AGENT, kind="close")])
     try:

@@ -1,4 +1,4 @@
-"""What the JSON of the sessions API looks like."""
+"""JSON schemas of the sessions API."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Text = str  #: how long a text may be and what it may hold is the frame's to say
 
 
 class ActivityIn(Request):
-    """One frame. `user_id` is the session's user, in frames of the agent as well. `seq` grows over the life of the
-    session, for each side alone; a counter that starts again needs a new `epoch`. `spoken`: the user has written in
-    this session before, so a ping arms it also where Redis has lost it."""
+    """One frame. `user_id` is the user of the session, also in frames of the agent. `seq` increases over the life of
+    the session, separately for each side; a restarted counter needs a new `epoch`. `spoken`: the user has written in
+    this session before, so a ping starts the timer even if Redis lost the session."""
 
     model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=False)
 
@@ -37,8 +37,8 @@ class BatchActivityIn(ActivityIn):
 
 
 class NotedOut(Schema):
-    """`counted`, `dropped`, or `idle` (it changes nothing: a ping, or the agent's word in a closed session). `dropped`
-    says why: `stale_seq` (its seq is not above the last), or `rate` (the key has no room for a new session)."""
+    """`counted`, `dropped`, or `idle` (no effect: a ping, or a frame of the agent in a closed session). The reason in
+    `dropped` is `stale_seq` (its seq is not above the last) or `rate` (the key's rate admits no new session)."""
 
     outcome: Literal["counted", "dropped", "idle"]
     deadline: datetime | None  #: when the session will have been silent too long; null while it is not armed
@@ -46,7 +46,7 @@ class NotedOut(Schema):
 
 
 class BatchNotedOut(Schema):
-    """As of one frame, and `refused`: `errors` names the field. The other frames of the batch count."""
+    """As for one frame, or `refused`, where `errors` names the field. The other frames of the batch count."""
 
     outcome: Literal["counted", "dropped", "idle", "refused"]
     deadline: datetime | None
@@ -63,8 +63,8 @@ class BatchOut(Schema):
 
 
 class SessionOut(Schema):
-    """`state`: `idle` (its user has not written yet), `armed`, `paused` (by a tool, a transfer or a queue), `silent`
-    (noticed, and nobody has spoken since) or `closed`."""
+    """`state`: `idle` (the user has not written yet), `armed` (timer set), `paused` (by a tool, a transfer or a queue),
+    `silent` (silence detected, no message since) or `closed`."""
 
     session_id: str
     user_id: str

@@ -1,4 +1,4 @@
-"""One deed to all failed tasks that match, which workers do; how far it is, and stopping it."""
+"""Start, read and stop bulk actions on failed tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PARAMETERS = {"origin": "origin__exact"}
 
 
 class ChosenIn(Request):
-    """What is not said matches any; without `state`, open ones."""
+    """A missing filter matches any value. `state` defaults to `open`."""
 
     state: Literal["open", "ignored", "all"] = "open"
     reason: Text = ""
@@ -60,8 +60,8 @@ class BulkActionOut(Schema):
 
 @router.post("/failed-tasks/bulk", response={202: BulkActionOut, PROBLEMS: ProblemOut})
 def begin(request: HttpRequest, wish: BulkIn) -> tuple[int, dict[str, Any]]:
-    """Do this to all that match and have failed by now, at a pace. `again` sends even what may have arrived, and so
-    asks for `confirm: true`."""
+    """Apply an action to all failed tasks that match now, at `per_second`. `again` may deliver a message twice, so it
+    needs `confirm: true`."""
     if DEEDS[wish.action].as_new and not wish.confirm:
         raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
     given = wish.filter.model_dump()
@@ -71,13 +71,13 @@ def begin(request: HttpRequest, wish: BulkIn) -> tuple[int, dict[str, Any]]:
 
 @router.get("/bulk-actions/{action_id}", response={200: BulkActionOut, PROBLEMS: ProblemOut})
 def read(request: HttpRequest, action_id: UUID) -> dict[str, Any]:
-    """How far it is."""
+    """Return the progress of a bulk action."""
     return _find(action_id)
 
 
 @router.post("/bulk-actions/{action_id}/cancel", response={200: BulkActionOut, PROBLEMS: ProblemOut})
 def cancel(request: HttpRequest, action_id: UUID, wish: ActionIn) -> dict[str, Any]:
-    """Stop it before its next batch; what is done stays done."""
+    """Stop a bulk action before its next batch. Completed work is not undone."""
     _find(action_id)
     jobs.cancel(action_id, actor_of(request, wish.reason))
     return _find(action_id)

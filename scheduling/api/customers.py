@@ -1,4 +1,4 @@
-"""Who the customers are: what the business knows and Aftertouch needs."""
+"""Create, change and read customers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class CustomerOut(Schema):
 
 @router.put("/customers/{path:user_id}", response={200: CustomerOut, PROBLEMS: ProblemOut})
 def put_customer(request: HttpRequest, user_id: Path[UserId], customer: CustomerIn) -> dict[str, Any]:
-    """Create a customer or change what is named; what is not named stays as it is."""
+    """Create a customer or change the given fields. Other fields stay unchanged."""
     changes = customer.model_dump(exclude_unset=True)
     if "email" in changes.get("addresses", {}):
         _check_email(changes["addresses"]["email"])
@@ -83,6 +83,7 @@ def put_customer(request: HttpRequest, user_id: Path[UserId], customer: Customer
 
 @router.get("/customers/{path:user_id}", response={200: CustomerOut, PROBLEMS: ProblemOut})
 def get_customer(request: HttpRequest, user_id: Path[UserId]) -> dict[str, Any]:
+    """Return one customer."""
     row = Customer.objects.filter(user_id=user_id).first()
     if row is None:
         raise NotFound(f"There is no customer {user_id}.")

@@ -1,4 +1,4 @@
-"""`POST /events`: the front door of the house."""
+"""`POST /events`: record events over HTTP."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ EVENTS_BODY = {"requestBody": {"required": True, "content": _ONE | _MANY}}
 async def post_events(request: HttpRequest) -> HttpResponse:
     """Record one CloudEvent (structured or binary) or a batch of up to 500, and plan their touches.
 
-    Answered after the commit. Idempotent on source and id: an event that came before is counted as a duplicate and
-    answered with the touches it has. A batch is stored whole or not at all.
+    The response follows the commit. Idempotent by source and id: a known event counts as a duplicate and returns its
+    touches. A batch is stored completely or not at all.
     """
     events = read_events(request, datetime.now(UTC))
     await charge_events(principal_of(request), len(events))

@@ -1,4 +1,4 @@
-"""Work that needs a person, and what the person decides."""
+"""List failed tasks and act on them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class FailedTaskFilters(Page):
 
 @router.get("/failed-tasks", response={200: FailedTasksOut, PROBLEMS: ProblemOut})
 def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -> dict[str, Any]:
-    """Failed tasks, newest first. `q` is an id in full (of the task, its event, trace, user, shop or chat) or, among
-    the latest 50,000, words of the detail. 503 where it takes too long to find them."""
+    """List failed tasks, newest first. `q` is a full id (of the task, its event, trace, user, shop or chat), or words
+    of the detail among the latest 50,000. A list that takes too long returns 503."""
     with reading():
         rows = selectors.failed_tasks_page(
             failed_named(filters.q),
@@ -53,8 +53,8 @@ def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -
 
 @router.post("/failed-tasks/{failed_id}/retry", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
 def retry(request: HttpRequest, failed_id: UUID, wish: RetryIn) -> dict[str, Any]:
-    """Publish it again with the same delivery key, as `retried_as`. `as_new` sends it even to a receiver that has it
-    already, and so asks for `confirm: true`."""
+    """Publish a failed task again with the same delivery key, as `retried_as`. `as_new` uses a new delivery key. It
+    may deliver a message twice, so it needs `confirm: true`."""
     if wish.as_new and not wish.confirm:
         raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
     with sql.brief_lock_waits():
@@ -64,7 +64,7 @@ def retry(request: HttpRequest, failed_id: UUID, wish: RetryIn) -> dict[str, Any
 
 @router.post("/failed-tasks/{failed_id}/resolve", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
 def resolve(request: HttpRequest, failed_id: UUID, wish: ResolveIn) -> dict[str, Any]:
-    """Settle an unknown outcome: was it delivered?"""
+    """Record whether a task with an unknown outcome was delivered."""
     with sql.brief_lock_waits():
         failed_tasks.resolve(failed_id, actor_of(request, wish.reason), delivered=wish.delivered)
     return _find(failed_id)
@@ -72,7 +72,7 @@ def resolve(request: HttpRequest, failed_id: UUID, wish: ResolveIn) -> dict[str,
 
 @router.post("/failed-tasks/{failed_id}/ignore", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
 def ignore(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, Any]:
-    """Nothing is to be done about it. It can still be published again."""
+    """Ignore a failed task. A retry stays possible."""
     with sql.brief_lock_waits():
         failed_tasks.ignore(failed_id, actor_of(request, wish.reason))
     return _find(failed_id)
@@ -80,7 +80,7 @@ def ignore(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, A
 
 @router.post("/failed-tasks/{failed_id}/archive", response={200: FailedTaskOut, PROBLEMS: ProblemOut})
 def archive(request: HttpRequest, failed_id: UUID, wish: ActionIn) -> dict[str, Any]:
-    """It is over."""
+    """Archive a failed task. This is final."""
     with sql.brief_lock_waits():
         failed_tasks.archive(failed_id, actor_of(request, wish.reason))
     return _find(failed_id)

@@ -1,4 +1,4 @@
-"""Stop and go on: everything, a channel, or a node."""
+"""Pause and resume everything, a channel, or a node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
 
 @router.post("/pause", response={200: PauseOut, PROBLEMS: ProblemOut})
 def pause(request: HttpRequest, wish: PauseIn) -> dict[str, Any]:
-    """Park what falls due: “all”, “channel:<key>” or “node:<key>”. Pausing what is paused changes nothing."""
+    """Pause touches of a scope: “all”, “channel:<key>” or “node:<key>”. Idempotent."""
     reason = f"{actor_of(request).name}: {wish.reason}" if wish.reason else actor_of(request).name
     with sql.brief_lock_waits():
         row = services.pause(wish.scope, reason=reason)
@@ -26,7 +26,7 @@ def pause(request: HttpRequest, wish: PauseIn) -> dict[str, Any]:
 
 @router.post("/resume", response={200: ResumeOut, PROBLEMS: ProblemOut})
 def resume(request: HttpRequest, wish: ResumeIn) -> dict[str, Any]:
-    """End a pause. What it had parked is spread over the next minutes."""
+    """End a pause. The paused touches are spread over the next minutes."""
     with sql.brief_lock_waits():
         services.resume(wish.scope)
     return {"scope": wish.scope, "resumed": True}

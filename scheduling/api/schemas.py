@@ -1,4 +1,4 @@
-"""What the API's JSON looks like. Requests refuse members they do not know: a typo must not be taken for a wish."""
+"""JSON schemas of the API. Requests refuse unknown members, so that a typing error is not ignored."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class EventsOut(Schema):
 
 
 class EventIn(Schema):
-    """CloudEvents 1.0. `subject` is the user id. Extension attributes are accepted and not kept, but for
-    the trace of `traceparent`."""
+    """CloudEvents 1.0. `subject` is the user id. Of extension attributes only the trace of `traceparent` is
+    stored."""
 
     specversion: str
     id: str

@@ -1,4 +1,4 @@
-"""What was planned, what became of it and why; calling it off; and what an event would do."""
+"""List, read and cancel touches; preview an event."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class TouchFilters(Page):
 
 @router.get("/touches", response={200: TouchesOut, PROBLEMS: ProblemOut})
 def list_touches(request: HttpRequest, filters: Query[TouchFilters]) -> dict[str, Any]:
-    """Touches, newest first. `event` is an event's id, which `source` narrows down to one.
+    """List touches, newest first. `event` is the id of an event; `source` makes it unique.
 
-    A search by `node` or by `source` alone looks at 100 000 touches for one page. Such a page may have fewer items than
-    `limit`, or none, and a `next`: the list ends where `next` is null. 503 where a page takes too long to read: then
-    name a user or an event."""
+    A search by `node` or by `source` alone reads 100,000 touches per page. Such a page may have fewer items than
+    `limit`, or none, and still a `next`. The list ends where `next` is null. A page that takes too long returns 503:
+    filter by a user or an event then."""
     with reading():
         rows, last = selectors.touches_page(
             user=filters.user,
@@ -60,13 +60,13 @@ def list_touches(request: HttpRequest, filters: Query[TouchFilters]) -> dict[str
 
 @router.get("/touches/{task_id}", response={200: TouchOut, PROBLEMS: ProblemOut})
 def get_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
-    """One touch with its latest 50 verdicts and every attempt."""
+    """Return one touch with its latest 50 verdicts and all attempts."""
     return _find(task_id)
 
 
 @router.post("/touches/{task_id}/cancel", response={200: TouchOut, PROBLEMS: ProblemOut})
 def cancel_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
-    """Cancel a touch that is not marked as sending yet. 409 where it is, or where it has ended."""
+    """Cancel a touch. 409 if it is marked as sending or has ended."""
     with sql.brief_lock_waits():
         services.cancel_touch(task_id, actor=actor_of(request).name)
     return _find(task_id)
@@ -74,7 +74,7 @@ def cancel_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
 
 @router.post("/preview", response={200: PreviewOut, PROBLEMS: ProblemOut}, openapi_extra=EVENT_BODY)
 def preview(request: HttpRequest) -> dict[str, Any]:
-    """What this event would send, when, or why not. Nothing is stored."""
+    """Preview what this event would send, when, or why it would not. Stores nothing."""
     events = read_events(request, datetime.now(UTC))
     if len(events) != 1:
         raise InvalidInput.of("", "one event at a time")
