@@ -45,7 +45,7 @@ def test_it_shrinks_by_one_when_there_was_one_to_spare_for_long_enough() -> None
         sizes.append(sizer.size(look(sizes[-1], busy=1), least=2, most=MOST, now=float(second)))
     assert sizes[-1] == 2
     assert sizes.index(3) > CALM
-    assert sizes.index(2) > sizes.index(3) + CALM / 5
+    assert sizes.index(3) + CALM / 5 < sizes.index(2) < sizes.index(3) + CALM / 2
 
 
 def test_a_moment_in_which_all_were_needed_puts_it_off() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.environment import ROOT
+from config.environment import ROOT, Environment
 
 
 def start(module: str, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -54,6 +54,11 @@ def test_bounds_of_a_pool_that_do_not_fit_name_what_they_do_not_fit(others: dict
     assert words in refused.stderr
 
 
+def test_bounds_of_a_pool_that_are_equal_are_accepted() -> None:
+    bounds = Environment(aftertouch_worker_min=2, aftertouch_worker_max=2)
+    assert (bounds.aftertouch_worker_min, bounds.aftertouch_worker_max) == (2, 2)
+
+
 def test_every_bad_value_is_named_at_once() -> None:
     refused = start("config.stack", "run", AFTERTOUCH_PORT="0", AFTERTOUCH_FLOWER_PORT="x")
     assert "AFTERTOUCH_PORT" in refused.stderr
@@ -90,9 +95,11 @@ def load(module: str, **env: str) -> subprocess.CompletedProcess[str]:
         ("AFTERTOUCH_SECRETS_KEYS", SECRET_KEY[:42]),
         ("AFTERTOUCH_SECRETS_KEYS", "x" * 64),
         ("AFTERTOUCH_SECRETS_KEYS", f"{SECRET_KEY},{SECRET_KEY[:31]}"),
+        ("AFTERTOUCH_TIME_SCALE", "2.5"),
+        ("AFTERTOUCH_TIME_SCALE", "0.5"),
     ],
 )
-def test_production_with_a_weak_key_stops_and_names_it(tmp_path: Path, name: str, value: str) -> None:
+def test_production_with_a_weak_or_unfit_value_stops_and_names_it(tmp_path: Path, name: str, value: str) -> None:
     refused = load("config.asgi", **{**PRODUCTION, "AFTERTOUCH_STATE_DIR": str(tmp_path), name: value})
     assert refused.returncode == 1
     assert [line.split(":")[0].strip() for line in refused.stderr.splitlines()[1:]] == [name]

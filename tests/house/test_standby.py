@@ -6,11 +6,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from django.utils.timezone import now
 from django_celery_beat.models import PeriodicTask, PeriodicTasks
 
 from config.beat_leader import LeaderScheduler
 from config.celery import app
+from config.embedded.processes import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -46,3 +48,23 @@ def test_tick_of_a_standby_publishes_nothing_until_the_leader_is_gone(
     finally:
         leader.close()
         standby.close()
+
+
+def test_tick_of_a_leader_whose_lock_is_lost_publishes_nothing(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL ended its session, and another beat leads since."""
+    monkeypatch.setattr(LeaderScheduler, "ASK_EVERY", 0.0)
+    monkeypatch.setattr(LeaderScheduler, "SURE_FOR", -1.0)  # each tick asks
+    former, successor = LeaderScheduler(app=app), LeaderScheduler(app=app)
+    try:
+        make_all_due()
+        assert tick(former, valkey, times=20) > 0
+        assert former._lock_connection is not None
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s)", [former._lock_connection.info.backend_pid])
+        assert wait_until(lambda: bool(successor._holds_lock()), 60)
+        make_all_due()
+        assert tick(former, valkey, times=5) == 0
+        assert tick(successor, valkey, times=20) > 0
+    finally:
+        former.close()
+        successor.close()

@@ -69,6 +69,18 @@ def test_half_a_request_is_closed_in_time(address: str, begun: bytes, within: fl
     assert time.monotonic() - began >= within - 1  # a slow client gets its time
 
 
+def test_head_that_comes_in_small_parts_is_closed_in_time(address: str) -> None:
+    """The limit is for the whole head: a part of it does not start the time again."""
+    sent, most = 0, int(4 * HEAD_WITHIN)
+    with dial(address) as client, suppress(OSError):
+        client.sendall(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX-Long: ")
+        while sent < most:
+            client.sendall(b"x")
+            sent += 1
+            time.sleep(1)
+    assert sent < most
+
+
 def test_requests_on_one_connection_have_limits_of_their_own(address: str) -> None:
     client = HTTPConnection(urlsplit(address).netloc, timeout=60)
     for _ in range(5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -321,6 +322,52 @@ def test_beat_that_dies_before_it_saves_last_run_at_stores_the_round_once(
     (found,) = ScheduledRound.objects.all()
     assert found.due_at == before + timedelta(minutes=10)
     assert (found.schedule_id, found.kwargs) == (row.pk, ORDER)
+
+
+def test_round_that_fell_due_during_a_database_outage_is_stored_after_it(
+    market: Market, valkey: Any, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under the instant at which it fell due, however often beat tries in vain."""
+    row = every_ten_minutes(**ORDER)
+    before = now() - timedelta(minutes=15)
+    PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=before)
+    store, tries = scheduled.store, []
+
+    def fail_thrice(*given: Any) -> bool:
+        tries.append(given)
+        if len(tries) <= 3:
+            raise OperationalError("the server is starting up")
+        return store(*given)
+
+    monkeypatch.setattr(scheduled, "store", fail_thrice)
+    scheduler = LeaderScheduler(app=app)
+    try:
+        for _ in range(60):
+            scheduler.tick()
+            if len(tries) > 3:
+                break
+    finally:
+        scheduler.close()
+    (found,) = ScheduledRound.objects.all()
+    assert found.due_at == before + timedelta(minutes=10)
+
+
+def test_last_run_of_a_row_of_ops_is_saved_without_delay(market: Market, valkey: Any, rung: list[Any]) -> None:
+    """A beat that starts again would publish the row a second time."""
+    row = every_ten_minutes(**ORDER)
+    before = now() - timedelta(minutes=15)
+    PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=before)
+    scheduler = LeaderScheduler(app=app)
+    scheduler._last_sync = time.monotonic()  # beat has just saved what it knows
+    try:
+        for _ in range(60):
+            scheduler.tick()
+            if ScheduledRound.objects.exists():
+                break
+        row.refresh_from_db()  # before the end, which saves everything
+    finally:
+        scheduler.close()
+    assert row.last_run_at > before
 
 
 def test_due_instant_of_a_crontab_is_the_same_whenever_it_is_asked(market: Market) -> None:

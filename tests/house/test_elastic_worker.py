@@ -1,0 +1,52 @@
+"""Which workers are elastic, and how long a message has waited for a process of one."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from config.elastic import Worker, _age
+from config.queues import CORE_QUEUES, RPA_QUEUES
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def bounds(settings: Any, queues: str, **options: Any) -> Any:
+    """What a worker of these queues is given as its autoscale option."""
+    settings.AFTERTOUCH_WORKER_MIN, settings.AFTERTOUCH_WORKER_MAX = 2, 6
+    worker: Any = SimpleNamespace(pool_cls="prefork")
+    return Worker.prepare_args(worker, queues=queues, **options).get("autoscale")
+
+
+@pytest.mark.parametrize("queues", [",".join(CORE_QUEUES), CORE_QUEUES[0]])
+def test_prepare_args_worker_of_core_queues_gets_the_bounds(settings: Any, queues: str) -> None:
+    assert bounds(settings, queues) == [6, 2]
+
+
+@pytest.mark.parametrize("queues", ["", RPA_QUEUES[0], f"{CORE_QUEUES[0]},{RPA_QUEUES[0]}"])
+def test_prepare_args_worker_of_other_queues_keeps_its_size(settings: Any, queues: str) -> None:
+    """A run needs a browser: more processes would not find one."""
+    assert bounds(settings, queues) is None
+
+
+def test_prepare_args_command_line_goes_before_the_settings(settings: Any) -> None:
+    assert bounds(settings, CORE_QUEUES[0], autoscale=[9, 3]) == [9, 3]
+
+
+@pytest.mark.parametrize(
+    ("published", "eta", "expected"),
+    [(10, None, 10.0), (60, 5, 5.0), (10, 20, 10.0), (60, -5, 0.0), (-5, None, 0.0), (None, 5, 0.0)],
+    ids=["due when published", "waited for its eta", "overdue when published", "not due", "clock ahead", "a tick"],
+)
+def test_age_counts_from_when_the_message_was_ready(
+    published: float | None, eta: float | None, expected: float
+) -> None:
+    """Both are seconds before now."""
+    request = SimpleNamespace(
+        request_dict={} if published is None else {"published_at": NOW.timestamp() - published},
+        eta=None if eta is None else NOW - timedelta(seconds=eta),
+    )
+    assert _age(request, NOW) == expected
