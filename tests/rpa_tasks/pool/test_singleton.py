@@ -1,0 +1,37 @@
+"""What is deleted with Chromium's lock on a profile, whose links a flow can write."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from rpa_tasks.pool.singleton import NAMES, release_singleton
+
+
+@pytest.mark.parametrize(
+    ("folder", "stays"),
+    [
+        ("tmp/org.chromium.x", False),
+        ("tmp/com.google.Chrome.x", False),
+        ("tmp/mine", True),
+        ("home/org.chromium.x", True),
+    ],
+    ids=["of Chromium", "of Chrome", "another name", "elsewhere"],
+)
+def test_release_singleton_deletes_only_the_socket_folder_of_chromium(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, stays: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "file").touch()
+    profile = tmp_path / "profile"
+    profile.mkdir()
+    (profile / "SingletonLock").symlink_to("a-container-that-is-gone-1")
+    (profile / "SingletonSocket").symlink_to(tmp_path / folder / "SingletonSocket")
+
+    assert release_singleton(profile)
+
+    assert (tmp_path / folder / "file").exists() == stays
+    assert not any((profile / name).is_symlink() for name in NAMES)
