@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import time_machine
 from django.contrib.auth import get_user_model
 from django.db import OperationalError, connection, transaction
+from django.utils.timezone import get_current_timezone
 
 from config.embedded.processes import wait_until
 from scheduling import failed_tasks, failures, retention, sql, tasks
@@ -96,6 +98,22 @@ def test_it_is_begun_by_the_database_s_clock(fail: Any) -> None:
 
     assert row.as_of <= sql.now()
     assert finish(row).done == 2
+
+
+def test_begin_as_of_a_future_instant_means_what_is_there_now(fail: Any) -> None:
+    fail(2)
+    row = jobs.begin("ignore", {}, ANN, as_of=datetime.now(UTC) + timedelta(minutes=10))
+    fail(1)
+
+    assert (row.total, finish(row).done) == (2, 2)
+
+
+@pytest.mark.parametrize("action", ["delivered", "not_delivered"])
+def test_begin_to_answer_what_is_not_in_question_reaches_no_row(fail: Any, action: str) -> None:
+    """These tasks failed for certain: there is nothing that a person could find out."""
+    fail(2)
+    row = jobs.begin(action, {}, ANN)
+    assert (row.total, finish(row).done, row.skipped) == (0, 0, 0)
 
 
 def test_what_somebody_acted_on_meanwhile_does_not_match_any_more(fail: Any) -> None:
@@ -342,6 +360,18 @@ def test_a_filter_without_a_meaning_is_refused_by_its_name(fail: Any, action: st
     assert not BulkAction.objects.exists()
 
 
+def test_begin_with_a_span_takes_its_first_instant_and_not_its_last(fail: Any) -> None:
+    """So that two spans that follow each other share no row."""
+    zone = get_current_timezone()
+    for row, hour in zip(fail(3), (10, 11, 12), strict=True):
+        FailedTask.objects.filter(pk=row.pk).update(failed_at=datetime(2026, 3, 1, hour, tzinfo=zone))
+    span = {
+        "failed_at_from_0": "2026-03-01", "failed_at_from_1": "10:00:00",
+        "failed_at_to_0": "2026-03-01", "failed_at_to_1": "12:00:00",
+    }  # fmt: skip
+    assert jobs.begin("ignore", span, ANN).total == 2
+
+
 def test_a_batch_asks_the_filter_again(fail: Any) -> None:
     """What was stored and means nothing any more reaches no row."""
     fail(2)
@@ -476,6 +506,29 @@ def test_a_batch_that_takes_too_long_lets_go_and_counts_as_a_try(fail: Any, monk
     assert jobs.advance(row.pk) is None
     row.refresh_from_db()
     assert (row.state, row.tries, row.done, row.position) == ("failed", jobs.TRIES, 0, None)
+
+
+def test_a_batch_that_loses_the_database_blames_no_row_and_is_repeated(
+    fail: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = fail(3)
+    row = jobs.begin("ignore", {}, ANN)
+    ignore = DEEDS["ignore"].do
+
+    def lose(key: UUID, actor: Actor) -> None:
+        if key == rows[1].pk:
+            raise OperationalError("the connection is lost")
+        ignore(key, actor)
+
+    with monkeypatch.context() as patched:
+        patched.setitem(DEEDS, "ignore", replace(DEEDS["ignore"], do=lose))
+        with pytest.raises(OperationalError):
+            jobs.advance(row.pk)
+    row.refresh_from_db()
+    assert (row.state, row.done, row.failed, row.note, row.position) == ("running", 0, 0, "", None)
+
+    pass_time(seconds=jobs.HELD.total_seconds() + 1)
+    assert (finish(row).done, row.failed) == (3, 0)
 
 
 WORKING = """
