@@ -192,6 +192,13 @@ def test_note_activity_new_epoch_starts_the_counter_again(chats: Chats, by: str)
     assert outcomes((98, "e8"), (101, "e7"), (100, "e8")) == [DROPPED, DROPPED, COUNTED]
 
 
+def test_note_activity_epoch_beyond_the_remembered_ones_counts_again(chats: Chats) -> None:
+    """The store remembers four epochs of a side."""
+    assert [chats.user(seq=1, epoch=f"e{number}").outcome for number in range(5)] == [COUNTED] * 5
+    assert chats.user(seq=9, epoch="e1").outcome == DROPPED
+    assert chats.user(seq=1, epoch="e0").outcome == COUNTED
+
+
 def test_frames_of_one_batch_count_in_their_order(chats: Chats) -> None:
     frames = [
         Frame("s1", "ann", seq=1),
