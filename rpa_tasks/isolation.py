@@ -26,9 +26,10 @@ import structlog
 from django.conf import settings
 
 from rpa_tasks.guard import confine
-from rpa_tasks.guard.processes import Process, environment, everyone, look, real_uid
-from rpa_tasks.pool import places
-from rpa_tasks.pool.browser_processes import MARKER
+from rpa_tasks.guard.processes import Process, carries, everyone, look, mount_namespace, real_uid
+from rpa_tasks.pool import places, registry
+from rpa_tasks.pool.browser_processes import MARKER, is_alive
+from rpa_tasks.pool.registry import Record
 
 log = structlog.get_logger(__name__)
 
@@ -391,15 +392,34 @@ def shop_uids() -> dict[int, str]:
 
 def left_by_runs(uids: Container[int]) -> list[Process]:
     """Processes with the uid of one of these shops that belong to no browser of the pool: runs', in whatever session
-    and environment they hide."""
-    found = [each for each in everyone() if real_uid(each.pid) in uids]
-    return [each for each in found if MARKER not in environment(each.pid, having=MARKER) and not _of_browser(each)]
+    and environment they hide. A browser whose record was lost is one of them."""
+    found = [(each, uid) for each in everyone() if (uid := real_uid(each.pid)) in uids]
+    if not found:
+        return []
+    names = shop_uids()
+    # Read after the processes: a record is written before its browser is started.
+    records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
+    browsers = {places.directory_name(record.profile): record for record in records if record and record.profile}
+    return [each for each, uid in found if not _of_browser(each, browsers.get(names.get(uid, "")))]
 
 
-def _of_browser(process: Process) -> bool:
-    """Zygotes and renderers have overwritten their mark; the browser that leads their session has not."""
+def _of_browser(process: Process, record: Record | None) -> bool:
+    """Whether it belongs to the browser that its shop's slot records. A run's process can forge the mark in an
+    environment, but cannot enter the session or the mount namespace of a browser.
+
+    Until the pid is recorded the mark has to do. Who forges it is found as soon as the browser has started.
+    """
+    if record is None:
+        return False
+    if record.pid:
+        space = mount_namespace(record.pid)
+        return is_alive(record.pid, record.ticks) and (
+            process.session == record.pid or (space is not None and mount_namespace(process.pid) == space)
+        )
+    # Zygotes and renderers have overwritten their mark; the browser that leads their session has not.
+    marks = {MARKER: places.marker(record.slot)}
     leader = look(process.session)
-    return leader is not None and MARKER in environment(leader.pid, having=MARKER)
+    return carries(process, marks) or (leader is not None and carries(leader, marks))
 
 
 def _hand_over(folder: Path, owner: int) -> None:

@@ -13,10 +13,9 @@ import structlog
 from django.conf import settings
 from django.db.models.functions import Now
 
-from rpa_tasks.guard.processes import everyone
 from rpa_tasks.models import ExecutionNode, Shop
 from rpa_tasks.pool import places, recent, registry
-from rpa_tasks.pool.browser_processes import command_line, names_profile
+from rpa_tasks.pool.browser_processes import users_of
 from rpa_tasks.pool.lock import Lock
 from scheduling import sql
 
@@ -97,4 +96,4 @@ def _is_open(folder: Path) -> bool:
     records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
     if any(record and record.profile and places.directory_name(record.profile) == folder.name for record in records):
         return True
-    return any(names_profile(command_line(process.pid), str(folder)) for process in everyone())
+    return any(True for _ in users_of(str(folder)))

@@ -86,6 +86,14 @@ def real_uid(pid: int) -> int:
     return -1
 
 
+def mount_namespace(pid: int) -> str | None:
+    """None where it has ended, or we may not look."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/mnt")
+    except OSError:
+        return None
+
+
 def carries(process: Process, marks: dict[str, str]) -> bool:
     """Whether its environment has all of them; nobody carries none."""
     wanted = {os.fsencode(f"{name}={value}") for name, value in marks.items()}

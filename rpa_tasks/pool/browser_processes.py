@@ -2,7 +2,7 @@
 
 Chromium scatters: its crash handlers leave for sessions of their own, its renderers overwrite their environment. What
 keeps the session or the mark in its environment is ours. The profile on a command line says less: a person may have
-opened it.
+opened it. A flow can write both, so neither counts for a profile that its process cannot reach.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rpa_tasks.guard.processes import Process, carries, environment, everyone, look
+from rpa_tasks.guard.processes import Process, carries, environment, everyone, look, real_uid
+from rpa_tasks.markers import TASK_ID
 
 MARKER = "AFTERTOUCH_BROWSER"
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -26,11 +27,16 @@ def is_alive(pid: int, ticks: int) -> bool:
     return process is not None and not process.gone and process.started == ticks
 
 
-def family(*, marker: str, leader: tuple[int, int]) -> list[Process]:
-    """Everything alive of the browser started with this marker and, as far as known, as this (pid, ticks)."""
+def family(*, marker: str, leader: tuple[int, int], profile: str = "") -> list[Process]:
+    """Everyone alive of the browser started with this marker and, as far as known, as this (pid, ticks) and on this
+    profile."""
     marks = {MARKER: marker}
     in_session = _session_test(*leader)
-    return [process for process in everyone() if in_session(process) or carries(process, marks)]
+    return [
+        process
+        for process in everyone()
+        if in_session(process) or (carries(process, marks) and (not profile or reaches(process.pid, profile)))
+    ]
 
 
 def _session_test(pid: int, ticks: int) -> Callable[[Process], bool]:
@@ -53,18 +59,54 @@ def marked_slots(browsers: str) -> set[int]:
 
 def left_on(profile: str) -> list[Process]:
     """Browsers on this profile that a pool started."""
-    return [each for each in everyone() if names_profile(command_line(each.pid), profile) and _marker(each)]
+    return [each for each in users_of(profile) if _marker(each)]
 
 
 def strangers(profile: str) -> list[int]:
     """Pids of browsers on this profile that no pool started: a person's."""
     return [
         process.pid
-        for process in everyone()
-        if names_profile(line := command_line(process.pid), profile)
-        and "--type=" not in line  # renderers and the like have overwritten their mark
+        for process in users_of(profile)
+        if "--type=" not in command_line(process.pid)  # renderers and the like have overwritten their mark
         and not _marker(process)
     ]
+
+
+def users_of(profile: str) -> Iterator[Process]:
+    """Processes that name this profile and can reach it. A run's own are none: bwrap itself has the words of the
+    command and is not confined."""
+    for process in everyone():
+        if (
+            names_profile(command_line(process.pid), profile)
+            and not environment(process.pid, having=TASK_ID)
+            and reaches(process.pid, profile)
+        ):
+            yield process
+
+
+def reaches(pid: int, folder: str) -> bool:
+    """Whether this directory of ours has the same path for the process. Isolation hides a profile from other shops.
+
+    Links in the process's root are not followed: they would be resolved in ours. A root that we may not look into is
+    another user's, or of a process that hides; of these only root's can open a profile.
+    """
+    ours = os.path.realpath(folder)
+    try:
+        place = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return real_uid(pid) == 0
+    except OSError:
+        return False
+    try:
+        for name in ours.split("/")[1:]:
+            below = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=place)
+            os.close(place)
+            place = below
+        return os.path.samestat(os.fstat(place), os.stat(ours))
+    except OSError:
+        return False
+    finally:
+        os.close(place)
 
 
 def names_profile(line: str, profile: str) -> bool:

@@ -43,7 +43,8 @@ def end(record: Record, why: str) -> bool:
 
 def remaining(record: Record) -> list[Process]:
     """What still lives of the slot's browser."""
-    return family(marker=places.marker(record.slot), leader=(record.pid, record.ticks))
+    profile = str(places.profile(record.profile)) if record.profile else ""
+    return family(marker=places.marker(record.slot), leader=(record.pid, record.ticks), profile=profile)
 
 
 def _recognised(record: Record) -> Record:

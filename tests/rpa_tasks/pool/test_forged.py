@@ -1,0 +1,130 @@
+"""What a flow writes on its command line and into its environment takes no browser and no profile from another shop,
+and hides nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rpa_tasks import isolation
+from rpa_tasks.guard import confine
+from rpa_tasks.guard.processes import everyone, real_uid
+from rpa_tasks.markers import TASK_ID
+from rpa_tasks.pool import Borrowed, places, registry
+from rpa_tasks.pool.browser_processes import MARKER, command_line, left_on, strangers
+from rpa_tasks.pool.registry import BUSY, Record
+from tests.rpa_tasks.pool.actors import eventually, is_gone, states
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give commands a uid of their own")
+Lend = Callable[..., Borrowed]
+Begin = Callable[..., int]
+SLEEP = "import time; time.sleep(600)"
+
+
+@pytest.fixture
+def begin(state: Path, settings: Any) -> Iterator[Begin]:
+    """Start a process as a flow of a shop would, isolated in either way. Returns its pid."""
+    settings.AFTERTOUCH_RPA_ISOLATION = isolation.UID
+    started: list[subprocess.Popen[bytes]] = []
+
+    def begin(kind: str, profile: str, *arguments: str, **environment: str) -> int:
+        if kind == isolation.BUBBLEWRAP and not shutil.which("bwrap"):
+            pytest.skip("missing service: bubblewrap")
+        owner = isolation.uid_of(profile) if kind == isolation.UID else 0
+        binds = {str(isolation.home(profile)): confine.WRITE, str(places.profile(profile)): confine.READ}
+        plan = isolation._plan_of(kind, owner, binds, ruleset=-1)
+        command = [sys.executable, "-c", SLEEP, *arguments]
+        own = [f"{name}={value}" for name, value in environment.items()]
+        words = [*isolation._starter(plan), "env", "-i", *own, *command]  # as a flow drops what it was given
+        given = {"PATH": os.defpath, TASK_ID: "1"}
+        started.append(subprocess.Popen(words, start_new_session=True, env=given))
+        return int(eventually(lambda: _running(started[-1].pid, command), "it does not start"))
+
+    yield begin
+    for process in started:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        process.wait()
+
+
+def _running(group: int, command: list[str]) -> int:
+    """The pid of the command in this session, once it was entered."""
+    line = " ".join(command)
+    return next((each.pid for each in everyone() if each.session == group and command_line(each.pid) == line), 0)
+
+
+@pytest.mark.parametrize("kind", [isolation.UID, isolation.BUBBLEWRAP])
+def test_strangers_flow_that_names_another_shops_profile_is_none(begin: Begin, kind: str) -> None:
+    profile = str(places.profile("s1").resolve())
+    begin(kind, "s2", f"--user-data-dir={profile}")
+    begin(kind, "s2", f"--user-data-dir={profile}", **{MARKER: places.marker(1)})
+
+    assert (strangers(profile), left_on(profile)) == ([], [])
+
+
+def test_strangers_process_outside_of_a_sandbox_is_one(begin: Begin) -> None:
+    profile = str(places.profile("s1").resolve())
+    with subprocess.Popen([sys.executable, "-c", SLEEP, f"--user-data-dir={profile}"]) as person:
+        try:
+            assert eventually(lambda: strangers(profile), "it does not start") == [person.pid]
+        finally:
+            person.kill()
+
+
+def test_strangers_link_in_a_root_of_its_own_leads_to_no_profile(begin: Begin, tmp_path: Path) -> None:
+    """A flow can make such a root in a namespace of its own: its links must not be followed from ours."""
+    profile = places.profile("s1").resolve()
+    link = tmp_path / str(profile).lstrip("/")
+    link.parent.mkdir(parents=True)
+    link.symlink_to(profile)
+    code = "import os, sys, time; os.chroot(sys.argv[1]); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path), f"--user-data-dir={profile}"]) as flow:
+        try:
+            eventually(lambda: os.readlink(f"/proc/{flow.pid}/root") == str(tmp_path), "it does not start")
+            assert strangers(str(profile)) == []
+        finally:
+            flow.kill()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("kind", [isolation.UID, isolation.BUBBLEWRAP])
+def test_browser_marked_by_another_shops_flow_is_ended_and_its_slot_freed(begin: Begin, lend: Lend, kind: str) -> None:
+    borrowed = lend("s1")
+    flow = begin(kind, "s2", **{MARKER: places.marker(borrowed.slot)})
+
+    borrowed.give_back(dirty=True)
+
+    assert (states(), is_gone(borrowed.pid), is_gone(flow)) == ({}, True, False)
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2], ids=("unknown", "starting", "recorded"))
+def test_left_by_runs_process_that_bears_the_mark_of_a_browser_is_found(begin: Begin, slot: int) -> None:
+    registry.write(Record(slot=1, state=BUSY, profile="s2"))  # another shop's, and only about to start
+    registry.write(Record(slot=2, state=BUSY, profile="s1", pid=os.getpid(), ticks=1))
+    flow = begin(isolation.UID, "s1", **{MARKER: places.marker(slot)})
+
+    assert [each.pid for each in isolation.left_by_runs({isolation.uid_of("s1")})] == [flow]
+
+
+@pytest.mark.browser
+def test_left_by_runs_browser_of_the_pool_is_spared(begin: Begin, lend: Lend) -> None:
+    borrowed = lend("s1")
+    uid = isolation.uid_of("s1")
+    flow = begin(isolation.UID, "s1", **{MARKER: places.marker(borrowed.slot)})
+    assert real_uid(borrowed.pid) == uid
+
+    assert [each.pid for each in isolation.left_by_runs({uid})] == [flow]
+    record = registry.read(borrowed.slot)
+    assert record
+    registry.write(Record(slot=borrowed.slot, state=BUSY, profile="s1"))  # as while it is started
+    starting = isolation.left_by_runs({uid})
+    registry.write(record)
+    assert borrowed.pid not in [each.pid for each in starting]
