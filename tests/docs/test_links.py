@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,10 @@ def test_the_index_leads_to_every_page() -> None:
     led = {(index.parent / target.partition("#")[0]).resolve() for target in links(index.read_text("utf-8"))}
     lost = [page for page in (ROOT / "docs").rglob("*.md") if page not in led and page.parent.name != "decisions"]
     assert [name(page) for page in lost if page != index] == []
+
+
+@pytest.mark.parametrize("path", pages(), ids=name)
+def test_named_tests_exist(path: Path) -> None:
+    """Tests move; a page that names one as proof must follow."""
+    named = re.findall(r"`(tests/[\w/.-]+)(?:::\w+)?`", path.read_text("utf-8"))
+    assert [each for each in named if not (ROOT / each).exists()] == []
