@@ -27,7 +27,7 @@ def test_every_test_that_the_threat_model_names_exists() -> None:
 
 
 def test_every_threat_has_a_test() -> None:
-    tables = re.findall(r"\| threat \| defence \| shown by \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", PAGE)
+    tables = re.findall(r"\| threat \| defence \| tests \|\n\|[-|]+\|\n((?:\|.*\|\n)+)", PAGE)
     rows = [row for table in tables for row in table.splitlines()]
     assert len(rows) > 30
     assert [row for row in rows if "::test_" not in row.split("|")[3]] == []
