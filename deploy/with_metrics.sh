@@ -1,7 +1,7 @@
 #!/bin/sh
-# sh deploy/with_metrics.sh PROGRAM …: becomes the program, and leaves beside it what serves /metrics of this container at port 9102.
-# In the same container, because only there the counts of the program can be read (/run/aftertouch) and is known which of its processes
-# live. It is begun again when it dies, and goes with the container when the program ends, which alone is told to stop.
+# sh deploy/with_metrics.sh PROGRAM …: runs the program, and a metrics server of this container at port 9102 beside it.
+# Only the same container can read the program's metric files (/run/aftertouch) and check which of its processes run.
+# The server restarts if it exits. Only the program gets SIGTERM; the container and the server end with it.
 (
     while :; do
         python manage.py serve_metrics --address 0.0.0.0

@@ -1,6 +1,6 @@
 #!/bin/sh
-# sh with_users.sh redis-server …: starts Redis with the users of users.acl, whose password is REDISCLI_AUTH.
-# Builtins of the shell only: every user of the machine can read the command line of a process.
+# sh with_users.sh redis-server …: starts Redis with the users of users.acl and the password REDISCLI_AUTH.
+# Uses only shell builtins, because every user of the machine can read the command line of a process.
 set -eu
 : "${REDISCLI_AUTH:?set the password of the Redis users}"
 case $REDISCLI_AUTH in
