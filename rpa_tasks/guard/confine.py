@@ -112,27 +112,32 @@ def ruleset(ports: Iterable[int]) -> int:
 
 def _refuse_ways_around() -> None:
     """Landlock looks at connect(2) of TCP sockets. MPTCP and SMC fall back to TCP, Fast Open connects in a send, and
-    io_uring makes system calls that no filter sees. Another architecture's calls have other numbers.
+    io_uring makes system calls that no filter sees. An upper-layer protocol of a socket (TCP_ULP, as SMC is one) has
+    calls of its own. Another architecture's calls have other numbers.
 
     A kernel for an architecture without numbers here gets no filter.
     """
     numbers = {
-        "x86_64": (0xC000003E, 41, 44, 46, 307),
-        "aarch64": (0xC00000B7, 198, 206, 211, 269),
+        "x86_64": (0xC000003E, 41, 44, 46, 307, 54),
+        "aarch64": (0xC00000B7, 198, 206, 211, 269, 208),
     }.get(os.uname().machine)  # fmt: skip
     if numbers is None:
         return
-    arch, socket, sendto, sendmsg, sendmmsg = numbers
+    arch, socket, sendto, sendmsg, sendmmsg, setsockopt = numbers
     load, equal, at_least, some_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, refuse = (give, 0, 0, 0x7FFF0000), (give, 0, 0, 0x00050000 | errno.EPERM)
     absent = (give, 0, 0, 0x00050000 | errno.ENOSYS)
-    number, family, flags_of = 0, 16, {sendto: 16 + 8 * 3, sendmsg: 16 + 8 * 2, sendmmsg: 16 + 8 * 3}
-    fast_open, mptcp, smc, io_uring_setup, x32 = 0x20000000, 262, 43, 425, 0x40000000
+    number, flags_of = 0, {sendto: 16 + 8 * 3, sendmsg: 16 + 8 * 2, sendmmsg: 16 + 8 * 3}
+    first, second, third = 16, 16 + 8, 16 + 8 * 2  # arguments; the kernel takes the lower half of these
+    fast_open, mptcp, af_smc, smc, io_uring_setup, x32 = 0x20000000, 262, 43, 256, 425, 0x40000000
+    tcp, ulp = 6, 31
     program = [
         (load, 0, 0, 4), (equal, 1, 0, arch), absent,
         (load, 0, 0, number), (at_least, 0, 1, x32), absent, (equal, 0, 1, io_uring_setup), absent,
-        (equal, 0, 6, socket), (load, 0, 0, family), (equal, 0, 1, smc), refuse,
-        (load, 0, 0, 16 + 8 * 2), (equal, 0, 1, mptcp), refuse, (load, 0, 0, number),
+        (equal, 0, 7, socket), (load, 0, 0, first), (equal, 0, 1, af_smc), refuse,
+        (load, 0, 0, third), (equal, 1, 0, mptcp), (equal, 0, 1, smc), refuse, (load, 0, 0, number),
+        (equal, 0, 6, setsockopt), (load, 0, 0, second), (equal, 0, 3, tcp),
+        (load, 0, 0, third), (equal, 0, 1, ulp), refuse, (load, 0, 0, number),
     ]  # fmt: skip
     for call, at in flags_of.items():
         program += [(equal, 0, 4, call), (load, 0, 0, at), (some_bit, 0, 1, fast_open), refuse, (load, 0, 0, number)]

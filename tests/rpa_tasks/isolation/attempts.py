@@ -65,6 +65,25 @@ def connected(port: int, protocol: int = 0) -> str:
     return "connected"
 
 
+def smc() -> str:
+    with socket.socket(43, socket.SOCK_STREAM):  # AF_SMC
+        return "made"
+
+
+def layered(name: bytes) -> str:
+    """Put an upper-layer protocol (TCP_ULP) on a TCP socket."""
+    with socket.socket() as client:
+        client.setsockopt(socket.IPPROTO_TCP, 31, name)
+    return "set"
+
+
+def plain_option() -> str:
+    with socket.socket() as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        client.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, 31)
+    return "set"
+
+
 def sent_at_once(port: int) -> str:
     """TCP Fast Open connects without connect(2)."""
     with socket.socket() as client:
@@ -115,6 +134,10 @@ def main() -> None:
         "kill": attempt(lambda: os.kill(pid, 0)),
         "other_port": attempt(lambda: connected(other)),
         "other_port_mptcp": attempt(lambda: connected(other, 262)),
+        "other_port_smc": attempt(lambda: connected(other, 256)),
+        "socket_smc": attempt(smc),
+        "socket_ulp": [attempt(lambda name=name: layered(name)) for name in (b"smc", b"tls", b"mptcp")],
+        "socket_option": attempt(plain_option),
         "other_port_fast_open": attempt(lambda: sent_at_once(other)),
         "other_port_by_browser": attempt(lambda: shown(f"http://127.0.0.1:{other}/json/version")),
         "file_by_browser": attempt(lambda: shown(f"file://{PARAM['secret_file']}")),

@@ -82,5 +82,10 @@ def test_flow_cannot_reach_another_shops_debug_port(got: dict[str, Any]) -> None
     assert got["other_port"].startswith("PermissionError")
     assert got["other_port_mptcp"].startswith("PermissionError")
     assert got["other_port_fast_open"].startswith("PermissionError")
+    # Also where this kernel has no SMC: the filter refuses it first.
+    assert got["other_port_smc"].startswith("PermissionError")
+    assert got["socket_smc"].startswith("PermissionError")
+    assert [each.split(":")[0] for each in got["socket_ulp"]] == ["PermissionError"] * 3
+    assert got["socket_option"] == "set"
     assert "ERR_" in got["other_port_by_browser"]
     assert "Chrom" in got["our_port"]
