@@ -162,25 +162,48 @@ class Interpreter:
     """A program that runs a word of its command line as code."""
 
     program: str  #: a regular expression of its file name
-    letters: str  #: of the short options before that word
-    names: tuple[str, ...] = ()  #: the long ones
+    letters: str = ""  #: of the short options before that word
+    names: tuple[str, ...] = ()  #: the long ones, which may be abbreviated
     taking: tuple[str, ...] = ()  #: other options that have a word of their own
     anywhere: bool = False  #: the option may come after other words
+    operand: bool = False  #: the first operand is code without any option
+    files: tuple[str, ...] = ()  #: options that name a file with the code, so that no operand is code
+    joins: bool = False  #: the words after the code are joined to it
+    whole: bool = False  #: each word after the program is code, or an option that can name a program
 
 
 INTERPRETERS = (
     Interpreter(
-        r"r?(ba|da|z|k|mk|a|fi|c|tc|ya|po|pw)?sh(-?[\d.]+)?", "c", ("--command", "-command"),
+        r"r?(ba|da|z|k|mk|a|fi|c|tc|ya|po|xon)?sh(-?[\d.]+)?|nu", "cC", ("--command", "--init-command"),
         ("-o", "+o", "-O", "+O", "--rcfile", "--init-file"),
     ),
-    Interpreter(r"su|runuser|script|flock|ssh", "c", ("--command", "--session-command"), anywhere=True),
-    Interpreter(r"\{python\}|python[\d.]*|pypy[\d.]*", "c", (), ("-W", "-X")),
-    Interpreter(r"perl[\d.]*", "eE", (), ("-I",)),
-    Interpreter(r"ruby[\d.]*|lua[\d.]*", "e", (), ("-I", "-r", "-l")),
-    Interpreter(r"node(js)?|bun|deno", "ep", ("--eval", "--print", "eval"), ("-r", "--require")),
+    Interpreter(r"pwsh|powershell", names=("-commandwithargs", "-cwa", "-encodedcommand", "-ec"), joins=True),
+    Interpreter(r"su|runuser|script|flock|psql", "c", ("--command", "--session-command"), anywhere=True),
+    Interpreter(
+        r"sudo|doas", "si", ("--shell", "--login"),
+        ("-u", "-g", "-h", "-p", "-C", "-r", "-t", "-T", "-U", "-R", "-D", "-a", "-c"), joins=True,
+    ),
+    Interpreter(r"ssh|slogin|rsh|mosh|plink|watch|parallel|hyperfine|tmux|eval", whole=True),
+    Interpreter(
+        r"[gmn]?awk|original-awk", "e", ("--source",), ("-F", "-v", "-i", "-l"), operand=True,
+        files=("-f", "--file", "-E", "--exec"),
+    ),
+    Interpreter(r"g?sed", "e", ("--expression",), ("-l",), operand=True, files=("-f", "--file")),
+    Interpreter(r"\{python\}|i?python[\d.]*|pypy[\d.]*|expect", "c", (), ("-W", "-X")),
+    Interpreter(r"perl[\d.]*", "eEMm", (), ("-I",)),
+    Interpreter(
+        r"ruby[\d.]*|lua[\d.]*|R|Rscript|julia|elixir|groovy|scala|ghci", "e", ("--eval",), ("-I", "-r", "-l", "-C")
+    ),
+    Interpreter(r"node(js)?|bun|deno", "ep", ("--eval", "--print", "eval"), ("-r", "-C")),
     Interpreter(r"php[\d.]*", "rBRE", ("--run",), ("-d", "-c")),
     Interpreter(r"env", "S", ("--split-string",), ("-u", "-C")),
 )  # fmt: skip
+#: Programs that start another one. Behind any other program `watch` or `ssh` may be a word like any other.
+WRAPPERS = re.compile(
+    r"env|nice|ionice|chrt|taskset|timeout|time|setsid|nohup|stdbuf|unbuffer|exec|command|sudo|doas|su|runuser|setpriv"
+    r"|gosu|su-exec|xargs|find|busybox|toybox|flock|script|unshare|nsenter|chroot|bwrap|firejail|systemd-run|xvfb-run"
+    r"|dbus-run-session|prlimit|strace|tini|dumb-init"
+)
 
 
 def code_words(command: Sequence[str]) -> set[int]:
@@ -193,9 +216,11 @@ def code_words(command: Sequence[str]) -> set[int]:
 
 
 def _code_from(command: Sequence[str], start: int, word: str) -> Iterator[int]:
-    program = os.path.basename(_unquoted(word))
+    program = _program(word)
     for each in INTERPRETERS:
-        if re.fullmatch(each.program, program):
+        if re.fullmatch(each.program, program) and (
+            start == 0 or not (each.whole or each.operand) or WRAPPERS.fullmatch(_program(command[0]))
+        ):
             yield from _code_of(each, command, start + 1)
     if re.search(r"\s", word):  # words in a word, as `env -S` takes them
         with suppress(ValueError):
@@ -204,27 +229,50 @@ def _code_from(command: Sequence[str], start: int, word: str) -> Iterator[int]:
                 yield start
 
 
+def _program(word: str) -> str:
+    return os.path.basename(_unquoted(word))
+
+
 def _code_of(interpreter: Interpreter, command: Sequence[str], place: int) -> Iterator[int]:
     """The code among the words after the interpreter, and the options that announce it, which may hold it as well."""
-    runs = ended = False
+    if interpreter.whole:
+        yield from range(place, len(command))
+        return
+    runs, ended = interpreter.operand, False
     while place < len(command):
         word = _unquoted(command[place])
+        name = word.partition("=")[0]
         is_option = word.startswith(("-", "+")) or word in interpreter.names
-        if ended or not is_option:
+        if not is_option or (ended and not interpreter.anywhere):
             if runs:
-                yield place
+                yield from range(place, len(command) if interpreter.joins else place + 1)
             if runs or not interpreter.anywhere:
                 return
         elif word == "--":
             ended = True
+        elif name in interpreter.files or (word[:2] in interpreter.files and not word.startswith("--")):
+            runs = False
+            place += word in interpreter.files
         elif word in interpreter.taking:
             place += 1
-        elif word.partition("=")[0] in interpreter.names or (
-            not word.startswith("--") and set(word.partition("{")[0][1:]) & set(interpreter.letters)
-        ):
+        elif _announces_code(interpreter, word, name):
             runs = True
-            yield place
+            yield from range(place, len(command) if interpreter.joins else place + 1)
+        elif word == name and word.startswith("--") and not "".join(command[place + 1 : place + 2]).startswith("-"):
+            place += 1  # what follows may be this option's own word, or an operand
+            if runs and place < len(command):
+                yield place
         place += 1
+
+
+def _announces_code(interpreter: Interpreter, word: str, name: str) -> bool:
+    """Whether this option does. `--comm` is `--command` to most programs."""
+    dashes = "--" if name.startswith("--") else "-"
+    if name in interpreter.names or (
+        len(name) > len(dashes) and any(each.startswith(name.lower()) for each in interpreter.names)
+    ):
+        return True
+    return dashes == "-" and bool(set(word.partition("{")[0][1:]) & set(interpreter.letters))
 
 
 def _unquoted(word: str) -> str:
