@@ -49,7 +49,7 @@ class Versioned(models.Model):
 
 
 class Configuration(models.Model):
-    """One row, counted up by a trigger on every table that ops edit (see migration 0002). Processes compare it with
+    """One row, counted up by a trigger on every table that ops edit (see migration 0001). Processes compare it with
     the version of their snapshot, so that an edit holds from the next batch on."""
 
     version = models.BigIntegerField(default=1)
