@@ -28,6 +28,8 @@ HARMLESS = (
 BESIDE_TRAFFIC = re.compile(r"(CREATE( UNIQUE)?|DROP) INDEX CONCURRENTLY ", re.IGNORECASE)
 #: Takes SHARE UPDATE EXCLUSIVE for a moment: readers and writers go on.
 STORAGE = re.compile(r"ALTER TABLE \w+ SET \((\s*(fillfactor|autovacuum_\w+) = [\d.]+,?)+\)", re.IGNORECASE)
+#: The first statement of an atomic migration: clients of a table wait behind a migration that waits for its lock.
+LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1s'"
 #: What of a field is no matter of the database, besides what Django lists.
 IN_PYTHON = {"default", "auto_now", "auto_now_add"}
 
@@ -48,6 +50,8 @@ def later_than(base: dict[str, str]) -> Iterator[tuple[Migration, ProjectState]]
 def objections(migration: Migration, state: ProjectState) -> Iterator[tuple[str, str]]:
     """The name of each operation that is not harmless, and why. `state` is moved on."""
     app, made = migration.app_label, set()
+    if migration.atomic and not _limits_lock_waits(migration.operations[0]):
+        yield f"{app}.{migration.name}", f'clients wait behind its locks: RunSQL("{LOCK_TIMEOUT}", "") comes first'
     for operation in migration.operations:
         for step in getattr(operation, "database_operations", [operation]):
             if isinstance(step, operations.CreateModel):
@@ -75,7 +79,7 @@ def _objections(step: Operation, migration: Migration, state: ProjectState) -> I
         yield from _of_altered(before, step.field)
     elif isinstance(step, operations.AddIndex):
         yield "all who write wait for the index: AddIndexConcurrently, in a migration with atomic = False"
-    elif not (isinstance(step, operations.RunSQL) and (_sets_storage(step) or _makes_indexes(step, migration))):
+    elif not (_limits_lock_waits(step) or _sets_storage(step) or _makes_indexes(step, migration)):
         yield "not known to be harmless to programs of the version before"
 
 
@@ -108,14 +112,22 @@ def _in_the_database(field: Field[Any, Any]) -> dict[str, Any]:
     return {"kind": path, **{key: value for key, value in options.items() if key not in no_matter}}
 
 
-def _makes_indexes(step: operations.RunSQL, migration: Migration) -> bool:
-    return not migration.atomic and all(BESIDE_TRAFFIC.match(each) for each in _statements(step))
+def _limits_lock_waits(step: Operation) -> bool:
+    return _statements(step) == [LOCK_TIMEOUT]
 
 
-def _sets_storage(step: operations.RunSQL) -> bool:
-    return all(STORAGE.fullmatch(each) for each in _statements(step))
+def _makes_indexes(step: Operation, migration: Migration) -> bool:
+    statements = _statements(step)
+    return bool(statements) and not migration.atomic and all(BESIDE_TRAFFIC.match(each) for each in statements)
 
 
-def _statements(step: operations.RunSQL) -> list[str]:
+def _sets_storage(step: Operation) -> bool:
+    statements = _statements(step)
+    return bool(statements) and all(STORAGE.fullmatch(each) for each in statements)
+
+
+def _statements(step: Operation) -> list[str]:
+    if not isinstance(step, operations.RunSQL):
+        return []
     parts = step.sql if isinstance(step.sql, list | tuple) else [step.sql]
     return [each.strip() for each in ";".join(str(each) for each in parts).split(";") if each.strip()]

@@ -19,7 +19,6 @@ class Earlier:
     commit: str
     today: str
     tree: Path  #: a checkout of the former, at first
-    drops_unknown_ticks: bool  #: which it does from 21 November 2026 on; before, its workers buried them
 
     def switch(self, commit: str) -> None:
         subprocess.run(["git", "-C", str(self.tree), "checkout", "--quiet", commit], check=True)
@@ -31,18 +30,19 @@ def check_out(tree: Path) -> Earlier:
         pytest.skip("missing service: the history of this repository")
     if _git("show", f"{commit}:{PACKAGES}") != (ROOT / PACKAGES).read_text("utf-8").strip():
         pytest.skip(f"missing service: the packages of {commit}")
-    drops = "tick_unknown" in _git("show", f"{commit}:config/celery_guards.py")
-    made = Earlier(commit, _git("rev-parse", "HEAD"), tree, drops)
+    made = Earlier(commit, _git("rev-parse", "HEAD"), tree)
     subprocess.run(["git", "clone", "--quiet", "--shared", "--no-checkout", str(ROOT), str(tree)], check=True)
     made.switch(commit)
     return made
 
 
 def before_the_newest_migration() -> str:
-    """The last commit whose migrations are fewer than today's and none but today's: two that stood beside each other
-    for an hour were never anybody's version. Nothing where the history does not reach so far."""
+    """Return the last commit that has a part of today's migrations and no others: two that existed side by side for an
+    hour were never a version. HEAD if each app has its initial migration only; "" if the history is too short."""
     today = {str(path.relative_to(ROOT)) for path in ROOT.glob("*/migrations/[0-9]*.py")}
     folders = sorted({f"{Path(path).parent}/" for path in today})
+    if len(today) == len(folders):
+        return _git("rev-parse", "--short", "HEAD")
     touched = _git("log", "--format=%H", "--", *folders).split()
     for commit in ["HEAD", *(f"{each}~" for each in touched)]:
         files = _git("ls-tree", "-r", "--name-only", commit, "--", *folders).splitlines()

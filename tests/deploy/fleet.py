@@ -18,7 +18,6 @@ from config.environment import ROOT
 from config.stack import RunningStack
 from config.stack.running import stack_environment
 from config.stack.supervision import Supervisor
-from tests.deploy.earlier import Earlier
 from tests.deploy.machine import UNITS, WITHIN, Machine
 from tests.faults.house import House, Run, configuration
 from tests.faults.load import DEAF
@@ -116,11 +115,9 @@ class Fleet:
         runs = dict(self.house(self.old).sql("SELECT node, count(*) FROM rpa_tasks_run GROUP BY node"))
         return [*cores, runs.get(self.old.name, 0), runs.get(self.new.name, 0)]
 
-    def problems(self, jobs: Jobs, earlier: Earlier) -> list[str]:
+    def problems(self, jobs: Jobs) -> list[str]:
         """Of jobs, of what was buried, of what the logs complain about. Those of touches are the loads' own."""
         buried = self.house(self.old).sql("SELECT reason, detail FROM scheduling_failedtask WHERE origin <> 'touch'")
-        if not earlier.drops_unknown_ticks:
-            buried = [row for row in buried if row[0] != "unknown_task"]
         return [*self._of_jobs(jobs), *(f"buried: {row}" for row in buried), *self._complaints()]
 
     def _of_jobs(self, jobs: Jobs) -> list[str]:
