@@ -40,7 +40,7 @@ def commands_are_isolated(**_: Any) -> list[CheckMessage]:
     if not runs_jobs:
         return []
     if not (complaint := isolation.complaint()):
-        return _limits_ports()
+        return [*_limits_ports(), *_shares_no_uids()]
     kind, number = (Warning, "W002") if isolation.may_start() else (Error, "E002")
     return [
         kind(
@@ -52,13 +52,34 @@ def commands_are_isolated(**_: Any) -> list[CheckMessage]:
 
 
 def _limits_ports() -> list[CheckMessage]:
-    if settings.AFTERTOUCH_ROLE != "execution" or isolation.mode() == isolation.NONE or isolation.limits_ports():
+    if isolation.mode() == isolation.NONE:
+        return []
+    problem = "Commands of flows can connect to the browsers of other shops on this node"
+    if not isolation.limits_ports():
+        hint = "Use Linux 6.7 or newer with Landlock, and let the unit's SystemCallFilter admit landlock_*."
+        return (
+            [Warning(f"{problem}.", hint=hint, id="rpa_tasks.W003")] if settings.AFTERTOUCH_ROLE == "execution" else []
+        )
+    if not (ports := isolation.reachable_browser_ports()):
         return []
     return [
         Warning(
-            "Commands of flows can connect to the browsers of other shops on this node.",
-            hint="Use Linux 6.7 or newer with Landlock, and let the unit's SystemCallFilter admit landlock_*.",
-            id="rpa_tasks.W003",
+            f"{problem}: AFTERTOUCH_RPA_PORTS has ports of net.ipv4.ip_local_port_range ({ports}), from which each "
+            "browser gets its debug port.",
+            hint="Take these ports out of AFTERTOUCH_RPA_PORTS, or move net.ipv4.ip_local_port_range.",
+            id="rpa_tasks.W004",
+        )
+    ]
+
+
+def _shares_no_uids() -> list[CheckMessage]:
+    if isolation.mode() != isolation.UID or not (shared := isolation.subordinate_ids()):
+        return []
+    return [
+        Warning(
+            f"AFTERTOUCH_RPA_UIDS has numbers that users of this machine can take: {'; '.join(shared[:5])}.",
+            hint="Move AFTERTOUCH_RPA_UIDS to a range that no line of /etc/subuid and /etc/subgid has.",
+            id="rpa_tasks.W005",
         )
     ]
 

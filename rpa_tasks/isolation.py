@@ -7,6 +7,7 @@ Both run under the same plan, because whoever directs a browser reads files and 
 from __future__ import annotations
 
 import fcntl
+import grp
 import json
 import os
 import pwd
@@ -36,6 +37,7 @@ log = structlog.get_logger(__name__)
 AUTO, UID, BUBBLEWRAP, NONE = "auto", "uid", "bubblewrap", "none"
 TRIAL_TIMEOUT = 20.0  #: seconds
 DELETE_TIMEOUT = 20.0  #: seconds; well below the lease of a run
+SUBORDINATE = ("/etc/subuid", "/etc/subgid")
 #: Sockets of local services lie in /run: some let in by uid alone.
 PRIVATE = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108  (covered, not used)
 
@@ -127,6 +129,8 @@ def _try(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
     shop's processes must not end it."""
     if kind == UID and uid != 0:
         return "only root can give commands a uid of their own"
+    if kind == UID and (taken := _accounts_in(*uids)):
+        return f"AFTERTOUCH_RPA_UIDS={uids[0]}-{uids[1]} has uids or gids of {', '.join(taken[:5])}"
     if kind == BUBBLEWRAP and not shutil.which("bwrap"):
         return "the program bwrap is not installed (Debian: bubblewrap)"
     if kind == BUBBLEWRAP and uid == 0:
@@ -149,6 +153,29 @@ def _try(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
         return str(error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _accounts_in(first: int, last: int) -> list[str]:
+    """Accounts and groups of this machine with a number in the range: a command would have their rights."""
+    numbers = [(each.pw_name, each.pw_uid) for each in pwd.getpwall()]
+    numbers += [(each.gr_name, each.gr_gid) for each in grp.getgrall()]
+    return sorted({name for name, number in numbers if first <= number <= last})
+
+
+def subordinate_ids() -> list[str]:
+    """Lines of /etc/subuid and /etc/subgid that share numbers with AFTERTOUCH_RPA_UIDS: the users that they name may
+    become these in a user namespace, and signal or trace what has them."""
+    first, last = settings.AFTERTOUCH_RPA_UIDS
+    found = []
+    for path in SUBORDINATE:
+        with suppress(OSError):
+            for line in Path(path).read_text(errors="replace").splitlines():
+                fields = line.split(":")
+                if len(fields) == 3 and fields[1].isdigit() and fields[2].isdigit():
+                    start, count = int(fields[1]), int(fields[2])
+                    if count and start <= last and start + count > first:
+                        found.append(f"{path}: {line}")
+    return found
 
 
 def _starter(plan: Plan) -> list[str]:
@@ -283,6 +310,18 @@ def _ruleset(kind: str, port: int | None) -> Iterator[int]:
         yield duplicate
     finally:
         os.close(duplicate)
+
+
+def reachable_browser_ports() -> str:
+    """The range of ports from which the kernel gives browsers theirs, where AFTERTOUCH_RPA_PORTS has some of it; else
+    empty."""
+    try:
+        first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    except (OSError, ValueError):
+        return ""
+    return (
+        f"{first}-{last}" if any(low <= last and high >= first for low, high in settings.AFTERTOUCH_RPA_PORTS) else ""
+    )
 
 
 def _ports() -> set[int]:
