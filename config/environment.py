@@ -1,7 +1,7 @@
-"""What the process environment may say, read once, loudly.
+"""Settings from environment variables, read once at start.
 
-A value that does not fit stops the start with the name of the variable. Unset server addresses mean the embedded
-servers of this checkout (see `config.embedded`), whose addresses lie in the state directory while they run.
+An invalid value stops the start with the name of the variable. Unset server addresses mean the embedded servers of
+this checkout (see `config.embedded`). Their addresses are in the state directory while they run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NOWHERE_REDIS = "redis://127.0.0.1:1/0"
 
 
 class Environment(BaseSettings):
-    """Every variable Aftertouch reads. Field names are the variables' names in lower case."""
+    """All environment variables of Aftertouch. A field name is the variable's name in lower case."""
 
     model_config = SettingsConfigDict(case_sensitive=False, extra="ignore", env_ignore_empty=True)
 
@@ -175,9 +175,9 @@ def ranges_in(text: str, most: int) -> list[tuple[int, int]]:
 
 @cache
 def environment() -> Environment:
-    """The environment of this process. Ends the process with a list of the variables that do not fit."""
+    """Return the settings of this process. Exit with a list of invalid variables, if there are any."""
     try:
         return Environment()  # type: ignore[call-arg,unused-ignore]
     except ValidationError as error:
         lines = [f"  {str(item['loc'][0]).upper()}: {item['msg']}" for item in error.errors()]
-        sys.exit("Aftertouch cannot start, these settings do not fit:\n" + "\n".join(lines))
+        sys.exit("Aftertouch cannot start. Invalid settings:\n" + "\n".join(lines))

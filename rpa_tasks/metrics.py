@@ -1,5 +1,5 @@
-"""What nodes count about their runs, and what the database knows about RPA, for `/metrics`. Where the database does not
-answer, its series are missing, not zero."""
+"""Metrics of RPA: process metrics of runs, and cluster metrics from PostgreSQL. Without PostgreSQL the latter have no
+series, not zero."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ pool_wait = Histogram(
 
 @measures.harmless
 def measure(platform: str, verdict: Verdict, took: timedelta, waited: timedelta | None) -> None:
-    """A run that ended. One that got no browser has done nothing but wait."""
+    """Record an ended run. A run without a browser only waited, so it has no duration."""
     runs.labels(platform, verdict.outcome).inc()
     if verdict.reason in ("browser_wait", "profile_busy"):
         pool_wait.labels("none").observe(max(0.0, took.total_seconds()))

@@ -1,5 +1,4 @@
-"""What processes count and time while they work, for Prometheus. What the database and the broker know is asked when
-somebody scrapes (`scheduling.metrics`).
+"""Process metrics for Prometheus: counters and timers. `scheduling.metrics` reads cluster metrics at scrape time.
 
 Labels are bounded: a kind, a queue, a rule; never a customer, a chat or a touch.
 """

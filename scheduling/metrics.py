@@ -1,6 +1,6 @@
-"""`/metrics`: what this node's processes counted, and what the database and the broker know, asked at the scrape.
+"""`/metrics`: process metrics of this node, and cluster metrics, read from PostgreSQL, the broker and Redis.
 
-A source that does not answer in time is missing: its series disappear, because a zero would hide that it is away.
+A source that does not answer in time has no series, because a zero would hide the outage.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Guarded roll-outs at a scrape."""
+"""Cluster metrics of guarded roll-outs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scheduling import sql
 
 
 class Rollouts(Collector):
-    """Of those that are not over: there is at most one a node."""
+    """Roll-outs that have not ended: at most one per node of the matrix."""
 
     def collect(self) -> Iterator[Metric]:
         ((running, paused, waited),) = sql.rows(_OPEN, {})

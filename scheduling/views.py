@@ -117,7 +117,7 @@ def administrators(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_GET
 def metrics(request: HttpRequest) -> HttpResponse:
-    """What the processes of this node counted, and what the database and the broker know."""
+    """Return process metrics of this node and cluster metrics."""
     return HttpResponse(exposition.of_node() + exposition.of_house(), content_type=CONTENT_TYPE_LATEST)
 
 

@@ -1,5 +1,4 @@
-"""What the store and the database know about live chats, for `/metrics`. Where one of them does not answer, its series
-are missing, not zero."""
+"""Cluster metrics of live chats, from Redis and PostgreSQL. A source that does not answer has no series, not zero."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ class NudgeMetrics(Collector):
 
 
 class SessionMetrics(Collector):
-    asks_database = False  #: what the store knows is told while the database is away
+    asks_database = False  #: exported while PostgreSQL is unavailable
 
     def collect(self) -> Iterator[Metric]:
         try:

@@ -1,4 +1,4 @@
-"""Production: every address and secret is given, nothing is guessed."""
+"""Production: addresses and secrets are required and have no defaults."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if AFTERTOUCH_SECRETS_KEYS and len(AFTERTOUCH_SECRETS_KEYS[0]) < SHORTEST_KEY:
 if any(len(key) < SHORTEST_OLD_KEY or len(set(key)) < 5 for key in AFTERTOUCH_SECRETS_KEYS):
     _problems.append(f"  AFTERTOUCH_SECRETS_KEYS: each must have {SHORTEST_OLD_KEY} random characters or more")
 if _problems:
-    sys.exit("Aftertouch cannot start, these settings do not fit:\n" + "\n".join(_problems))
+    sys.exit("Aftertouch cannot start. Invalid settings:\n" + "\n".join(_problems))
 
 # Commands of flows may run as this very user, where nothing else keeps them apart.
 refuse_inspection()

@@ -1,4 +1,4 @@
-"""What the front door counts. Labels are bounded: a route, not a path; never a user."""
+"""Metrics of the HTTP API. Labels are bounded: a route, not a path; never a user."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from scheduling.shared_measures import share
 
 class Command(BaseCommand):
     help = (
-        "Serve what the processes of this node count, at /metrics, under whatever name it is asked for. "
-        "With --house also what the database and the broker know, which is the same on every node."
+        "Serve the process metrics of this node at /metrics, for any host name. "
+        "With --house also the cluster metrics, which are the same on every node."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -27,7 +27,7 @@ class Command(BaseCommand):
         parser.add_argument("--address", default=settings.AFTERTOUCH_METRICS_ADDRESS, help="(%(default)s)")
         parser.add_argument(
             "--house", action="store_true", default=settings.AFTERTOUCH_METRICS_HOUSE,
-            help="also what the database and the broker know",
+            help="also export cluster metrics from PostgreSQL, the broker and Redis",
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -59,6 +59,6 @@ def _answering(house: bool) -> type[BaseHTTPRequestHandler]:
             return None
 
         def log_message(self, format: str, *args: Any) -> None:
-            """A line for each scrape tells nobody anything."""
+            """Do not log scrapes."""
 
     return Handler
