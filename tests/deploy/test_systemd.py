@@ -156,9 +156,19 @@ def test_execution_unit_reads_no_keys() -> None:
     assert not set(_example("keys.example")) & set(_example())
     for name in SERVICES:
         text = (UNITS / name).read_text()
-        reads = "EnvironmentFile=/etc/aftertouch/keys.environment" in text.splitlines()
+        reads = re.search(r"^EnvironmentFile=-?/etc/aftertouch/keys\.environment$", text, re.MULTILINE) is not None
         assert reads != (name == "aftertouch-execution.service"), name
     assert Unit("aftertouch-execution.service")["Service"]["Environment"] == "AFTERTOUCH_ROLE=execution"
+
+
+def test_metrics_unit_on_an_execution_node_starts_without_keys_file() -> None:
+    """Such a node has no keys, and its metrics are scraped too."""
+    optional = {
+        name
+        for name in SERVICES
+        if "EnvironmentFile=-/etc/aftertouch/keys.environment" in (UNITS / name).read_text().splitlines()
+    }
+    assert optional == {"aftertouch-metrics.service"}
 
 
 def test_execution_unit_lets_bubblewrap_work() -> None:
