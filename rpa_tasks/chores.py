@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
+from pathlib import Path
 from uuid import UUID
 
 import structlog
@@ -29,7 +30,7 @@ log = structlog.get_logger(__name__)
 ORPHANED_FOR = 30.0  #: seconds; the guard's own ladder, which is gentler, is over by then
 BATCH = 200  #: pieces of evidence a pass: each may have a megabyte, and the node says nothing meanwhile
 TIDY_EVERY = 600.0  #: seconds
-LOGS_AT_ONCE = 500  #: log files a pass looks at, however many there are
+LOGS_AT_ONCE = 500  #: log files or directories a pass looks at, however many there are
 RUN_LOG_KEPT = timedelta(days=1)  #: since it was last written to; whoever settles a run deletes its log
 BROWSER_LOG = 1_000_000  #: bytes that a browser may say on standard error before it is cut
 
@@ -42,6 +43,7 @@ class Chores:
         self.started_at: datetime = now()
         self._orphaned_since: dict[Run, float] = {}
         self._tidied_at: float | None = None
+        self._left_runs = LeftRuns()
         self._old_logs = OldLogs()
         self._old_profiles = OldProfiles()
 
@@ -51,7 +53,7 @@ class Chores:
         return [
             self.report,
             self.end_orphans,
-            delete_left_runs,
+            self._left_runs.delete_some,
             self.tidy,
             self._old_logs.delete_some,
             self._old_profiles.delete_one,
@@ -119,24 +121,36 @@ def delete_old_evidence() -> int:
     )
 
 
-def delete_left_runs() -> None:
-    """Delete the working directories, with the parameter files, of runs whose worker was killed."""
-    with os.scandir(places.runs()) as entries:
-        for entry in _of_runs_that_are_over(list(islice(entries, LOGS_AT_ONCE))):
-            isolation.delete_run_directory(places.runs() / entry.name)
+class LeftRuns:
+    """A walk through the working directories, with the parameter files, of runs whose worker was killed."""
+
+    def __init__(self) -> None:
+        self._walk = _entries(places.runs())
+        self._left: list[str] = []
+
+    def delete_some(self) -> None:
+        """Delete for `isolation.DELETE_FOR` at most. What takes longer goes on when its turn comes again."""
+        ends_at = time.monotonic() + isolation.DELETE_FOR
+        if not self._left:
+            entries = list(islice(self._walk, LOGS_AT_ONCE))
+            if len(entries) < LOGS_AT_ONCE:
+                self._walk = _entries(places.runs())  # from the beginning, next time
+            self._left = [entry.name for entry in _of_runs_that_are_over(entries)]
+        while self._left and (within := ends_at - time.monotonic()) > 0:
+            isolation.delete_directory(places.runs() / self._left.pop(), within)
 
 
 class OldLogs:
     """A walk through the folder of logs, a few steps a pass: what killed workers left may be very many files."""
 
     def __init__(self) -> None:
-        self._walk = _log_files()
+        self._walk = _entries(places.logs())
 
     def delete_some(self) -> int:
         """Delete runs' logs that nobody will; cut the browsers' where they grow. Returns how many were looked at."""
         entries = list(islice(self._walk, LOGS_AT_ONCE))
         if len(entries) < LOGS_AT_ONCE:
-            self._walk = _log_files()  # from the beginning, next time
+            self._walk = _entries(places.logs())  # from the beginning, next time
         left: list[os.DirEntry[str]] = []
         for entry in entries:
             with suppress(OSError):
@@ -150,8 +164,8 @@ class OldLogs:
         return len(entries)
 
 
-def _log_files() -> Iterator[os.DirEntry[str]]:
-    with os.scandir(places.logs()) as entries:
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    with os.scandir(folder) as entries:
         yield from entries
 
 

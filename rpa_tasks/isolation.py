@@ -37,6 +37,7 @@ log = structlog.get_logger(__name__)
 AUTO, UID, BUBBLEWRAP, NONE = "auto", "uid", "bubblewrap", "none"
 TRIAL_TIMEOUT = 20.0  #: seconds
 DELETE_TIMEOUT = 20.0  #: seconds; well below the lease of a run
+DELETE_FOR = 5.0  #: seconds that one step of the housekeeping deletes: the node reports between its passes
 SUBORDINATE = ("/etc/subuid", "/etc/subgid")
 #: Sockets of local services lie in /run: some let in by uid alone.
 PRIVATE = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108  (covered, not used)
@@ -352,14 +353,16 @@ def store_file(profile_id: str, path: Path, text: str) -> None:
         file.write(text)
 
 
-def delete_run_directory(folder: Path) -> bool:
-    """Delete the working directory of a run and what the command left in it. Idempotent. Returns whether it is gone.
+def delete_directory(folder: Path, within: float = DELETE_TIMEOUT) -> bool:
+    """Delete what commands or a browser could write to, with all that is in it, in about `within` seconds. Idempotent:
+    what is left is for the next call. Returns whether it is gone.
 
-    The command chose the names, the modes and the depth. `rm` follows no link and knows no greatest depth, unlike
-    `shutil.rmtree`. What takes longer than `DELETE_TIMEOUT` is left to the housekeeping of the node.
+    A command chose the names, the modes and the depth. `rm` follows no link and knows no greatest depth, unlike
+    `shutil.rmtree`.
     """
-    ends_at = time.monotonic() + DELETE_TIMEOUT
-    for words in (["rm", "-rf", "--one-file-system"], ["chmod", "-R", "u+rwx"], ["rm", "-rf", "--one-file-system"]):
+    ends_at = time.monotonic() + within
+    steps = [["rm", "-rf", "--one-file-system"], ["chmod", "-R", "u+rwx"], ["rm", "-rf", "--one-file-system"]]
+    for words in steps[:1] if folder.is_symlink() else steps:  # chmod would follow it
         if not os.path.lexists(folder):
             return True
         with suppress(subprocess.TimeoutExpired):
@@ -369,7 +372,7 @@ def delete_run_directory(folder: Path) -> bool:
                 timeout=max(0.1, ends_at - time.monotonic()),
             )  # fmt: skip
     if os.path.lexists(folder):
-        log.warning("run_directory_left", folder=str(folder))
+        log.warning("directory_left", folder=str(folder))
         return False
     return True
 

@@ -1,10 +1,9 @@
-"""Browser profiles that their node does not need any more: the shop is retired or gone, or at home on another node. A
-profile is a login, which nobody should find years later, least of all the shop when it comes back."""
+"""Browser profiles and homes that their node does not need any more: the shop is retired or gone, or at home on another
+node. They hold logins, which nobody should find years later, least of all the shop when it comes back."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -13,6 +12,7 @@ import structlog
 from django.conf import settings
 from django.db.models.functions import Now
 
+from rpa_tasks import isolation
 from rpa_tasks.models import ExecutionNode, Shop
 from rpa_tasks.pool import places, recent, registry
 from rpa_tasks.pool.browser_processes import users_of
@@ -32,23 +32,30 @@ class OldProfiles:
         self._looked_at: float | None = None
 
     def delete_one(self) -> bool:
-        """One a pass, which may be many files. When none is left, it is a while until the next look."""
+        """One a pass, for `isolation.DELETE_FOR` seconds at most. When none is left, it is a while until the next look.
+        Returns whether the next pass goes on."""
         if self._looked_at is not None and time.monotonic() - self._looked_at < LOOK_EVERY:
             return False
-        at = sql.now()
-        if any(at - _left_at(folder, at) > KEPT_FOR and _delete(folder) for folder in _not_needed()):
-            return True
+        at, ends_at = sql.now(), time.monotonic() + isolation.DELETE_FOR
+        for folder in _not_needed():
+            if at - _left_at(folder, at) > KEPT_FOR and (_delete(folder, ends_at) or time.monotonic() >= ends_at):
+                return True
         self._looked_at = time.monotonic()
         return False
 
 
 def _not_needed() -> list[Path]:
+    """Directories of profiles, also of one that only has a home."""
     needed = _needed()
     found = []
-    for folder in sorted(places.profiles().iterdir()):
-        if folder.name in needed:
+    for name in sorted({*os.listdir(places.profiles()), *os.listdir(places.homes())}):
+        folder = places.profiles() / name
+        if name in needed:
             (folder / LEFT).unlink(missing_ok=True)
-        elif folder.is_dir() and set(os.listdir(folder)) - {places.LOCK}:
+            continue
+        if has_home := (places.homes() / name).is_dir():
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if has_home or (folder.is_dir() and set(os.listdir(folder)) - {places.LOCK}):
             found.append(folder)
     return found
 
@@ -73,17 +80,18 @@ def _left_at(folder: Path, now: datetime) -> datetime:
         return now
 
 
-def _delete(folder: Path) -> bool:
-    """All but its lock: of two who come later one could hold the old file and one a new one."""
+def _delete(folder: Path, ends_at: float) -> bool:
+    """With the shop's home. All but its lock: of two who come later one could hold the old file and one a new one."""
     lock = Lock(folder / places.LOCK)
     if not lock.take():
         return False
     try:
         if folder.name in _needed() or _is_open(folder):  # it may have come home since the look
             return False
-        for entry in list(os.scandir(folder)):
-            if entry.name not in (places.LOCK, LEFT):
-                shutil.rmtree(entry) if entry.is_dir(follow_symlinks=False) else os.unlink(entry)
+        names = set(os.listdir(folder)) - {places.LOCK, LEFT}
+        for path in (places.homes() / folder.name, *(folder / name for name in names)):
+            if not isolation.delete_directory(path, ends_at - time.monotonic()):
+                return False
         (folder / LEFT).unlink()  # the last: who is interrupted begins anew
     finally:
         lock.release()

@@ -294,7 +294,7 @@ class _Run:
         argv = command.argv_for(
             flow.command, flow=flow.name, param=self._param(), timeout=flow.timeout, param_file=str(param_file)
         )
-        prepared.callback(isolation.delete_run_directory, folder)
+        prepared.callback(isolation.delete_directory, folder)
         isolation.make_run_directory(shop.profile, folder)
         if command.uses_param_file(flow.command):
             isolation.store_file(shop.profile, param_file, command.param_text(self._param()))

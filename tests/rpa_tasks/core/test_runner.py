@@ -9,15 +9,17 @@ import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.conf import settings
 from django.db import DataError
 from django.utils.timezone import now
 
-from rpa_tasks import isolation, passes, runner
-from rpa_tasks.chores import delete_left_runs
+from rpa_tasks import chores, isolation, passes, runner
+from rpa_tasks.chores import LeftRuns
 from rpa_tasks.evidence import unpacked
 from rpa_tasks.lanes import jobs
 from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
@@ -542,11 +544,39 @@ def test_delete_left_runs_deletes_directories_of_runs_that_are_over(does: Any, m
     (left / "closed" / "inner").mkdir(parents=True)
     (left / "closed").chmod(0)
 
-    delete_left_runs()
+    LeftRuns().delete_some()
     assert (kept.exists(), left.exists(), (outside / "file").read_text()) == (True, False, "kept")
 
-    isolation.delete_run_directory(kept)
+    isolation.delete_directory(kept)
     assert not kept.exists()
+
+
+def test_left_runs_deletion_that_takes_long_ends_with_its_pass_and_holds_up_no_other(
+    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node reports between the passes."""
+    settings.AFTERTOUCH_STATE_DIR = tmp_path
+    clock: list[float] = [0.0]
+    given: list[tuple[Path, float]] = []
+    folders = {places.runs() / f"{uuid4()}-1" for _ in range(3)}
+    for folder in folders:
+        folder.mkdir()
+
+    def delete_nothing(folder: Path, within: float) -> bool:
+        given.append((folder, within))
+        clock[0] += within
+        return False
+
+    monkeypatch.setattr(chores, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    left = LeftRuns()
+    with monkeypatch.context() as slow:
+        slow.setattr(isolation, "delete_directory", delete_nothing)
+        for _ in folders:
+            left.delete_some()
+    assert [within for _, within in given] == [isolation.DELETE_FOR] * 3
+    assert folders <= {folder for folder, _ in given}
+    left.delete_some()
+    assert [folder for folder in folders if folder.exists()] == []
 
 
 def test_run_that_succeeded_is_settled_before_its_browser_is_given_back(

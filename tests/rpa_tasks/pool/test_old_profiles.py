@@ -6,12 +6,13 @@ import subprocess
 import sys
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from django.utils.timezone import now
 
-from rpa_tasks import old_profiles
+from rpa_tasks import isolation, old_profiles
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
 from rpa_tasks.old_profiles import KEPT_FOR, LEFT, OldProfiles
 from rpa_tasks.pool import places, recent, registry
@@ -70,6 +71,53 @@ def test_the_login_of_a_shop_that_left_is_deleted_after_a_month() -> None:
     assert [deleting.delete_one() for _ in range(4)] == [True, True, True, False]  # one a pass
     assert [what_is_in(folder) for folder in folders] == [{".lock"}] * 3
     assert not OldProfiles().delete_one()
+
+
+def home(profile_id: str) -> Path:
+    """HOME of a shop's commands, as a flow can leave it: deep, and closed."""
+    folder = places.homes() / places.directory_name(profile_id)
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "a" / "token").write_text("secret")
+    (folder / "a" / "out").symlink_to("/etc")
+    (folder / "a" / "b").chmod(0)
+    return folder
+
+
+def test_home_of_a_shop_that_left_is_deleted_with_its_profile() -> None:
+    shop("stays")
+    folders = [home(name) for name in ("pdd-gone", "pdd-no-browser", "pdd-stays")]
+    profile("pdd-gone", left=LONG)
+    (places.profile("pdd-no-browser") / LEFT).write_text((now() - LONG).isoformat())
+    deleting = OldProfiles()
+    assert [deleting.delete_one() for _ in range(3)] == [True, True, False]
+    assert [folder.exists() for folder in folders] == [False, False, True]
+
+
+def test_home_without_a_profile_is_kept_for_a_month() -> None:
+    folder = home("pdd-gone")
+    assert not OldProfiles().delete_one()
+    assert folder.exists()
+    assert (places.profile("pdd-gone") / LEFT).exists()
+
+
+def test_deletion_that_takes_longer_than_its_pass_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock: list[float] = [0.0]
+    given: list[float] = []
+    folders = [profile(name, left=LONG) for name in ("a", "b")]
+    monkeypatch.setattr(old_profiles, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def delete_nothing(folder: Path, within: float) -> bool:
+        given.append(within)
+        clock[0] += within
+        return False
+
+    with monkeypatch.context() as slow:
+        slow.setattr(isolation, "delete_directory", delete_nothing)
+        deleting = OldProfiles()
+        assert deleting.delete_one()
+        assert given == [isolation.DELETE_FOR]
+    assert [deleting.delete_one() for _ in range(3)] == [True, True, False]
+    assert [what_is_in(folder) for folder in folders] == [{".lock"}] * 2
 
 
 def test_what_is_needed_stays_and_its_month_begins_anew() -> None:
