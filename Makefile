@@ -27,7 +27,7 @@ $(READY): requirements/test.txt
 	@touch $(READY)
 
 run: setup ## start servers, web, worker, watcher, beat and Flower until Ctrl-C
-	@exec $(PY) -m config.stack run
+	@exec $(PY) -m config.local run
 
 demo: setup ## run real events, an RPA job and a silent chat, and print the results
 	@.ci/packages chromium libatomic1
@@ -61,8 +61,8 @@ release: ## check that version, changelog, images and tag agree
 
 stop: ## stop all processes of this checkout
 	@if $(PY) -c 'import psutil, supervisor' 2>/dev/null; then \
-		$(PY) -m config.stack stop && for state in .state/test*; do \
-			AFTERTOUCH_STATE_DIR=$$state $(PY) -m config.embedded stop; \
+		$(PY) -m config.local stop && for state in .state/test*; do \
+			AFTERTOUCH_STATE_DIR=$$state $(PY) -m config.local.servers_cli stop; \
 		done; \
 	fi
 

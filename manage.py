@@ -9,7 +9,7 @@ def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
     from django.core.management import execute_from_command_line
 
-    import config.celery  # noqa: F401  (before anything publishes)
+    import config.celery.application  # noqa: F401  (before anything publishes)
 
     execute_from_command_line(sys.argv)
 

@@ -13,7 +13,7 @@ import redis
 
 from benchmarks.bench import Bench, open_bench
 from benchmarks.figures import machine
-from config.embedded.reaper import bounded_run
+from config.local.reaper import bounded_run
 
 
 def main() -> int:

@@ -19,11 +19,11 @@ import psutil
 from cryptography.fernet import Fernet
 
 from benchmarks.figures import Figures
-from config.embedded import servers
-from config.embedded.endpoints import Endpoints
-from config.embedded.ports import free_port
-from config.embedded.processes import MARK
 from config.environment import ROOT
+from config.local import servers
+from config.local.endpoints import Endpoints
+from config.local.ports import free_port
+from config.local.processes import MARK
 
 WORKER = (
     "celery", "-A", "config", "worker", "-Q", "ticks,touch.high,touch.normal,touch.low", "-c", "2",

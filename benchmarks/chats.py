@@ -13,9 +13,9 @@ import redis
 
 from benchmarks.bench import wait_until
 from sessions.frames import Frame
-from sessions.policy_set import Policy, PolicySet
-from sessions.server import Server
-from sessions.store import Store
+from sessions.policy import Policy, PolicySet
+from sessions.store.client import Server
+from sessions.store.sessions import Store
 
 SHORT, LONG = "short", "long"
 SILENT_AFTER = 3.0

@@ -97,7 +97,7 @@ class Page(asyncio.Protocol):
 
 
 def opening(session: str, port: int) -> bytes:
-    from sessions import tokens
+    from sessions.websocket import tokens
 
     token, _ = tokens.issue(tokens.Admission(session, f"user-of-{session}", "c1", "", "user"), timedelta(hours=1))
     lines = [

@@ -14,9 +14,12 @@ from django.db import connection, transaction
 
 from benchmarks import workload
 from benchmarks.bench import Bench, spent
-from scheduling import configuration, delivery, history, outcomes, sql
+from scheduling import sql
+from scheduling.configuration import snapshot
+from scheduling.delivery import due_batch, pipeline, settlement
+from scheduling.ledger import locks
+from scheduling.ledger.touches import Decision, touches
 from scheduling.models import Touch
-from scheduling.touches import Decision, touches
 
 BATCH = 500
 LEASE = timedelta(seconds=60)
@@ -38,20 +41,20 @@ def worker(count: int) -> float:
     """Microseconds of this process's processor time a touch."""
     _plan(count)
     task_ids = list(Touch.objects.values_list("task_id", flat=True))
-    config = configuration.current()
+    config = snapshot.current()
     began_at = time.process_time()
     for start in range(0, count, BATCH):
         batch = task_ids[start : start + BATCH]
         with transaction.atomic():
-            history.lock_customers(batch)
-            due, _, at = history.lock_due(batch)
+            locks.lock_customers(batch)
+            due, _, at = due_batch.lock_due(batch)
             assert at is not None
-            history.load(due, config)
+            due_batch.load(due, config)
             touches.decide({Decision("delivered"): [row.claim.task_id for row in due]}, at=at, lease=LEASE)
             rows = [(row.claim.task_id, at.isoformat(), "send", "", 0, "", "", None) for row in due]
-            sql.copy(delivery._COPY_VERDICTS, rows)
+            sql.copy(pipeline._COPY_VERDICTS, rows)
             ends = [(row.claim.task_id, 1, 1, at, at, "delivered", "", "", None, "", workload.BODY) for row in due]
-            sql.copy(outcomes._COPY_ATTEMPTS, ends)
+            sql.copy(settlement._COPY_ATTEMPTS, ends)
     return (time.process_time() - began_at) / count * 1e6
 
 

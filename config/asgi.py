@@ -15,18 +15,18 @@ from django.core.signals import request_finished
 from django.db import connections
 from django.dispatch import receiver
 
-import config.celery  # noqa: F401  (before anything publishes)
-from scheduling import measures
-from scheduling.shared_measures import share
+import config.celery.application  # noqa: F401  (before anything publishes)
+from scheduling import metrics
+from scheduling.monitoring.multiprocess import share
 
 if settings.AFTERTOUCH_ROLE == "execution":
     sys.exit("AFTERTOUCH_ROLE: execution has no keys and cannot serve pages")
 share()  # before anything is counted
-measures.alive("web")
+metrics.alive("web")
 browser = get_asgi_application()  # before anything that needs the models
 
 from scheduling.api.handler import ApiHandler  # noqa: E402
-from sessions.routing import websocket_urlpatterns  # noqa: E402
+from sessions.websocket.routing import websocket_urlpatterns  # noqa: E402
 
 api = ApiHandler()
 

@@ -24,9 +24,9 @@ from standardwebhooks import Webhook, WebhookVerificationError
 
 from config.demo_chat import POLICIES, silent_chat
 from config.demo_rpa import order_sync
-from config.embedded.reaper import bounded_run
 from config.environment import ROOT
-from config.stack.running import RunningStack, running_stack
+from config.local.isolated import RunningStack, running_stack
+from config.local.reaper import bounded_run
 from scheduling.strict_text import read_yaml, write_yaml
 
 TIME_SCALE = 43_200  # half a day a second: 7 days take 14 s, 24 hours 2 s

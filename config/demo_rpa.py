@@ -13,16 +13,16 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from config.embedded.ports import free_port
 from config.environment import ROOT
+from config.local.ports import free_port
 
 SHOPS = ("s1", "s2", "s3")
 PATIENCE = 120.0
 ENDED = ("succeeded", "failed", "unknown", "cancelled")
 #: Prints why no browser can be had; nothing where one is found.
 LOOK = """
-from rpa_tasks.pool.chromium import find_chromium
-from rpa_tasks.pool.errors import NoBrowser
+from rpa_tasks.browsers.chromium import find_chromium
+from rpa_tasks.browsers.errors import NoBrowser
 try:
     find_chromium()
 except NoBrowser as error:

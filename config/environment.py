@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from config.embedded.endpoints import read_endpoints
+from config.local.endpoints import read_endpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 NOWHERE_POSTGRES = "postgresql://aftertouch@127.0.0.1:1/aftertouch"

@@ -6,8 +6,8 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from django.views.i18n import JavaScriptCatalog
 
-from scheduling import views
-from scheduling.api.application import api
+from scheduling.api.app import api
+from scheduling.web import views
 from sessions import demo
 
 urlpatterns = [

@@ -7,6 +7,6 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.production")
 
 from django.core.wsgi import get_wsgi_application
 
-import config.celery  # noqa: F401  (before anything publishes)
+import config.celery.application  # noqa: F401  (before anything publishes)
 
 application = get_wsgi_application()

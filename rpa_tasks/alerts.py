@@ -1,10 +1,10 @@
-"""What of RPA is worth waking somebody for (see `scheduling.alerts.conditions`)."""
+"""What of RPA is worth waking somebody for (see `scheduling.monitoring.alerting.rules`)."""
 
 from __future__ import annotations
 
 from django.utils.translation import gettext_lazy as _
 
-from scheduling.alerts.conditions import Condition
+from scheduling.monitoring.alerting.rules import Condition
 
 CONDITIONS = [
     Condition(

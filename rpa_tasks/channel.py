@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 from django.db import connection
 
-from rpa_tasks.publishing import Receipt, Refused, Request, publish
+from rpa_tasks.jobs.publish import Receipt, Refused, Request, publish
 from scheduling import sql
-from scheduling.channels import fields
+from scheduling.channels import options
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
 from scheduling.channels.threads import threads
 from scheduling.errors import InvalidInput
@@ -37,12 +37,12 @@ class Rpa:
     at_once: ClassVar[int] = THREADS
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
-        fields.only(config, ("platform", "task_type", "shop_id", "payload"))
-        self.platform = fields.text(config, "platform")
-        self.task_type = fields.text(config, "task_type")
-        self.shop_id = fields.text(config, "shop_id")
+        options.only(config, ("platform", "task_type", "shop_id", "payload"))
+        self.platform = options.text(config, "platform")
+        self.task_type = options.text(config, "task_type")
+        self.shop_id = options.text(config, "shop_id")
         self.payload = config.get("payload") or {name: f"{{{name}}}" for name in PLACEHOLDERS}
-        self.timeout = fields.positive(timeout)
+        self.timeout = options.positive(timeout)
         for name in ("platform", "task_type"):
             if not getattr(self, name):
                 raise ValueError(f"{name}: is missing")
@@ -51,8 +51,8 @@ class Rpa:
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        fields.only(target, ("shop_id",))
-        fields.text(target, "shop_id")
+        options.only(target, ("shop_id",))
+        options.text(target, "shop_id")
 
     def target_key(self, message: Message) -> str:
         return f"{self.kind}:{self.platform}"
@@ -60,7 +60,7 @@ class Rpa:
     async def send(self, message: Message, deadline: datetime) -> Outcome:
         """Store the job. Refusals are the touch's: a full backlog may have room later, a shop that is not there may
         not."""
-        left = fields.time_left(deadline, self.timeout)
+        left = options.time_left(deadline, self.timeout)
         if left <= timedelta(0):
             return Transient("no_time")
         shop_id = str(message.target.get("shop_id") or self.shop_id)

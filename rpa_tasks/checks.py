@@ -10,21 +10,21 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import connections
 
 from rpa_tasks import isolation
-from rpa_tasks.command import validate_command
 from rpa_tasks.models import Flow
+from rpa_tasks.supervisor.command import validate_command
 
 
 @register
 def a_lease_outlasts_its_renewals(**_: Any) -> list[CheckMessage]:
     """Two renewals may be lost before a run loses its lease (I7)."""
-    from rpa_tasks.runner import LEASE, RENEW  # the runner is no part of a web process until somebody asks
+    from rpa_tasks.worker.runner import LEASE, RENEW  # the runner is no part of a web process until somebody asks
 
     if LEASE.total_seconds() >= 3 * RENEW:
         return []
     return [
         Error(
             f"The lease of a run ({LEASE}) is shorter than three renewals ({RENEW} s each).",
-            hint="Raise rpa_tasks.runner.LEASE.",
+            hint="Raise rpa_tasks.worker.runner.LEASE.",
             id="rpa_tasks.E001",
         )
     ]

@@ -26,11 +26,11 @@ from typing import Any
 import structlog
 from django.conf import settings
 
-from rpa_tasks.guard import confine
-from rpa_tasks.guard.processes import Process, carries, everyone, look, mount_namespace, real_uid
-from rpa_tasks.pool import places, registry
-from rpa_tasks.pool.browser_processes import MARKER, is_alive
-from rpa_tasks.pool.registry import Record
+from rpa_tasks.browsers import places, registry
+from rpa_tasks.browsers.browser_processes import MARKER, is_alive
+from rpa_tasks.browsers.registry import Record
+from rpa_tasks.supervisor import confine
+from rpa_tasks.supervisor.processes import Process, carries, everyone, look, mount_namespace, real_uid
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +53,7 @@ class Plan:
 
     #: Words in front of the command.
     prefix: tuple[str, ...] = ()
-    #: See `rpa_tasks.guard.confine`.
+    #: See `rpa_tasks.supervisor.confine`.
     confine: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -10,10 +10,10 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rpa_tasks.lanes import NODE_SILENT, TIERS
-from rpa_tasks.verdicts import Verdict
-from scheduling import measures, sql
-from scheduling.metrics import MOST
+from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
+from rpa_tasks.outcomes import Verdict
+from scheduling import metrics, sql
+from scheduling.monitoring.collectors import MOST
 
 RUNS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600)
 WAITS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 20, 30, 60)
@@ -33,7 +33,7 @@ pool_wait = Histogram(
 )
 
 
-@measures.harmless
+@metrics.harmless
 def measure(platform: str, verdict: Verdict, took: timedelta, waited: timedelta | None) -> None:
     """Record an ended run. A run without a browser only waited, so it has no duration."""
     runs.labels(platform, verdict.outcome).inc()

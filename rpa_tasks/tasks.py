@@ -6,7 +6,8 @@ from typing import Any
 
 from celery import current_app, shared_task
 
-from rpa_tasks import passes, runner, scheduled, schedules
+from rpa_tasks.jobs import dispatch, scheduled_rounds, schedules
+from rpa_tasks.worker import runner
 from scheduling.tasks import PATIENCE
 
 
@@ -24,16 +25,16 @@ def run() -> None:
 
 @shared_task(name="rpa_tasks.hand_over", is_tick=True)
 def hand_over() -> None:
-    passes.hand_over_due()
+    dispatch.hand_over_due()
 
 
 @shared_task(name="rpa_tasks.keep_moving", is_tick=True)
 def keep_moving() -> None:
-    passes.keep_moving()
-    scheduled.run_waiting()  # whose wake-up was lost, or whose worker vanished
+    dispatch.keep_moving()
+    scheduled_rounds.run_waiting()  # whose wake-up was lost, or whose worker vanished
 
 
 @shared_task(name="rpa_tasks.run_rounds", is_tick=True)
 def run_rounds() -> None:
     """A wake-up from beat: the rounds are in the database."""
-    scheduled.run_waiting()
+    scheduled_rounds.run_waiting()

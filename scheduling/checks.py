@@ -10,9 +10,9 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Error, register
 from django.utils.module_loading import import_string
 
-from scheduling.ledger import HINT_LEASE
-from scheduling.sender import BATCH_DEADLINE, LEASE
-from scheduling.validation import MAX_TIMEOUT
+from scheduling.configuration.validation import MAX_TIMEOUT
+from scheduling.delivery.sender import BATCH_DEADLINE, LEASE
+from scheduling.ledger.transitions import HINT_LEASE
 
 
 @register
@@ -23,7 +23,7 @@ def leases_outlast_what_they_cover(**_: Any) -> list[CheckMessage]:
     return [
         Error(
             f"The lease of a touch ({LEASE}) is shorter than a batch ({BATCH_DEADLINE}) and a call ({MAX_TIMEOUT}).",
-            hint="Raise scheduling.sender.LEASE.",
+            hint="Raise scheduling.delivery.sender.LEASE.",
             id="aftertouch.E001",
         )
     ]

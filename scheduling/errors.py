@@ -8,8 +8,13 @@ AftertouchError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from scheduling.durations import YEAR, format_duration
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +48,59 @@ class NotFound(AftertouchError):
 
 class Conflict(AftertouchError):
     """Somebody else got there first."""
+
+
+_KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
+ZERO, TICK = timedelta(0), timedelta(microseconds=1)
+
+
+class Findings:
+    """Errors so far. Every check passes over a field that is absent."""
+
+    def __init__(self) -> None:
+        self.errors: list[FieldError] = []
+
+    def add(self, field: str, message: str) -> None:
+        self.errors.append(FieldError(field, message))
+
+    def settle(self) -> None:
+        """Raises `InvalidInput` where there is anything to raise it for."""
+        if self.errors:
+            raise InvalidInput(*self.errors)
+
+    def key(self, values: Mapping[str, Any], field: str = "key") -> None:
+        if field in values and not _KEY.fullmatch(values[field]):
+            self.add(field, "must be lower-case letters, digits, “-”, “_” and “.”, at most 64")
+
+    def span(self, values: Mapping[str, Any], field: str, *, least: timedelta = ZERO, most: timedelta = YEAR) -> None:
+        value = values.get(field)
+        if value is None:
+            return
+        if value < least:
+            self.add(field, "must be above zero" if least == TICK else "must not be negative")
+        elif value > most:
+            self.add(field, f"must not be longer than {format_duration(most)}")
+
+    def seconds(self, values: Mapping[str, Any], field: str, *, name: str = "") -> None:
+        """A span that is stored as seconds."""
+        value: Any = values.get(field)
+        name = name or field
+        if not is_number(value):
+            self.add(name, "must be a duration in seconds")
+        elif not 0 <= value <= YEAR.total_seconds():
+            self.add(name, "must be between 0 and a year (365d)")
+
+    def number(self, values: Mapping[str, Any], field: str, least: float, most: float) -> None:
+        if field in values and not (is_number(values[field]) and least <= values[field] <= most):
+            self.add(field, f"must be between {least} and {most}")
+
+    def texts(self, values: Mapping[str, Any], field: str, *, longest: int) -> None:
+        given = values.get(field, [])
+        if not isinstance(given, list) or not all(isinstance(each, str) and 0 < len(each) <= longest for each in given):
+            self.add(field, f"must be a list of texts of 1 to {longest} characters")
+        elif len(set(given)) < len(given):
+            self.add(field, "names something twice")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

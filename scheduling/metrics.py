@@ -1,215 +1,200 @@
-"""`/metrics`: process metrics of this node, and cluster metrics, read from PostgreSQL, the broker and Redis.
+"""Process metrics for Prometheus: counters and timers. `scheduling.monitoring.collectors` reads cluster metrics.
 
-A source that does not answer in time has no series, because a zero would hide the outage.
+Labels are bounded: a kind, a queue, a rule, a route; never a customer, a chat or a touch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from typing import TypeVar
+import platform
+import time
+import tomllib
+from bisect import bisect_left
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any, ParamSpec
 
+import celery
+import django
 import structlog
-from django.conf import settings
-from django.utils.module_loading import import_string
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from scheduling import shared_measures, sql
-from scheduling.deadline import Deadline
-from scheduling.queue_figures import broker_takes_messages, known_queues, learn_queues, queue_figures
+from prometheus_client import Counter, Gauge, Histogram
 
 log = structlog.get_logger(__name__)
-T = TypeVar("T")
-
-PATIENCE = 2.0  #: seconds that the database may take for a statement
-DEADLINE = 4.0  #: seconds for all of them: Prometheus waits for ten, and the broker and the store have theirs
-MOST = 100_000  #: rows that are counted of a kind; as many means as many or more
-OWN = ("scheduling.metrics.Ledger", "scheduling.metrics.Broker", "scheduling.rollout_measures.Rollouts")
 
 
-def of_node() -> bytes:
-    """What the processes of this node counted."""
-    try:
-        return shared_measures.exposition()
-    except Exception:
-        log.exception("metrics_missing", source="processes")
-        return b""
+Words = ParamSpec("Words")
+
+LATENESS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 3, 5, 10, 30, 60, 300, 900, 3600)
+CALLS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20)
+
+# --- touches ------------------------------------------------------------------------------------------------------
+
+lateness = Histogram(
+    "aftertouch_delivery_lateness_seconds",
+    "Delay between the due time of a touch and the first byte of its message, in seconds.",
+    ["kind"],
+    buckets=LATENESS,
+)
+send_duration = Histogram(
+    "aftertouch_send_duration_seconds", "Duration of a channel call, in seconds.", ["kind", "outcome"], buckets=CALLS
+)
+attempts = Counter(
+    "aftertouch_delivery_attempts", "Channel calls by outcome and reason.", ["channel", "outcome", "reason"]
+)
+verdicts = Counter("aftertouch_verdicts", "Guard verdicts by decision and rule.", ["decision", "rule"])
+ended = Counter(
+    "aftertouch_touches_ended", "Touches ended by delivery or rescue, by state and reason.", ["state", "reason"]
+)
+
+# --- Celery, by the names that its exporters use ------------------------------------------------------------------
+
+published = Counter("aftertouch_publish", "Messages published to the broker.", ["queue"])
+taken = Counter("aftertouch_deliver", "Messages that a worker started to process.", ["queue"])
+queue_wait = Histogram(
+    "celery_task_queue_wait_time",
+    "Delay between publication (or a later eta) of a message and its start, in seconds.",
+    ["name", "queue_name"],
+    buckets=LATENESS,
+)
+runtime = Histogram("celery_task_runtime", "Duration of tasks, in seconds.", ["name"], buckets=LATENESS)
+succeeded = Counter("celery_task_succeeded", "Tasks that succeeded.", ["name"])
+failed = Counter("celery_task_failed", "Tasks that failed with an exception.", ["name", "exception"])
+retried = Counter("celery_task_retried", "Task retries after infrastructure errors.", ["name"])
+worker_up = Gauge(
+    "celery_worker_up", "1 while the main process of the worker runs.", ["hostname"], multiprocess_mode="livesum"
+)
+consumers = Gauge(
+    "aftertouch_queue_consumers", "Workers that consume the queue.", ["queue"], multiprocess_mode="livesum"
+)
+pool_processes = Gauge(
+    "aftertouch_pool_processes",
+    "Target number of processes in an autoscaled worker pool.",
+    ["hostname"],
+    multiprocess_mode="livesum",
+)
+
+# --- processes ----------------------------------------------------------------------------------------------------
+
+processes = Gauge("aftertouch_processes", "Running processes by kind.", ["kind"], multiprocess_mode="livesum")
+build = Gauge(
+    "aftertouch_build_info",
+    "1 for each set of versions that running processes use.",
+    ["version", "python", "django", "celery"],
+    multiprocess_mode="livemax",
+)
+sockets = Gauge(
+    "aftertouch_websocket_connections", "Open WebSockets of live chats, by role.", ["role"], multiprocess_mode="livesum"
+)
+frames_dropped = Counter("aftertouch_frames_dropped", "Ignored frames of live chats, by reason.", ["reason"])
+beat_ticked_at = Gauge(
+    "aftertouch_scheduler_last_tick_timestamp_seconds",
+    "Unix time of the leader's last scheduler tick.",
+    ["node"],
+    multiprocess_mode="max",
+)
+pass_ended_at = Gauge(
+    "aftertouch_pass_last_timestamp_seconds",
+    "Unix time of the last success of a periodic pass.",
+    ["name"],
+    multiprocess_mode="max",
+)
 
 
-def of_house() -> bytes:
-    """What is the same on every node. Other apps add to it (`settings.METRICS`)."""
-    return b"".join(map(_text, told(Deadline(DEADLINE))))
+# --- taking the measure -------------------------------------------------------------------------------------------
 
 
-def told(deadline: Deadline) -> Iterator[list[Metric]]:
-    """Collector by collector; of one whose source does not answer in time nothing."""
-    _told("queues", learn_queues, deadline)
-    for path in (*OWN, *settings.METRICS):
-        collector = import_string(path)()
-        asked = deadline if getattr(collector, "asks_database", True) else None
-        yield _told(path, lambda collector=collector: list(collector.collect()), asked) or []  # type: ignore[misc]
+def harmless(measure: Callable[Words, None]) -> Callable[Words, None]:
+    """A file of measurements that cannot be written must not cost a touch."""
+
+    @wraps(measure)
+    def safely(*args: Words.args, **kwargs: Words.kwargs) -> None:
+        try:
+            measure(*args, **kwargs)
+        except Exception as error:
+            log.warning("not_measured", measure=measure.__name__, error=str(error))
+
+    return safely
 
 
-def _told(source: str, tell: Callable[[], T], asked: Deadline | None) -> T | None:
-    try:
-        with asked.asking(PATIENCE) if asked else nullcontext():
-            return tell()
-    except Exception as error:
-        log.warning("metrics_missing", source=source, error=str(error))
-        return None
+@harmless
+def alive(kind: str) -> None:
+    """This process lives, as long as its number does."""
+    processes.labels(kind).set(1)
+    build.labels(*versions()).set(1)
 
 
-def _text(said: list[Metric]) -> bytes:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Said(said))
-    return generate_latest(registry)
+@cache
+def versions() -> tuple[str, str, str, str]:
+    """Ours, and of what we stand on. Nobody installs us as a package, so the file says it."""
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
+    return project["version"], platform.python_version(), django.get_version(), celery.__version__
 
 
-class _Said(Collector):
-    def __init__(self, said: list[Metric]) -> None:
-        self._said = said
-
-    def collect(self) -> list[Metric]:
-        return self._said
+@harmless
+def pool_has(hostname: str, processes_of_it: int) -> None:
+    pool_processes.labels(hostname).set(processes_of_it)
 
 
-# --- the ledger of touches ----------------------------------------------------------------------------------------
+@harmless
+def socket_opened(role: str, count: int = 1) -> None:
+    sockets.labels(role).inc(count)
 
 
-class Ledger(Collector):
-    """Each statement reads a partial index of what moves, and no further than `MOST`."""
-
-    def collect(self) -> Iterator[Metric]:
-        yield from _touches()
-        yield from _failed_tasks()
-        yield from _pauses()
+@harmless
+def frames_not_counted(reason: str, count: int) -> None:
+    frames_dropped.labels(reason).inc(count)
 
 
-def _touches() -> Iterator[Metric]:
-    counts = GaugeMetricFamily(
-        "aftertouch_touches",
-        f"Touches that have not ended, by state and due time. At most {MOST} of each kind are counted.",
-        labels=["state", "due"],
-    )
-    oldest = GaugeMetricFamily(
-        "aftertouch_touches_oldest_overdue_seconds",
-        "Delay of the most overdue touch that no worker has started, in seconds.",
-    )
-    ((overdue, hour, later, parked, late),) = sql.rows(_WAITING, {"most": MOST})
-    figures = {("queued", "overdue"): 0, ("queued", "hour"): 0, ("running", "overdue"): 0}
-    for state, due, count, age in sql.rows(_LEASED, {"most": MOST}):
-        # What runs has been due, even where it was put off meanwhile.
-        figures[state, due if state == "queued" else "overdue"] = count
-        late = max(late, age) if state == "queued" and due == "overdue" else late
-    figures |= {("scheduled", "overdue"): overdue, ("scheduled", "hour"): hour, ("scheduled", "later"): later}
-    for labels, count in {**figures, ("parked", ""): parked}.items():
-        counts.add_metric(labels, count)
-    oldest.add_metric([], late)
-    yield counts
-    yield oldest
+@harmless
+def beat_ticked(node: str) -> None:
+    beat_ticked_at.labels(node).set(time.time())
 
 
-def _failed_tasks() -> Iterator[Metric]:
-    counts = GaugeMetricFamily("aftertouch_failed_tasks_open", "Open failed tasks by origin.", labels=["origin"])
-    ages = GaugeMetricFamily(
-        "aftertouch_failed_tasks_oldest_age_seconds",
-        "Age of the oldest open failed task, in seconds.",
-        labels=["origin"],
-    )
-    found = {origin: (count, age) for origin, count, age in sql.rows(_FAILED, {"most": MOST})}
-    for origin in ("touch", "rpa_job", "message"):
-        count, age = found.get(origin, (0, 0.0))
-        counts.add_metric([origin], count)
-        ages.add_metric([origin], age)
-    yield counts
-    yield ages
+@harmless
+def worker_lost(count: int) -> None:
+    """These touches ended in doubt with the worker that had them."""
+    if count:
+        ended.labels("unknown", "worker_lost").inc(count)
 
 
-def _pauses() -> Iterator[Metric]:
-    counts = GaugeMetricFamily("aftertouch_pauses", "Active pauses by scope.", labels=["scope"])
-    ages = GaugeMetricFamily(
-        "aftertouch_pauses_oldest_age_seconds", "Age of the oldest active pause, in seconds.", labels=["scope"]
-    )
-    for scope, count, age in sql.rows(_PAUSES, {}):
-        counts.add_metric([scope], count)
-        ages.add_metric([scope], age)
-    yield counts
-    yield ages
+def observe_all(histogram: Histogram, seconds: Iterable[float]) -> None:
+    """As `observe` for each, but one write a bucket instead of two a value: a batch has hundreds."""
+    values = list(seconds)
+    bounds = histogram._upper_bounds
+    for place, count in Tally(bisect_left(bounds, value) for value in values).items():
+        histogram._buckets[place].inc(count)
+    histogram._sum.inc(sum(values))
 
 
-_PAUSES = """
-SELECT split_part(scope, ':', 1), count(*), extract(epoch FROM statement_timestamp() - min(paused_at))::float8
-FROM scheduling_pause GROUP BY 1
-"""
-
-_WAITING = """
-SELECT
-    (SELECT count(*) FROM (
-        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp()
-        LIMIT %(most)s) AS overdue),
-    (SELECT count(*) FROM (
-        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND due_at > statement_timestamp()
-            AND due_at <= statement_timestamp() + interval '1 hour'
-        LIMIT %(most)s) AS hour),
-    (SELECT count(*) FROM (
-        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = ''
-            AND due_at > statement_timestamp() + interval '1 hour'
-        LIMIT %(most)s) AS later),
-    (SELECT count(*) FROM (SELECT FROM scheduling_touch WHERE parked <> '' LIMIT %(most)s) AS parked),
-    (SELECT GREATEST(0, COALESCE(extract(epoch FROM statement_timestamp() - min(due_at)), 0))::float8
-     FROM scheduling_touch WHERE state = 'scheduled' AND parked = '')
-"""
-
-_LEASED = """
-SELECT state, CASE WHEN due_at <= statement_timestamp() THEN 'overdue' ELSE 'hour' END, count(*),
-       extract(epoch FROM statement_timestamp() - min(due_at))::float8
-FROM (
-    SELECT state, due_at FROM scheduling_touch WHERE state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s
-) AS leased GROUP BY 1, 2
-"""
-
-_FAILED = """
-SELECT origin, count(*), extract(epoch FROM statement_timestamp() - min(failed_at))::float8
-FROM (
-    SELECT origin, failed_at FROM scheduling_failedtask WHERE state = 'open' ORDER BY failed_at LIMIT %(most)s
-) AS open GROUP BY 1
-"""
+def code(reason: Any) -> str:
+    """A reason without what it is about: `event:order.paid` is `event`. Reasons become labels, so they are few."""
+    return str(reason).partition(":")[0][:40]
 
 
-# --- the broker ---------------------------------------------------------------------------------------------------
+events_ingested = Counter("aftertouch_events_ingested", "Events answered with 202.", ["result"])
+commits = Histogram(
+    "aftertouch_ingest_group_events", "Events stored per transaction.", buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500)
+)
+requests = Histogram(
+    "aftertouch_api_request_duration_seconds",
+    "Duration from the last request byte to the first response byte, in seconds.",
+    ["route", "status"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10),
+)
 
 
-class Broker(Collector):
-    """RabbitMQ tells the lengths; it does not show a message that waits, nor what is unacknowledged in one queue. Its
-    own exporter does."""
-
-    asks_database = False
-
-    def collect(self) -> Iterator[Metric]:
-        length = GaugeMetricFamily("celery_queue_length", "Messages that wait in the queue.", labels=["queue_name"])
-        age = GaugeMetricFamily(
-            "aftertouch_queue_oldest_age_seconds", "Age of the oldest message in the queue, in seconds; 0 if empty.",
-            labels=["queue"],
-        )  # fmt: skip
-        unacked = GaugeMetricFamily(
-            "aftertouch_queue_unacked",
-            "Messages that workers received and did not acknowledge. Most of them wait for their eta.",
-            labels=["queue"],
-        )
-        for queue in queue_figures(known_queues()):
-            length.add_metric([queue.name], queue.length)
-            if queue.oldest_age is not None:
-                age.add_metric([queue.name], queue.oldest_age)
-            if queue.unacked is not None:
-                unacked.add_metric([queue.name], queue.unacked)
-        yield from (length, age, unacked, _blocked())
+@harmless
+def count_ingested(accepted: int, duplicates: int) -> None:
+    events_ingested.labels("accepted").inc(accepted)
+    events_ingested.labels("duplicate").inc(duplicates)
 
 
-def _blocked() -> Metric:
-    """Asked by publishing, because RabbitMQ tells nobody else."""
-    blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker accepts no messages.")
-    if (takes := broker_takes_messages()) is not None:
-        blocked.add_metric([], float(not takes))
-    return blocked
+@harmless
+def count_commit(events: int) -> None:
+    commits.observe(events)
+
+
+@harmless
+def time_answer(route: str, status: int, seconds: float) -> None:
+    requests.labels(route, status).observe(seconds)

@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from scheduling.errors import InvalidInput
-from scheduling.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
+from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 from scheduling.templating import CannotRender as CannotRender
 from scheduling.templating import InvalidTemplate, Program, compile_text
 

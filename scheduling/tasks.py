@@ -10,11 +10,16 @@ import redis
 import structlog
 from celery import shared_task
 
-from scheduling import absence, delivery, dispatcher, logins, retention, rollouts, sql
-from scheduling.broker import published_now
-from scheduling.bulk import jobs
-from scheduling.touches import Reconfigured
-from scheduling.what_if import runs
+from scheduling import sql
+from scheduling.delivery import pipeline
+from scheduling.dispatch import dispatcher
+from scheduling.dispatch.publisher import published_now
+from scheduling.experiments import rollout_runs
+from scheduling.experiments.replay import runs
+from scheduling.ledger.touches import Reconfigured
+from scheduling.operations import bulk_actions, retention
+from scheduling.planning import inactivity
+from scheduling.web import login_lockout
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +35,7 @@ PATIENCE: dict[str, Any] = {
 
 @shared_task(name="scheduling.deliver", **PATIENCE)
 def deliver(task_ids: list[str]) -> None:
-    delivery.deliver([UUID(task_id) for task_id in task_ids])
+    pipeline.deliver([UUID(task_id) for task_id in task_ids])
 
 
 @shared_task(name="scheduling.hand_over", is_tick=True)
@@ -46,19 +51,19 @@ def rescue() -> None:
 
 @shared_task(name="scheduling.scan_inactive", is_tick=True)
 def scan_inactive() -> None:
-    absence.scan()
+    inactivity.scan()
 
 
 @shared_task(name="scheduling.forget", is_tick=True)
 def forget() -> None:
     retention.forget()
     runs.forget()
-    logins.forget()
+    login_lockout.forget()
 
 
 @shared_task(name="scheduling.advance_rollouts", is_tick=True)
 def advance_rollouts() -> None:
-    rollouts.advance()
+    rollout_runs.advance()
 
 
 @shared_task(name="scheduling.what_if", is_tick=True)
@@ -69,13 +74,13 @@ def what_if() -> None:
 @shared_task(name="scheduling.bulk", is_tick=True)
 def bulk() -> None:
     """Ask for what should go on: what was just begun, and what nobody asked for because a worker died."""
-    for action_id in jobs.due():
+    for action_id in bulk_actions.due():
         _ask_for_batch(action_id)
 
 
 @shared_task(name="scheduling.bulk_batch", is_tick=True)
 def bulk_batch(action_id: str) -> None:
-    wait = jobs.advance(UUID(action_id))
+    wait = bulk_actions.advance(UUID(action_id))
     if wait is not None:
         _ask_for_batch(UUID(action_id), wait)
 

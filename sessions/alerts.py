@@ -1,4 +1,4 @@
-"""What of live chats is worth waking somebody for (see `scheduling.alerts.conditions`)."""
+"""What of live chats is worth waking somebody for (see `scheduling.monitoring.alerting.rules`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import operator
 
 from django.utils.translation import gettext_lazy as _
 
-from scheduling.alerts.conditions import Condition
+from scheduling.monitoring.alerting.rules import Condition
 
 CONDITIONS = [
     Condition(

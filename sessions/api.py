@@ -13,16 +13,18 @@ from django.http import HttpRequest
 from ninja import Router, Status
 
 from scheduling.api.auth import ApiKeyAuth, charge_events, charge_request, principal_of
-from scheduling.api.problems import RETRY_AFTER, Problem
+from scheduling.api.errors import RETRY_AFTER, Problem
 from scheduling.api.schemas import ProblemOut
+from scheduling.batching import Overloaded
 from scheduling.errors import FieldError, InvalidInput, NotFound
-from sessions import glance, hub, inbox, store, tokens
-from sessions.desk import STALE_SEQ, Slip, desk
 from sessions.frames import AGENT, Frame, check_id
-from sessions.gathering import Overloaded
 from sessions.schemas import ActivityIn, BatchActivityIn, BatchOut, NotedOut, SessionOut, TokenIn, TokenOut
-from sessions.server import StoreAway
-from sessions.store import COUNTED, DROPPED, IDLE, REFUSED, Noted
+from sessions.store import glance, inbox
+from sessions.store import sessions as store
+from sessions.store.client import StoreAway
+from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, Noted
+from sessions.websocket import hub, tokens
+from sessions.websocket.frame_writer import STALE_SEQ, Slip, desk
 
 router = Router(tags=["sessions"], auth=ApiKeyAuth("sessions"))
 PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)

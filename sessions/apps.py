@@ -10,6 +10,6 @@ class SessionsConfig(AppConfig):
     verbose_name = _("Live chats")
 
     def ready(self) -> None:
-        from sessions import policies
+        from sessions.detection import policies
 
         policies.push_when_saved()

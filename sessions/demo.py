@@ -22,17 +22,18 @@ from django.utils.translation import gettext_noop
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-import sessions.wording  # noqa: F401  (so that the codes of this app can be said)
-from scheduling.admin import wording
+import sessions.admin.wording  # noqa: F401  (so that the codes of this app can be said)
+from scheduling.admin import labels
 from scheduling.models import Event, Touch
-from scheduling.services import put_customer
-from sessions import glance, tokens
+from scheduling.operations.commands import put_customer
+from sessions.detection.presence import SILENT
+from sessions.detection.silence_events import SOURCE
 from sessions.frames import AGENT, USER
-from sessions.hand_in import SOURCE
 from sessions.models import SilencePolicy
-from sessions.presence import SILENT
-from sessions.server import StoreAway
-from sessions.store import live
+from sessions.store import glance
+from sessions.store.client import StoreAway
+from sessions.store.sessions import live
+from sessions.websocket import tokens
 
 TAG = "demo"
 THRESHOLD = timedelta(seconds=5)  #: of the demo's own tag, so that nobody waits a minute for it
@@ -169,7 +170,7 @@ def _told(touch: Touch) -> dict[str, Any]:
     return {
         "state": touch.state,
         "words": touch.get_state_display(),
-        "reason": wording.reason(touch.reason) if touch.reason else "",
+        "reason": labels.reason(touch.reason) if touch.reason else "",
         "node": touch.node.key,
         "channel": touch.node.channel.key,
         "late": None if late is None else round(late),

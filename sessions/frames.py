@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from scheduling.errors import InvalidInput
-from scheduling.findings import Findings
+from scheduling.errors import Findings, InvalidInput
 
 USER, AGENT = "user", "agent"
 #: A ping says that the page is there; a close ends the session. Everything else of the user is a sign of attention.

@@ -8,9 +8,10 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from sessions import nudges, overview, reports
-from sessions.server import StoreAway
-from sessions.store import live
+from sessions.detection import nudge_stats
+from sessions.store import overview, stats
+from sessions.store.client import StoreAway
+from sessions.store.sessions import live
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +26,7 @@ class SessionMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            found, silences = overview.look(live()), reports.silences(live())
+            found, silences = overview.look(live()), stats.silences(live())
         except StoreAway as error:
             log.warning("session_metrics_missing", error=str(error))
             return
@@ -41,7 +42,7 @@ def _nudges() -> Metric:
         "Guide messages of the last 24 hours, by tag and outcome.",
         labels=["tag", "outcome"],
     )
-    for tally in nudges.lately():
+    for tally in nudge_stats.lately():
         family.add_metric([tally.tag, "sent"], tally.sent)
         family.add_metric([tally.tag, "answered"], tally.answered)
         family.add_metric([tally.tag, "false"], tally.false)

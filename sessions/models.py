@@ -12,7 +12,7 @@ from simple_history.models import HistoricalRecords
 
 from scheduling.models.node import key_validator
 from scheduling.models.versioned import Versioned
-from sessions.policy_set import DEFAULT_TAG, Override, Policy
+from sessions.policy import DEFAULT_TAG, Override, Policy
 
 
 class SilencePolicy(Versioned):

@@ -9,7 +9,7 @@ from ninja import Field, Schema
 from pydantic import ConfigDict
 
 from scheduling.api.schemas import FieldErrorOut, Request
-from sessions.tokens import LONGEST
+from sessions.websocket.tokens import LONGEST
 
 Side = Literal["user", "agent"]
 Text = str  #: how long a text may be and what it may hold is the frame's to say, whichever way it came in

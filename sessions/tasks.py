@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from celery import shared_task
 
-from sessions import nudges
+from sessions.detection import nudge_stats
 
 
 @shared_task(name="chat_sessions.count_nudges", is_tick=True)
 def count_nudges() -> None:
-    nudges.count()
+    nudge_stats.count()

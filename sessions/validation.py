@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from scheduling.durations import format_duration
-from scheduling.findings import Findings
+from scheduling.errors import Findings
 
 #: The watcher looks at least once a second; what is armed for longer than that cannot be missed.
 MIN_THRESHOLD, MAX_THRESHOLD = timedelta(seconds=2), timedelta(hours=12)

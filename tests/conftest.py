@@ -12,9 +12,9 @@ import pytest
 import redis
 from django.db import connection
 
-from config.embedded import servers
-from config.embedded.reaper import Reaper
 from config.environment import ROOT, environment
+from config.local import servers
+from config.local.reaper import Reaper
 
 pytest_plugins = [
     "tests.time_limits", "tests.staff", "tests.logged", "tests.striking", "tests.side_by_side", "tests.half_past",
@@ -70,7 +70,7 @@ def _point_settings_at(env: Any) -> None:
 
     from django.conf import settings
 
-    from config.celery import app
+    from config.celery.application import app
 
     database = urlsplit(env.postgres)
     settings.DATABASES["default"].update(
@@ -90,21 +90,25 @@ def _point_settings_at(env: Any) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _patience() -> Iterator[None]:
     """A machine that stalls for seconds is no server that is away, and no question that is too dear."""
-    from scheduling import intake, metrics, queue_figures, redis_server, views
-    from scheduling.admin import home, patience
+    from scheduling import redis_client
+    from scheduling.admin import patience
+    from scheduling.admin.dashboard import overview
     from scheduling.api import rates
     from scheduling.channels import quota
-    from sessions import hub
+    from scheduling.monitoring import collectors, queue_stats
+    from scheduling.planning import ingest
+    from scheduling.web import views
+    from sessions.websocket import hub
 
     with pytest.MonkeyPatch.context() as patched:
         for place, name in (
-            (redis_server, "PATIENCE"), (quota, "SOCKET_TIMEOUT"), (rates, "SOCKET_TIMEOUT"),
-            (queue_figures, "PATIENCE"), (views, "PROBE_TIMEOUT"), (home, "PATIENCE"), (patience.Patience, "EACH"),
-            (metrics, "PATIENCE"), (metrics, "DEADLINE"), (hub, "TELL_WITHIN"),
+            (redis_client, "PATIENCE"), (quota, "SOCKET_TIMEOUT"), (rates, "SOCKET_TIMEOUT"),
+            (queue_stats, "PATIENCE"), (views, "PROBE_TIMEOUT"), (overview, "PATIENCE"), (patience.Patience, "EACH"),
+            (collectors, "PATIENCE"), (collectors, "DEADLINE"), (hub, "TELL_WITHIN"),
         ):  # fmt: skip
             patched.setattr(place, name, 20.0)
         patched.setattr(patience, "PATIENCE", "20s")
-        patched.setattr(intake, "LOCK_WAIT", timedelta(seconds=20))
+        patched.setattr(ingest, "LOCK_WAIT", timedelta(seconds=20))
         yield
 
 
@@ -160,7 +164,7 @@ class MatrixBuilder:
 def happen() -> Callable[..., Any]:
     """Record one event; returns its receipt."""
     from scheduling.ids import new_id
-    from scheduling.intake import NewEvent, record_events
+    from scheduling.planning.ingest import NewEvent, record_events
 
     def happen(type: str = "material.downloaded", user: str = "ann", **changes: Any) -> Any:
         event = NewEvent(

@@ -7,7 +7,7 @@ import time
 import psutil
 
 from benchmarks.bench import Bench, spent
-from config.stack.running import running_stack
+from config.local.isolated import running_stack
 
 GOAL = 3.0
 SETTLES_WITHIN = 15.0

@@ -15,7 +15,7 @@ from benchmarks import workload
 from benchmarks.bench import Bench, wait_until
 from benchmarks.figures import percentile
 from scheduling.models import ApiKey, Event, Touch
-from scheduling.services import create_api_key
+from scheduling.operations.commands import create_api_key
 
 BATCH = 500
 GOAL_BATCHED = 5_000.0

@@ -16,9 +16,9 @@ GOAL = 5.0
 
 
 def pick(bench: Bench) -> None:
-    from rpa_tasks.lanes import jobs
+    from rpa_tasks.jobs.pick import jobs
     from rpa_tasks.models import Flow, Job, Lane, Platform, Run, Shop
-    from scheduling.ledger import Settlement
+    from scheduling.ledger.transitions import Settlement
 
     def clear() -> None:
         for model in (Run, Job, Lane, Shop, Flow):

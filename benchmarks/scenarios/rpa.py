@@ -31,7 +31,7 @@ def rpa(bench: Bench) -> None:
 
 @contextmanager
 def _node(bench: Bench) -> Iterator[psutil.Process]:
-    import config.celery  # noqa: F401  (tokens go to the broker)
+    import config.celery.application  # noqa: F401  (tokens go to the broker)
 
     with bench.core(), bench.running(*EXECUTION) as worker:
         wait_until(lambda: len(worker.children()) >= 5, 60, "the execution worker")
@@ -54,8 +54,8 @@ def _market() -> None:
 
 
 def _measure_starts(bench: Bench, count: int, number: int) -> None:
+    from rpa_tasks.jobs.publish import Request, publish
     from rpa_tasks.models import Job
-    from rpa_tasks.publishing import Request, publish
 
     _clear()
     began_at = time.monotonic()
@@ -90,8 +90,8 @@ def _starts() -> list[tuple[datetime, float]]:
 
 def _measure_browsers(bench: Bench, worker: psutil.Process, count: int) -> None:
     """One after another, over four shops whose browsers stay warm."""
+    from rpa_tasks.jobs.publish import Request, publish
     from rpa_tasks.models import Job, Run
-    from rpa_tasks.publishing import Request, publish
 
     _clear()
     memory = []

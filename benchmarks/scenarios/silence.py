@@ -15,8 +15,8 @@ from benchmarks.bench import Bench, spent, wait_until
 from benchmarks.figures import percentile
 from benchmarks.peers import expired
 from sessions.frames import Frame
-from sessions.reports import watchers
-from sessions.store import Store
+from sessions.store.sessions import Store
+from sessions.store.stats import watchers
 
 WATCHER = ("manage", "watch_sessions")
 RATE = 1_600

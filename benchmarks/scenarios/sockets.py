@@ -16,15 +16,15 @@ from typing import Any
 import psutil
 
 from benchmarks.bench import Bench, stop, wait_until
-from config.embedded.ports import free_port
 from config.environment import ROOT
+from config.local.ports import free_port
 
 GOAL_KB, GOAL_BURST = 60.0, 3.0
 PING_EVERY = 15.0
 CROWDS = 2
 IN_FLIGHT = 200  #: as the sender has to one receiver
 WARM = 50
-#: As in `config.stack.programs`, with one process.
+#: As in `config.local.programs`, with one process.
 WEB = (
     "uvicorn", "config.asgi:application", "--host", "127.0.0.1",
     "--http", "config.http_protocol:BoundedHttpProtocol",
@@ -94,7 +94,7 @@ async def _push(sessions: list[str]) -> None:
 
     from scheduling.channels.base import Delivered
     from scheduling.ids import new_id
-    from sessions.inapp import InApp
+    from sessions.inapp_channel import InApp
 
     channel, slots = InApp({}, timedelta(seconds=30)), asyncio.Semaphore(IN_FLIGHT)
 

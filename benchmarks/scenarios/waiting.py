@@ -9,8 +9,8 @@ from django.db import connection, transaction
 
 from benchmarks import contest, workload
 from benchmarks.bench import Bench
-from scheduling.dispatcher import PASS_LIMIT
-from scheduling.touches import touches
+from scheduling.dispatch.dispatcher import PASS_LIMIT
+from scheduling.ledger.touches import touches
 
 GOAL_STATEMENT = 50.0
 GOAL_P99 = 60.0

@@ -10,7 +10,7 @@ ROOT = "/api/v1"
 
 
 def tables() -> dict[str, Table]:
-    from scheduling.api.application import api
+    from scheduling.api.app import api
 
     return {"requests": Table(("request", "scope"), list(_rows(api)))}
 

@@ -5,10 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from config.reference.tables import Table
-from scheduling.config_file.fields import REQUIRED, Field
-from scheduling.config_file.registry import sections
-from scheduling.config_file.section import Section
-from scheduling.config_file.values import Choice, Clock, Duration, Flag, ListOf, MapOf, Named, Number, Text, Whole
+from scheduling.configuration.file.base import Section
+from scheduling.configuration.file.registry import sections
+from scheduling.configuration.file.schema import REQUIRED, Field
+from scheduling.configuration.file.values import (
+    Choice,
+    Clock,
+    Duration,
+    Flag,
+    ListOf,
+    MapOf,
+    Named,
+    Number,
+    Text,
+    Whole,
+)
 
 
 def tables() -> dict[str, Table]:

@@ -38,12 +38,12 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "scheduling.page_headers.page_headers",
+    "scheduling.web.csp.page_headers",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
-    "scheduling.unstorable.unstorable",
+    "scheduling.web.unstorable.unstorable",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -105,7 +105,7 @@ REDIS_URL = ENV.redis
 AFTERTOUCH_SENTINEL_MASTER = ENV.aftertouch_sentinel_master
 CHANNEL_LAYERS = {
     "default": {
-        "BACKEND": "sessions.layer.Layer",
+        "BACKEND": "sessions.websocket.layer.Layer",
         "CONFIG": {"hosts": [layer_host(REDIS_URL, AFTERTOUCH_SENTINEL_MASTER)], "prefix": "at:ws"},
     }
 }
@@ -132,7 +132,7 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
 # The first one only stops those who guess passwords; the other knows people.
-AUTHENTICATION_BACKENDS = ["scheduling.logins.Lockout", "django.contrib.auth.backends.ModelBackend"]
+AUTHENTICATION_BACKENDS = ["scheduling.web.login_lockout.Lockout", "django.contrib.auth.backends.ModelBackend"]
 AFTERTOUCH_LOGIN_TRIES = ENV.aftertouch_login_tries
 AFTERTOUCH_LOGIN_LOCKOUT = ENV.aftertouch_login_lockout
 SESSION_COOKIE_AGE = 8 * 3600
@@ -199,46 +199,46 @@ CHANNELS = {
     "feishu": "scheduling.channels.feishu.Feishu",
     "email": "scheduling.channels.email.Email",
     "log": "scheduling.channels.log.Log",
-    "inapp": "sessions.inapp.InApp",
+    "inapp": "sessions.inapp_channel.InApp",
     "rpa": "rpa_tasks.channel.Rpa",
 }
 # Other apps' sections of the configuration file, in the order they are stored: dotted paths of `Section` classes.
 CONFIG_SECTIONS = [
-    "rpa_tasks.config_file.Platforms",
-    "rpa_tasks.config_file.Flows",
-    "rpa_tasks.config_file.Shops",
-    "sessions.config_file.SilencePolicies",
-    "sessions.config_file.Campaigns",
+    "rpa_tasks.configuration.file.Platforms",
+    "rpa_tasks.configuration.file.Flows",
+    "rpa_tasks.configuration.file.Shops",
+    "sessions.configuration.SilencePolicies",
+    "sessions.configuration.Campaigns",
 ]
 # Other apps' part of the HTTP API: dotted paths of ninja routers.
-API_ROUTERS = ["rpa_tasks.api.router", "sessions.api.router"]
+API_ROUTERS = ["rpa_tasks.api.jobs.router", "sessions.api.router"]
 # By the name of a periodic task, what judges the arguments that ops give it: a function of args and kwargs.
-PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.schedules.check_arguments"}
+PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.jobs.schedules.check_arguments"}
 # Periodic tasks of ops whose rounds are rows before there is a message: what stores a round, and the task that the
 # wake-up calls.
-SCHEDULED_ROUNDS = {"rpa_tasks.publish_for_shops": ("rpa_tasks.scheduled.store", "rpa_tasks.run_rounds")}
+SCHEDULED_ROUNDS = {"rpa_tasks.publish_for_shops": ("rpa_tasks.jobs.scheduled_rounds.store", "rpa_tasks.run_rounds")}
 # By the origin of a failed task, what publishes it again.
 REPUBLISHERS = {
-    "touch": "scheduling.failed_tasks.REPUBLISHER",
-    "rpa_job": "rpa_tasks.failed_jobs.REPUBLISHER",
+    "touch": "scheduling.operations.failed_tasks.REPUBLISHER",
+    "rpa_job": "rpa_tasks.jobs.dead_letters.REPUBLISHER",
 }
 # By the origin of a failed task, the model of the work, and what its app shows about it: a function of request and row.
 LEDGERS = {"touch": "scheduling.Touch", "rpa_job": "rpa_tasks.Job"}
 FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.failed_panel.panel"}
 # Other apps' part of the sidebar: dotted paths of lists of groups.
-ADMIN_MENUS = ["rpa_tasks.admin.menu.MENU", "sessions.admin.menu.MENU"]
-# Other apps' part of the overview: dotted paths of functions of the request (`scheduling.admin.cards`).
-DASHBOARD = ["rpa_tasks.admin.cards.card", "sessions.cards.card"]
+ADMIN_MENUS = ["rpa_tasks.admin.menu.MENU", "sessions.admin.labels.MENU"]
+# Other apps' part of the overview: dotted paths of functions of the request (`scheduling.admin.dashboard.cards`).
+DASHBOARD = ["rpa_tasks.admin.dashboard.card", "sessions.admin.cards.card"]
 # What other apps add to /metrics from the database: dotted paths of prometheus collectors.
 METRICS = ["rpa_tasks.metrics.RpaMetrics", "sessions.metrics.NudgeMetrics", "sessions.metrics.SessionMetrics"]
-# What other apps have that is worth an alert: dotted paths of lists of `scheduling.alerts.conditions.Condition`.
+# Alerts of other apps: dotted paths of lists of `scheduling.monitoring.alerting.rules.Condition`.
 ALERTS = ["rpa_tasks.alerts.CONDITIONS", "sessions.alerts.CONDITIONS"]
 # Queues that other apps publish to besides those that are declared: dotted paths of functions that name them.
-QUEUES = ["rpa_tasks.tokens.further_queues"]
+QUEUES = ["rpa_tasks.jobs.wakeups.further_queues"]
 # Other apps' rows that are deleted when they are old: dotted paths of `retention.Kind`.
-RETENTION = ["rpa_tasks.retention.JOBS", "rpa_tasks.retention.ROUNDS"]
+RETENTION = ["rpa_tasks.jobs.retention.JOBS", "rpa_tasks.jobs.retention.ROUNDS"]
 # Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.
-PRESENCE = ["sessions.presence.Live"]
+PRESENCE = ["sessions.detection.presence.Live"]
 
 from config.settings.celery import *  # noqa: E402, F403
 from config.settings.logging import *  # noqa: E402, F403

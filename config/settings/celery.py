@@ -1,10 +1,10 @@
-"""Celery, as `config.celery` reads it. Each value that departs from Celery's default says why."""
+"""Celery, as `config.celery.application` reads it. Each value that departs from Celery's default says why."""
 
 from __future__ import annotations
 
-from config.beat import SCHEDULE
+from config.celery.queues import declared_queues
+from config.celery.schedule import SCHEDULE
 from config.environment import environment
-from config.queues import declared_queues
 
 _env = environment()
 
@@ -12,7 +12,7 @@ CELERY_BROKER_URL = _env.broker
 _quorum = _env.aftertouch_rabbitmq_quorum and CELERY_BROKER_URL.startswith(("amqp", "pyamqp"))
 CELERY_TASK_QUEUES = declared_queues(CELERY_BROKER_URL, quorum=_quorum)
 CELERY_TASK_DEFAULT_QUEUE = CELERY_TASK_DEFAULT_EXCHANGE = CELERY_TASK_DEFAULT_ROUTING_KEY = "ticks"
-CELERY_WORKER_CONSUMER = "config.celery_guards:BuryingConsumer"
+CELERY_WORKER_CONSUMER = "config.celery.guards:BuryingConsumer"
 CELERY_BEAT_SCHEDULE = SCHEDULE
 CELERY_TIMEZONE = "Asia/Shanghai"
 CELERY_TASK_SERIALIZER = "json"
@@ -25,7 +25,7 @@ CELERY_RESULT_EXPIRES = None
 # A message is a hint: the row's lease is the late acknowledgement.
 CELERY_TASK_ACKS_LATE = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 2
-CELERY_WORKER_AUTOSCALER = "config.elastic:Scaler"
+CELERY_WORKER_AUTOSCALER = "config.celery.autoscaler:Scaler"
 # On a machine that is busy, which is when a pool grows, a process needs longer than four seconds to begin.
 CELERY_WORKER_PROC_ALIVE_TIMEOUT = 30
 CELERY_TASK_TIME_LIMIT = None
@@ -43,7 +43,7 @@ CELERY_BROKER_CONNECTION_TIMEOUT = 2
 CELERY_BROKER_POOL_ACQUIRE_TIMEOUT = 2
 # A failed publish is a lost hint, found by the next pass: give up at once rather than wait in a request.
 CELERY_TASK_PUBLISH_RETRY = False
-CELERY_BEAT_SCHEDULER = "config.beat_leader:LeaderScheduler"
+CELERY_BEAT_SCHEDULER = "config.celery.beat_scheduler:LeaderScheduler"
 CELERY_BEAT_SYNC_EVERY = 1
 CELERY_BEAT_CRON_STARTING_DEADLINE = 600
 CELERY_BEAT_MAX_LOOP_INTERVAL = 1
@@ -73,5 +73,5 @@ if _quorum:
     CELERY_WORKER_PREFETCH_MULTIPLIER = 5_000
 
 # Celery would close the database connection before and after each task, and a login costs more than a batch. Tasks
-# check and renew theirs as requests do (see `config.celery_guards.SafeTask`).
+# check and renew theirs as requests do (see `config.celery.guards.SafeTask`).
 CELERY_DB_REUSE_MAX = 10**9

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from config.beat import PASSES
+from config.celery.schedule import PASSES
 from config.environment import environment
 
 _shared: list[structlog.typing.Processor] = [
@@ -39,7 +39,7 @@ class _Straight:
     debug = info
 
 
-_STRAIGHT = ("scheduling.channels.log", "scheduling.trail")
+_STRAIGHT = ("scheduling.channels.log", "scheduling.tracing")
 _through_logging = structlog.stdlib.LoggerFactory()
 
 

@@ -7,7 +7,7 @@ import sys
 
 from config.settings.base import *  # noqa: F403
 from config.settings.base import AFTERTOUCH_ROLE, AFTERTOUCH_SECRETS_KEYS, ENV
-from rpa_tasks.guard.confine import refuse_inspection
+from rpa_tasks.supervisor.confine import refuse_inspection
 
 AFTERTOUCH_DEMO = False
 AFTERTOUCH_RPA_ISOLATION_REQUIRED = True

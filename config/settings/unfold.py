@@ -35,12 +35,12 @@ UNFOLD: dict[str, Any] = {
             "950": "oklch(25% .045 220)",
         },
     },
-    "GLOBAL_CALLBACK": "scheduling.admin.home.every_page",
-    "DASHBOARD_CALLBACK": "scheduling.admin.home.overview",
+    "GLOBAL_CALLBACK": "scheduling.admin.dashboard.overview.every_page",
+    "DASHBOARD_CALLBACK": "scheduling.admin.dashboard.overview.overview",
     "SIDEBAR": {
         "show_search": False,
         "show_all_applications": False,
-        "navigation": "scheduling.admin.navigation.sidebar",
+        "navigation": "scheduling.admin.sidebar.sidebar",
     },
 }
 

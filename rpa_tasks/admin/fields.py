@@ -11,8 +11,8 @@ from django.core.exceptions import ValidationError
 from django.utils.translation import gettext as _
 from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.fields import TextLikeField, pairs
-from scheduling.admin.wording import complaint
+from scheduling.admin.form_fields import TextLikeField, pairs
+from scheduling.admin.labels import complaint
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json
 
 MOST_JSON = 4 * FIELD_SIZE  #: characters; payloads and schemas have closer limits of their own

@@ -13,19 +13,19 @@ from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import RelatedDropdownFilter
 from unfold.decorators import display
 
-from rpa_tasks.admin import wording  # noqa: F401  (teaches the words)
+from rpa_tasks.admin import labels  # noqa: F401  (teaches the words)
 from rpa_tasks.admin.fields import CommandField, ExitCodesField, JsonField
 from rpa_tasks.admin.job_page import as_text
+from rpa_tasks.configuration.validation import check_flow, missing_program
 from rpa_tasks.models import Flow
-from rpa_tasks.validation import check_flow, missing_program
-from rpa_tasks.verdicts import DEFAULT_EXIT_CODES
+from rpa_tasks.outcomes import DEFAULT_EXIT_CODES
 from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory, plainly
-from scheduling.admin.fields import DurationField, DurationsField, NamesField
+from scheduling.admin.form_fields import DurationField, DurationsField, NamesField
+from scheduling.admin.labels import complaint, spoken
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.admin.wording import complaint, spoken
 
 USUAL_COMMAND = [
-    "{python}", "-m", "rpa_tasks.flow", "run", "--flow", "{flow}", "--param", "{param}", "--timeout", "{timeout}"
+    "{python}", "-m", "rpa_tasks.flow_sdk", "run", "--flow", "{flow}", "--param", "{param}", "--timeout", "{timeout}"
 ]  # fmt: skip
 EXAMPLE = {"param": '{"shop_id": "…", "debug_port": 9222, "payload": {…}, …}'}
 

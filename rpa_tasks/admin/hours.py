@@ -9,11 +9,11 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from scheduling import sql
-from scheduling.admin.charts import Bucket, Chart, Series, stacked
-from scheduling.admin.columns import Span, tallies
+from scheduling.admin.dashboard.charts import Bucket, Chart, Series, stacked
+from scheduling.admin.dashboard.columns import Span, tallies
 from scheduling.admin.patience import Patience
-from scheduling.admin.spans import span_link
-from scheduling.past import Past, hours_between
+from scheduling.admin.touches.spans import span_link
+from scheduling.monitoring.past import Past, hours_between
 
 ENDS = (
     Series("done", gettext_lazy("Done"), "good"),

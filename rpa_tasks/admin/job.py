@@ -14,18 +14,18 @@ from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import AutocompleteSelectFilter, ChoicesDropdownFilter, RangeDateTimeFilter
 from unfold.decorators import action, display
 
-from rpa_tasks import publishing
 from rpa_tasks.admin import live, run_again
 from rpa_tasks.admin.evidence import evidence_response
 from rpa_tasks.admin.job_filters import DueFilter, PlatformFilter, ReasonFilter, TaskTypeFilter
 from rpa_tasks.admin.job_page import job_page
+from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.waiting import short_reason
-from rpa_tasks.admin.wording import STATE_TONES
+from rpa_tasks.jobs import publish
 from rpa_tasks.models import Job
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, as_uuid
-from scheduling.admin.export import Exported
-from scheduling.admin.timeline import clock
-from scheduling.admin.wording import reason
+from scheduling.admin.csv_export import Exported
+from scheduling.admin.labels import reason
+from scheduling.admin.touches.timeline import clock
 from scheduling.errors import AftertouchError
 
 UNFINISHED = ("scheduled", "queued", "running")
@@ -189,7 +189,7 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
 
     def _cancel(self, request: HttpRequest, pk: UUID) -> str:
         try:
-            return publishing.cancel(pk, by=request.user.get_username())
+            return publish.cancel(pk, by=request.user.get_username())
         except AftertouchError:
             return ""
 

@@ -10,9 +10,9 @@ from django.http import HttpRequest
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter
 
-from rpa_tasks.admin.wording import REASONS
+from rpa_tasks.admin.labels import REASONS
 from rpa_tasks.models import Flow, Job, Platform, Shop
-from scheduling.admin.wording import reason
+from scheduling.admin.labels import reason
 
 
 class DueFilter(DropdownFilter):  # type: ignore[misc]

@@ -15,12 +15,12 @@ from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
 from rpa_tasks.admin import live
+from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.waiting import why_waits
-from rpa_tasks.admin.wording import STATE_TONES
 from rpa_tasks.models import Evidence, Job, Run
-from scheduling.admin.wording import reason, spoken
-from scheduling.masking import masked_json, masked_text
+from scheduling.admin.labels import reason, spoken
 from scheduling.models import WAITING, FailedTask
+from scheduling.redaction import masked_json, masked_text
 
 TONES = {
     "succeeded": "good", "transient": "wait", "held": "wait", "session": "wait", "platform": "wait",

@@ -15,10 +15,10 @@ from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
 from rpa_tasks.admin import live
-from rpa_tasks.lanes import NODE_SILENT
+from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.models import ExecutionNode, Job
 from scheduling.admin.base import ReadOnlyAdmin
-from scheduling.admin.wording import reason, spoken
+from scheduling.admin.labels import reason, spoken
 
 UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1))
 TONES = {"busy": "info", "idle": "success", "quarantined": "danger"}

@@ -13,15 +13,15 @@ from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import action, display
 
-from rpa_tasks import shops
 from rpa_tasks.admin import live
 from rpa_tasks.admin.pausing import Pausing
+from rpa_tasks.configuration.validation import check_platform
+from rpa_tasks.jobs import shops
+from rpa_tasks.jobs.queries import waiting_of_platform
 from rpa_tasks.models import Breaker, Platform
-from rpa_tasks.selectors import waiting_of_platform
-from rpa_tasks.validation import check_platform
 from scheduling.admin.base import CheckedForm, WithHistory
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.admin.timeline import clock
+from scheduling.admin.touches.timeline import clock
 
 
 class PlatformForm(CheckedForm):

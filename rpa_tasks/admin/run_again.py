@@ -14,12 +14,12 @@ from django.utils.translation import gettext_lazy
 from unfold.widgets import UnfoldAdminSelectWidget
 
 from rpa_tasks.admin.fields import JsonField
+from rpa_tasks.jobs.publish import OWN_KEYS, Receipt, Refused, Request, publish
 from rpa_tasks.models import Job
-from rpa_tasks.publishing import OWN_KEYS, Receipt, Refused, Request, publish
-from scheduling.admin.wording import complaint
+from scheduling.admin.labels import complaint
 from scheduling.errors import InvalidInput
-from scheduling.masking import masked
 from scheduling.models import Priority
+from scheduling.redaction import masked
 
 
 class OrderForm(forms.Form):

@@ -13,17 +13,18 @@ from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
 from unfold.decorators import action, display
 
-from rpa_tasks import shops
-from rpa_tasks.admin import live, run_now, shop_schedules
+from rpa_tasks.admin import live, schedule
+from rpa_tasks.admin import run_job as run_now
+from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.node import ago
 from rpa_tasks.admin.pausing import Pausing
 from rpa_tasks.admin.shop_form import ShopForm
 from rpa_tasks.admin.shop_state import STATES, figures, narrowed, state_of, with_work, work_of
-from rpa_tasks.admin.wording import STATE_TONES
+from rpa_tasks.jobs import shops
 from rpa_tasks.models import Job, LoginState, Shop
 from scheduling.admin.base import WithHistory
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.admin.timeline import clock
+from scheduling.admin.touches.timeline import clock
 
 LATEST = 10
 
@@ -60,9 +61,9 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
         pages = {
             "live/": (self.live_view, "live"),
             "run-now/": (lambda request: run_now.page(self, request), "run_now"),
-            "schedules/": (lambda request: shop_schedules.list_page(self, request), "schedules"),
-            "schedules/add/": (lambda request: shop_schedules.edit_page(self, request), "schedule_add"),
-            "schedules/<int:pk>/": (lambda request, pk: shop_schedules.edit_page(self, request, pk), "schedule"),
+            "schedules/": (lambda request: schedule.list_page(self, request), "schedules"),
+            "schedules/add/": (lambda request: schedule.edit_page(self, request), "schedule_add"),
+            "schedules/<int:pk>/": (lambda request, pk: schedule.edit_page(self, request, pk), "schedule"),
         }
         own = [path(route, view(act), name=f"rpa_tasks_shop_{name}") for route, (act, name) in pages.items()]
         return [*own, *super().get_urls()]

@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 from django.utils.translation import gettext_lazy as _
 
+from rpa_tasks.configuration.validation import check_shop, profiles
 from rpa_tasks.models import Shop
-from rpa_tasks.validation import check_shop, profiles
 from scheduling.admin.base import CheckedForm
 
 

@@ -18,8 +18,8 @@ from django.utils.translation import gettext_lazy
 from rpa_tasks.admin import live
 from rpa_tasks.admin.waiting import opened_until
 from rpa_tasks.models import Job, JobState, LoginState, Shop
-from scheduling.admin.timeline import clock
-from scheduling.admin.wording import spoken
+from scheduling.admin.labels import spoken
+from scheduling.admin.touches.timeline import clock
 from scheduling.models import WAITING
 
 #: What the board can be narrowed to.

@@ -9,10 +9,10 @@ from django.urls import reverse
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
-from rpa_tasks.admin import wording  # noqa: F401  (teaches the words)
+from rpa_tasks.admin import labels  # noqa: F401  (teaches the words)
 from rpa_tasks.models import Job, LoginState, Platform, Shop
-from scheduling.admin.timeline import clock
-from scheduling.admin.wording import reason, spoken
+from scheduling.admin.labels import reason, spoken
+from scheduling.admin.touches.timeline import clock
 from scheduling.models import Pause
 
 #: A sentence and the page that has to do with it, "" where there is none.

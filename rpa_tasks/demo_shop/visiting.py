@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rpa_tasks.flow import BusinessError, Flow, PlatformError, SessionExpired, Transient
+from rpa_tasks.flow_sdk import BusinessError, Flow, PlatformError, SessionExpired, Transient
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page, Response

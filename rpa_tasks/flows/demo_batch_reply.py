@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 from rpa_tasks.demo_shop.visiting import is_inside, look_at, visit
-from rpa_tasks.flow import BusinessError, Flow, SessionExpired
+from rpa_tasks.flow_sdk import BusinessError, Flow, SessionExpired
 
 OPEN = "[data-message][data-answered='0']"
 IDS = "(messages, only) => messages.filter(m => !only || m.dataset.user === only).map(m => m.dataset.message)"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import psycopg
 
 from rpa_tasks.demo_shop.visiting import visit
-from rpa_tasks.flow import BusinessError, Flow
+from rpa_tasks.flow_sdk import BusinessError, Flow
 
 #: The list has the latest change on top, so an order that moves while we turn pages moves to where we were: it comes
 #: again next time, its change being higher than any we have seen.

@@ -11,7 +11,7 @@ from django.db.models import Q
 from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
-from rpa_tasks.verdicts import DEFAULT_DELAYS
+from rpa_tasks.outcomes import DEFAULT_DELAYS
 from scheduling.models.node import key_validator
 from scheduling.models.versioned import Versioned
 
@@ -89,7 +89,7 @@ class Flow(Versioned):
 
     platform = models.ForeignKey(Platform, on_delete=models.PROTECT, related_name="flows", verbose_name=_("platform"))
     task_type = models.CharField(_("task type"), max_length=64, validators=[key_validator])
-    #: Words, never a shell line. `rpa_tasks.command.PLACEHOLDERS` are filled in.
+    #: Words, never a shell line. `rpa_tasks.supervisor.command.PLACEHOLDERS` are filled in.
     command = models.JSONField(_("command"), default=list)
     #: The soft stop; 50 s later the run is killed.
     timeout = models.DurationField(_("timeout"), default=timedelta(seconds=600))

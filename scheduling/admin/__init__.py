@@ -1,30 +1,14 @@
-"""The back office. One module a noun; importing them registers their pages."""
+"""The back office: one module for each noun. Importing them registers their pages."""
 
 from __future__ import annotations
 
-from scheduling.admin import (
-    access,
-    alert,
-    bulk,
-    channel,
-    community,
-    complaint,
-    customer,
-    event,
-    failed_task,
-    guarded_rollout,
-    node,
-    pause,
-    people,
-    rule,
-    schedule,
-    stage,
-    template,
-    touch,
-    what_if,
-)
+from scheduling.admin.experiments import replay, rollout
+from scheduling.admin.failed_tasks import bulk_action, failed_task
+from scheduling.admin.matrix import channel, community, node, rules, stage, template
+from scheduling.admin.system import access, accounts, alert, schedule
+from scheduling.admin.touches import complaint, customer, event, pause, touch
 
 __all__ = [
-    "access", "alert", "bulk", "channel", "community", "complaint", "customer", "event", "failed_task",
-    "guarded_rollout", "node", "pause", "people", "rule", "schedule", "stage", "template", "touch", "what_if",
+    "access", "accounts", "alert", "bulk_action", "channel", "community", "complaint", "customer", "event",
+    "failed_task", "node", "pause", "replay", "rollout", "rules", "schedule", "stage", "template", "touch",
 ]  # fmt: skip

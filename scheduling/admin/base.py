@@ -26,12 +26,12 @@ from unfold.admin import ModelAdmin
 from unfold.paginator import InfinitePaginator
 from unfold.widgets import UnfoldAdminDecimalFieldWidget, UnfoldAdminTextInputWidget
 
-from scheduling.admin.fields import DurationField, NumberField
+from scheduling.admin.form_fields import DurationField, NumberField
+from scheduling.admin.labels import complaint
 from scheduling.admin.merging import MergingForm
-from scheduling.admin.wording import complaint
 from scheduling.durations import format_duration
 from scheduling.errors import InvalidInput
-from scheduling.failed_tasks import Actor
+from scheduling.operations.failed_tasks import Actor
 
 
 def actor_of(request: HttpRequest, reason: str = "") -> Actor:
@@ -144,7 +144,7 @@ def plainly(field: str, label: Any, write: Callable[[Any], str]) -> Callable[[An
 
 
 class CheckedForm(MergingForm):
-    """Asks `scheduling.validation` as configuration files do, and puts each complaint at its field."""
+    """Asks `scheduling.configuration.validation` as configuration files do, and puts each complaint at its field."""
 
     @staticmethod
     def check(values: Mapping[str, Any], /) -> None:

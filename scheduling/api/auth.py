@@ -10,11 +10,11 @@ from django.conf import settings
 from django.http import HttpRequest
 from ninja.security.http import HttpAuthBase
 
+from scheduling.api.errors import Problem
 from scheduling.api.keys import Principal, key_ring
-from scheduling.api.problems import Problem
 from scheduling.api.rates import Budget, rates
 from scheduling.api.threads import in_door_thread
-from scheduling.failed_tasks import Actor
+from scheduling.operations.failed_tasks import Actor
 
 CHALLENGE = 'Bearer realm="aftertouch"'
 EVENTS_A_REQUEST = 10  #: a key may send this many times its requests in events, by sending batches

@@ -13,10 +13,10 @@ from django.http import HttpRequest
 from django.utils.http import parse_header_parameters
 
 from scheduling.api.cloudevents import parse_event
-from scheduling.api.problems import Problem
+from scheduling.api.errors import Problem
 from scheduling.api.strict_json import ERRORS_SHOWN, NotJson, decode
 from scheduling.errors import FieldError, InvalidInput
-from scheduling.intake import NewEvent
+from scheduling.planning.ingest import NewEvent
 from scheduling.tracing import read_traceparent
 
 STRUCTURED = "application/cloudevents+json"

@@ -11,10 +11,10 @@ from ninja import Field, Router, Schema
 
 from scheduling.api.auth import ApiKeyAuth, actor_of
 from scheduling.api.schemas import ActionIn, ProblemOut, Request, Text
-from scheduling.bulk import jobs
-from scheduling.bulk.deeds import DEEDS, FAILED_TASKS
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import BulkAction
+from scheduling.operations import bulk_actions
+from scheduling.operations.deeds import DEEDS, FAILED_TASKS
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
@@ -37,7 +37,7 @@ class ChosenIn(Request):
 class BulkIn(ActionIn):
     action: Literal["retry", "again", "delivered", "not_delivered", "ignore", "archive"]
     filter: ChosenIn
-    per_second: Annotated[float, Field(ge=jobs.SLOWEST, le=jobs.FASTEST)] | None = None
+    per_second: Annotated[float, Field(ge=bulk_actions.SLOWEST, le=bulk_actions.FASTEST)] | None = None
     confirm: bool = False
 
 
@@ -66,7 +66,9 @@ def begin(request: HttpRequest, wish: BulkIn) -> tuple[int, dict[str, Any]]:
         raise InvalidInput.of("confirm", "sending again as new may deliver it twice; confirm with true")
     given = wish.filter.model_dump()
     chosen = {PARAMETERS.get(name, name): value for name, value in given.items() if value}
-    return 202, _told(jobs.begin(wish.action, chosen, actor_of(request, wish.reason), per_second=wish.per_second))
+    return 202, _told(
+        bulk_actions.begin(wish.action, chosen, actor_of(request, wish.reason), per_second=wish.per_second)
+    )
 
 
 @router.get("/bulk-actions/{action_id}", response={200: BulkActionOut, PROBLEMS: ProblemOut})
@@ -79,7 +81,7 @@ def read(request: HttpRequest, action_id: UUID) -> dict[str, Any]:
 def cancel(request: HttpRequest, action_id: UUID, wish: ActionIn) -> dict[str, Any]:
     """Stop a bulk action before its next batch. Completed work is not undone."""
     _find(action_id)
-    jobs.cancel(action_id, actor_of(request, wish.reason))
+    bulk_actions.cancel(action_id, actor_of(request, wish.reason))
     return _find(action_id)
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from scheduling.errors import FieldError, InvalidInput
-from scheduling.intake import NewEvent
+from scheduling.planning.ingest import NewEvent
 from scheduling.tracing import read_traceparent
 
 LATEST = timedelta(minutes=5)  #: how far ahead of this clock an event's time may be

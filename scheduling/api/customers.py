@@ -13,12 +13,13 @@ from django.http import HttpRequest
 from ninja import Field, Path, Router, Schema
 from pydantic import AfterValidator
 
-from scheduling import services, sql
+from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth
 from scheduling.api.cloudevents import FORBIDDEN
 from scheduling.api.schemas import ProblemOut, Request
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Customer
+from scheduling.operations import commands
 
 router = Router(tags=["customers"], auth=ApiKeyAuth("customers"))
 PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
@@ -78,7 +79,7 @@ def put_customer(request: HttpRequest, user_id: Path[UserId], customer: Customer
     if "email" in changes.get("addresses", {}):
         _check_email(changes["addresses"]["email"])
     with sql.brief_lock_waits():
-        return _told(services.put_customer(user_id, changes))
+        return _told(commands.put_customer(user_id, changes))
 
 
 @router.get("/customers/{path:user_id}", response={200: CustomerOut, PROBLEMS: ProblemOut})

@@ -11,13 +11,13 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
-from scheduling.api import metrics
+from scheduling import metrics
 from scheduling.api.auth import ApiKeyAuth, charge_events, principal_of
 from scheduling.api.bindings import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, read_events
-from scheduling.api.group_commit import DatabaseUnavailable, Overloaded, submit
-from scheduling.api.problems import RETRY_AFTER, Problem, unavailable
+from scheduling.api.errors import RETRY_AFTER, Problem, unavailable
 from scheduling.api.schemas import EventIn, EventsOut, ProblemOut
-from scheduling.intake import NewEvent, Receipt
+from scheduling.planning.group_commit import DatabaseUnavailable, Overloaded, submit
+from scheduling.planning.ingest import NewEvent, Receipt
 
 ANSWER_WITHIN = 10  #: seconds
 

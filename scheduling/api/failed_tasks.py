@@ -8,13 +8,14 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query, Router
 
-from scheduling import failed_tasks, selectors, sql
+from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, actor_of
-from scheduling.api.paging import Page, page_of, reading
+from scheduling.api.pagination import Page, page_of, reading
 from scheduling.api.schemas import ActionIn, FailedTaskOut, FailedTasksOut, ProblemOut, ResolveIn, RetryIn, Text
 from scheduling.errors import InvalidInput
-from scheduling.failed_search import failed_named
 from scheduling.models import FailedTask
+from scheduling.operations import failed_tasks, queries
+from scheduling.operations.failed_search import failed_named
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
@@ -38,7 +39,7 @@ def list_failed_tasks(request: HttpRequest, filters: Query[FailedTaskFilters]) -
     """List failed tasks, newest first. `q` is a full id (of the task, its event, trace, user, shop or chat), or words
     of the detail among the latest 50,000. A list that takes too long returns 503."""
     with reading():
-        rows = selectors.failed_tasks_page(
+        rows = queries.failed_tasks_page(
             failed_named(filters.q),
             state=filters.state or "",
             reason=filters.reason,

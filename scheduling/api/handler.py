@@ -16,11 +16,11 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix, set_urlconf
 
-from scheduling.api import metrics
+from scheduling import metrics
 from scheduling.api.auth import admit_body
-from scheduling.api.problems import MEDIA_TYPE, Problem, problem_response
+from scheduling.api.errors import MEDIA_TYPE, Problem, problem_response
 from scheduling.api.threads import in_database_thread
-from scheduling.page_headers import NOT_A_PAGE, POLICY, protect
+from scheduling.web.csp import NOT_A_PAGE, POLICY, protect
 
 BODY_TIMEOUT = 30  #: seconds in which a body has to be there
 DETAILS = {

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from scheduling.models import ApiKey, granted
-from scheduling.services import digest_of
+from scheduling.operations.commands import digest_of
 
 T = TypeVar("T")
 

@@ -7,9 +7,10 @@ from typing import Any
 from django.http import HttpRequest
 from ninja import Router
 
-from scheduling import services, sql
+from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, actor_of
 from scheduling.api.schemas import PauseIn, PauseOut, ProblemOut, ResumeIn, ResumeOut
+from scheduling.operations import commands
 
 router = Router(tags=["pauses"], auth=ApiKeyAuth("touches"))
 PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
@@ -20,7 +21,7 @@ def pause(request: HttpRequest, wish: PauseIn) -> dict[str, Any]:
     """Pause touches of a scope: “all”, “channel:<key>” or “node:<key>”. Idempotent."""
     reason = f"{actor_of(request).name}: {wish.reason}" if wish.reason else actor_of(request).name
     with sql.brief_lock_waits():
-        row = services.pause(wish.scope, reason=reason)
+        row = commands.pause(wish.scope, reason=reason)
     return {"scope": row.scope, "reason": row.reason, "paused_at": row.paused_at}
 
 
@@ -28,5 +29,5 @@ def pause(request: HttpRequest, wish: PauseIn) -> dict[str, Any]:
 def resume(request: HttpRequest, wish: ResumeIn) -> dict[str, Any]:
     """End a pause. The paused touches are spread over the next minutes."""
     with sql.brief_lock_waits():
-        services.resume(wish.scope)
+        commands.resume(wish.scope)
     return {"scope": wish.scope, "resumed": True}

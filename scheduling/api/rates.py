@@ -17,7 +17,7 @@ import structlog
 from django.conf import settings
 from redis.exceptions import RedisError
 
-from scheduling.redis_server import connect
+from scheduling.redis_client import connect
 
 log = structlog.get_logger(__name__)
 

@@ -10,15 +10,16 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query, Router
 
-from scheduling import selectors, services, sql
+from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, actor_of
 from scheduling.api.bindings import read_events
 from scheduling.api.events import EVENT_BODY
-from scheduling.api.paging import Page, page_of, reading
+from scheduling.api.pagination import Page, page_of, reading
 from scheduling.api.schemas import PreviewOut, ProblemOut, Text, TouchesOut, TouchOut
 from scheduling.errors import InvalidInput, NotFound
 from scheduling.models import Touch, TouchState, Verdict
-from scheduling.preview import Foreseen, foresee
+from scheduling.operations import commands, queries
+from scheduling.operations.preview import Foreseen, foresee
 
 router = Router(tags=["touches"], auth=ApiKeyAuth("touches"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 415, 422, 429, 503)
@@ -46,7 +47,7 @@ def list_touches(request: HttpRequest, filters: Query[TouchFilters]) -> dict[str
     `limit`, or none, and still a `next`. The list ends where `next` is null. A page that takes too long returns 503:
     filter by a user or an event then."""
     with reading():
-        rows, last = selectors.touches_page(
+        rows, last = queries.touches_page(
             user=filters.user,
             event=filters.event,
             source=filters.source,
@@ -68,7 +69,7 @@ def get_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
 def cancel_touch(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
     """Cancel a touch. 409 if it is marked as sending or has ended."""
     with sql.brief_lock_waits():
-        services.cancel_touch(task_id, actor=actor_of(request).name)
+        commands.cancel_touch(task_id, actor=actor_of(request).name)
     return _find(task_id)
 
 
@@ -82,14 +83,14 @@ def preview(request: HttpRequest) -> dict[str, Any]:
 
 
 def _find(task_id: UUID) -> dict[str, Any]:
-    row = selectors.touch(task_id)
+    row = queries.touch(task_id)
     if row is None:
         raise NotFound(f"There is no touch {task_id}.")
     return _told([row])[0]
 
 
 def _told(rows: Sequence[Touch]) -> list[dict[str, Any]]:
-    again = selectors.retried_as([row.task_id for row in rows])
+    again = queries.retried_as([row.task_id for row in rows])
     return [
         {name: getattr(row, name) for name in SAME}
         | {

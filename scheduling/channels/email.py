@@ -22,7 +22,7 @@ from django.core.mail import EmailMessage, get_connection
 from django.core.mail.message import sanitize_address
 from django.core.validators import validate_email
 
-from scheduling.channels import fields
+from scheduling.channels import options
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
 from scheduling.channels.smtp import AT_ONCE, Relay, converse, mail_threads, parse_relay
 from scheduling.channels.unsubscribe import unsubscribe_url
@@ -50,21 +50,21 @@ class Email:
     at_once: ClassVar[int] = AT_ONCE
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
-        fields.only(config, {"from", "reply_to", "url"})
-        self._from = fields.text(config, "from") or settings.DEFAULT_FROM_EMAIL
-        self._reply_to = fields.text(config, "reply_to")
+        options.only(config, {"from", "reply_to", "url"})
+        self._from = options.text(config, "from") or settings.DEFAULT_FROM_EMAIL
+        self._reply_to = options.text(config, "reply_to")
         _check_address(parseaddr(self._from)[1] if self._from == one_line(self._from) else "", "from")
         if self._reply_to:
             _check_address(self._reply_to, "reply_to")
-        own = fields.text(config, "url")
+        own = options.text(config, "url")
         self._relay = _relay(own or settings.AFTERTOUCH_EMAIL_URL, guarded=bool(own))
-        self._timeout = fields.positive(timeout)
+        self._timeout = options.positive(timeout)
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
         """Raises `ValueError("address: …")` unless `address` is one plain mail address."""
-        fields.only(target, {"address"})
-        _check_address(fields.text(target, "address"), "address")
+        options.only(target, {"address"})
+        _check_address(options.text(target, "address"), "address")
 
     def target_key(self, message: Message) -> str:
         """The relay: it is what can be slow or dead; the mailbox behind it is never seen."""
@@ -72,7 +72,7 @@ class Email:
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
         """Try once. `Unknown` where the message was handed over and the relay's reply to it did not come."""
-        left = fields.time_left(deadline, self._timeout)
+        left = options.time_left(deadline, self._timeout)
         if left <= timedelta(0):
             return Transient("no_time", "the deadline had passed before the mail began")
         try:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from scheduling.channels.base import Message, Quota
 from scheduling.channels.clipping import clip
-from scheduling.channels.robots import MARKDOWN, Refusal, Robot, encode
+from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, encode
 
 LIMIT = 20_000  # bytes of the whole request; the vendor says 20 KB
 MINUTE = timedelta(minutes=1)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import structlog
 
-from scheduling.channels import fields
+from scheduling.channels import options
 from scheduling.channels.base import Delivered, Message, Outcome, Quota
 
 logger = structlog.get_logger(__name__)
@@ -25,12 +25,12 @@ class Log:
     default_idempotent: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
-        fields.only(config, ())
-        fields.positive(timeout)
+        options.only(config, ())
+        options.positive(timeout)
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        fields.only(target, ())
+        options.only(target, ())
 
     def target_key(self, message: Message) -> str:
         return self.kind

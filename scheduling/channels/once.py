@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import structlog
 
 from scheduling.channels.base import Channel, ImmediateChannel, Message, Outcome, Unknown
-from scheduling.channels.transport import close_shared_transport
+from scheduling.channels.http_client import close_shared_transport
 
 log = structlog.get_logger(__name__)
 

@@ -17,7 +17,7 @@ import redis
 from redis.exceptions import NoScriptError, RedisError
 
 from scheduling.channels.base import Channel, Message, Quota
-from scheduling.redis_server import connect
+from scheduling.redis_client import connect
 
 SCRIPT = Path(__file__).with_name("quota.lua").read_text(encoding="utf-8")
 SCRIPT_SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()

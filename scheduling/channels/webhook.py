@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 
 from standardwebhooks.webhooks import Webhook as Signer
 
-from scheduling.channels import fields
+from scheduling.channels import options
 from scheduling.channels.base import Message, Outcome, Permanent, Quota, Transient
 from scheduling.channels.failures import Failure
+from scheduling.channels.http_client import Transport, shared_transport
 from scheduling.channels.replies import judge_status
-from scheduling.channels.transport import Transport, shared_transport
 from scheduling.tracing import traceparent
 
 EVENT_TYPE = "touch.due"
@@ -41,26 +41,26 @@ class Webhook:
     default_idempotent: ClassVar[bool] = True
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
-        fields.only(config, {"url", "secret"})
-        self._url = fields.url(config)
+        options.only(config, {"url", "secret"})
+        self._url = options.url(config)
         self._secrets = read_secrets(config)
-        self._timeout = fields.positive(timeout)
+        self._timeout = options.positive(timeout)
         self._transport = transport
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
         """Raises `ValueError("field: what is wrong")`. An empty target means the channel's own URL."""
-        fields.only(target, {"url", "secret"})
+        options.only(target, {"url", "secret"})
         if target:
-            fields.url(target)
+            options.url(target)
             read_secrets(target)
 
     def target_key(self, message: Message) -> str:
-        return fields.opaque_key(self.kind, str(message.target.get("url") or self._url))
+        return options.opaque_key(self.kind, str(message.target.get("url") or self._url))
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
         """Try once. Never `Unknown` for a refused connection, always for a request without an answer."""
-        left = fields.time_left(deadline, self._timeout)
+        left = options.time_left(deadline, self._timeout)
         if left <= timedelta(0):
             return Transient("no_time", "the deadline had passed before the request began")
         try:

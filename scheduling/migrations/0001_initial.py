@@ -5,7 +5,7 @@ import django.core.validators
 import django.db.models.deletion
 import django.utils.timezone
 import scheduling.ids
-import scheduling.models.secret
+import scheduling.models.encrypted
 import simple_history.models
 from django.conf import settings
 from django.db import migrations, models
@@ -88,7 +88,7 @@ class Migration(migrations.Migration):
                 ('version', models.PositiveIntegerField(default=1, editable=False, verbose_name='version')),
                 ('key', models.CharField(max_length=64, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9_.-]{0,63}\\Z', 'Lower-case letters, digits, “-”, “_” and “.”, at most 64.')], verbose_name='key')),
                 ('kind', models.CharField(max_length=40, verbose_name='kind')),
-                ('config', scheduling.models.secret.EncryptedJSONField(blank=True, default=dict, verbose_name='settings')),
+                ('config', scheduling.models.encrypted.EncryptedJSONField(blank=True, default=dict, verbose_name='settings')),
                 ('idempotent', models.BooleanField(default=False, help_text='A repeat with the same delivery key has no second effect, so an unknown outcome may be retried.', verbose_name='idempotent')),
                 ('timeout', models.DurationField(default=datetime.timedelta(seconds=10), verbose_name='timeout')),
                 ('retry_delays', models.JSONField(blank=True, default=list, verbose_name='retry delays in seconds')),
@@ -106,7 +106,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('chat_id', models.CharField(max_length=200, unique=True, verbose_name='chat id')),
                 ('name', models.CharField(blank=True, max_length=200, verbose_name='name')),
-                ('targets', scheduling.models.secret.EncryptedJSONField(blank=True, default=dict, verbose_name='targets')),
+                ('targets', scheduling.models.encrypted.EncryptedJSONField(blank=True, default=dict, verbose_name='targets')),
                 ('retired_at', models.DateTimeField(blank=True, editable=False, null=True, verbose_name='retired at')),
             ],
             options={

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-from scheduling.models.access import INCLUDED, ApiKey, Pause, Scope, granted
 from scheduling.models.alert import Alert, AlertReceiver
+from scheduling.models.api_key import INCLUDED, ApiKey, Pause, Scope, granted
 from scheduling.models.bulk_action import BulkAction
 from scheduling.models.customer import Community, Complaint, Customer
 from scheduling.models.event import Event, EventType
 from scheduling.models.failed_task import FailedTask
-from scheduling.models.guarded_rollout import GuardedRollout, RolloutMove
 from scheduling.models.ledger import LEASED, WAITING, LedgerRow, Priority
-from scheduling.models.login import FailedLogin
+from scheduling.models.login_attempt import FailedLogin
 from scheduling.models.node import (
     CapSwitch,
     Category,
@@ -22,11 +21,12 @@ from scheduling.models.node import (
     Template,
     TemplateText,
 )
+from scheduling.models.replay import WhatIfRun
+from scheduling.models.rollout import GuardedRollout, RolloutMove
 from scheduling.models.rule import DelayRule, HarassmentRule
 from scheduling.models.saved_filter import SavedFilter
 from scheduling.models.touch import Attempt, Touch, TouchState, Verdict
 from scheduling.models.versioned import Configuration
-from scheduling.models.what_if import WhatIfRun
 
 __all__ = [
     "INCLUDED", "LEASED", "WAITING", "Alert", "AlertReceiver", "ApiKey", "Attempt", "BulkAction", "CapSwitch",

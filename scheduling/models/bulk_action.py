@@ -23,9 +23,9 @@ class BulkAction(models.Model):
         FAILED = "failed", _("Failed")  #: its workers were lost at the same batch, again and again
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
-    #: A name of `scheduling.bulk.deeds`.
+    #: A name of `scheduling.operations.deeds`.
     action = models.CharField(_("action"), max_length=20)
-    #: The parameters of the list's address; see `scheduling.bulk.matching`.
+    #: The parameters of the list's address; see `scheduling.operations.filters`.
     filter = models.JSONField(_("filter"), default=dict)
     #: Rows made later are left alone.
     as_of = models.DateTimeField(_("rows from before"), default=now)

@@ -6,8 +6,8 @@ from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
 from scheduling.models.addressed import Addressed
-from scheduling.models.secret import EncryptedJSONField, Sealed
-from scheduling.specs import CustomerSpec
+from scheduling.models.encrypted import EncryptedJSONField, Sealed
+from scheduling.policy.specs import CustomerSpec
 
 
 class Customer(Addressed):

@@ -5,7 +5,7 @@ scheduled ──hand over──▶ queued ──claim: lease_no+1──▶ runni
     │  └── lost hint ───────┘                            ├──▶ unknown ─┴─▶ FailedTask
     └───────── retry(due_at) | hold(until) ──────────────┘
 
-Only `scheduling.ledger` writes these columns.
+Only `scheduling.ledger.transitions` writes these columns.
 """
 
 from __future__ import annotations

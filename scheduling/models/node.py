@@ -11,8 +11,8 @@ from django.utils.translation import gettext_lazy as _
 from simple_history.models import HistoricalRecords
 
 from scheduling.models.addressed import Addressed
+from scheduling.models.encrypted import EncryptedJSONField, Sealed
 from scheduling.models.ledger import Priority
-from scheduling.models.secret import EncryptedJSONField, Sealed
 from scheduling.models.versioned import Versioned
 
 key_validator = RegexValidator(
@@ -119,7 +119,7 @@ class ChannelConfig(Addressed, Versioned):
 
 
 class DisabledTarget(models.Model):
-    """A receiver that said it is gone (410). Deleting the row enables it again (see `scheduling.disabled_targets`)."""
+    """A receiver that answered 410 Gone. Deleting the row enables it again: `scheduling.planning.disabled_targets`."""
 
     channel = models.ForeignKey(ChannelConfig, on_delete=models.CASCADE, verbose_name=_("channel"))
     target_digest = models.CharField(_("target"), max_length=64, help_text=_("SHA-256 of the address"))
@@ -194,7 +194,7 @@ class Node(Versioned):
     )
     canary_percent = models.FloatField(_("canary, percent of communities"), default=0, validators=percent_validators)
     canary_communities = models.JSONField(_("canary, always these communities"), default=list, blank=True)
-    #: How a guarded roll-out of the canary goes (`scheduling.guardrail.read_plan`); None: as is usual.
+    #: How a guarded roll-out of the canary goes (`scheduling.policy.rollout.read_plan`); None: as is usual.
     canary_guard = models.JSONField(_("canary, plan of a guarded roll-out"), null=True, blank=True)
     cancel_on = models.JSONField(_("cancelled by these events"), default=list, blank=True)
     on_repeat = models.CharField(_("on repetition"), max_length=10, choices=OnRepeat, default=OnRepeat.EACH)

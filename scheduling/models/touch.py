@@ -94,7 +94,7 @@ class Verdict(models.Model):
 
     The database does not check that its touch is there (nor does it for an attempt): both are written while that row
     is locked. Asking once more for each of them cost a twelfth of a delivery. Who deletes touches deletes these as well
-    (`scheduling.retention`).
+    (`scheduling.operations.retention`).
     """
 
     class Decision(models.TextChoices):

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sessions.admin import campaign, policy
+from sessions.admin import campaign, policies
 
-__all__ = ["campaign", "policy"]
+__all__ = ["campaign", "policies"]

@@ -11,10 +11,10 @@ from django.utils.translation import gettext_lazy as _
 from unfold.decorators import display
 
 from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory, plainly
-from scheduling.admin.fields import DurationField
+from scheduling.admin.form_fields import DurationField
+from scheduling.admin.labels import spoken
 from scheduling.admin.retirement import Retirable, RetiredFilter
-from scheduling.admin.wording import spoken
-from sessions.admin.policy import NOT_BACKWARDS
+from sessions.admin.policies import NOT_BACKWARDS
 from sessions.models import Campaign
 from sessions.validation import check_campaign
 

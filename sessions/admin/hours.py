@@ -8,14 +8,15 @@ from datetime import datetime
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
-from scheduling import pulse, sql
-from scheduling.admin.charts import Bucket, Chart, Series, paired
-from scheduling.admin.columns import Span, tallies
+from scheduling import sql
+from scheduling.admin.dashboard.charts import Bucket, Chart, Series, paired
+from scheduling.admin.dashboard.columns import Span, tallies
 from scheduling.admin.patience import Patience
-from scheduling.admin.spans import span_link
-from scheduling.configuration import current
-from scheduling.past import Past, hours_between
-from sessions.presence import SILENT
+from scheduling.admin.touches.spans import span_link
+from scheduling.configuration.snapshot import current
+from scheduling.monitoring import statistics
+from scheduling.monitoring.past import Past, hours_between
+from sessions.detection.presence import SILENT
 
 SILENCES = Series("silences", gettext_lazy("Silences"), "hue0")
 GUIDES = Series("guides", gettext_lazy("Guide messages"), "hue1")
@@ -38,7 +39,7 @@ past_guides = Past(guides_sent)
 
 
 def silences(spans: list[Span], patience: Patience) -> Chart:
-    events = tallies(pulse.past_events, spans, patience)
+    events = tallies(statistics.past_events, spans, patience)
     guides = tallies(past_guides, spans, patience)
     buckets = []
     for span, taken, sent in zip(spans, events, guides, strict=True):

@@ -11,11 +11,10 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import REGISTRY
 
 import rpa_tasks.metrics
-import scheduling.api.metrics
-import scheduling.measures
-from scheduling.metrics import OWN
+import scheduling.metrics
+from scheduling.monitoring.collectors import OWN
 
-INSTRUMENTS = (scheduling.measures, scheduling.api.metrics, rpa_tasks.metrics)
+INSTRUMENTS = (scheduling.metrics, scheduling.metrics, rpa_tasks.metrics)
 OURS = ("aftertouch_", "celery_")
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 

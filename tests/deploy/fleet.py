@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from config.embedded import servers
 from config.environment import ROOT
-from config.stack import RunningStack
-from config.stack.running import stack_environment
-from config.stack.supervision import Supervisor
+from config.local import servers
+from config.local.isolated import RunningStack, stack_environment
+from config.local.supervisor import Supervisor
 from tests.deploy.machine import UNITS, WITHIN, Machine
 from tests.faults.house import House, Run, configuration
 from tests.faults.load import DEAF

@@ -13,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
-from config.stack.programs import PROGRAMS
+from config.local.ports import free_port
+from config.local.processes import wait_until
+from config.local.programs import PROGRAMS
 from tests.faults.workers import Program
 
 UNITS = ("web", "core", "execution", "beat")

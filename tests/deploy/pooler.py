@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg.rows import dict_row
 
-from config.embedded.account import server_account
-from config.embedded.ports import free_port
 from config.environment import ROOT
+from config.local.account import server_account
+from config.local.ports import free_port
 from tests.faults.brokers import Server
 
 SHIPPED = ROOT / "deploy" / "pgbouncer" / "pgbouncer.ini"

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import requests
 
-from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
 from config.environment import ROOT, environment
-from scheduling.measures import versions
+from config.local.ports import free_port
+from config.local.processes import wait_until
+from scheduling.metrics import versions
 from tests.faults.brokers import Server
 from tests.scheduling.api.serving import database_url
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 import yaml
 
-from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
 from config.environment import ROOT
+from config.local.ports import free_port
+from config.local.processes import wait_until
 
 WITHIN = 180
 TOKENS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD")

@@ -17,10 +17,10 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 import pytest
 import yaml
 
-from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
+from config.celery.queues import CORE_QUEUES, RPA_QUEUES
 from config.environment import ROOT, Environment
-from config.queues import CORE_QUEUES, RPA_QUEUES
+from config.local.ports import free_port
+from config.local.processes import wait_until
 from config.settings.celery import CELERY_BROKER_TRANSPORT_OPTIONS
 from rpa_tasks.models import Job
 from scheduling import sql

@@ -20,11 +20,11 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from config.embedded.ports import free_port
-from config.embedded.postgres import binaries
-from config.embedded.processes import wait_until
-from config.embedded.valkey import binary
 from config.environment import ROOT
+from config.local.ports import free_port
+from config.local.postgres import binaries
+from config.local.processes import wait_until
+from config.local.valkey import binary
 from tests.docs.pages import blocks
 
 GUIDE = (ROOT / "docs" / "how-to" / "deploy.md").read_text("utf-8")

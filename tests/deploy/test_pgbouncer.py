@@ -17,10 +17,10 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
 from config.environment import environment
-from config.stack import RunningStack, running_stack
+from config.local.isolated import RunningStack, running_stack
+from config.local.ports import free_port
+from config.local.processes import wait_until
 from tests.deploy.pooler import PROGRAM, PgBouncer, pooled
 from tests.faults.receiver import SECRET, EffectReceiver
 from tests.faults.workers import celery

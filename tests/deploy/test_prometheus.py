@@ -22,10 +22,10 @@ from xmlrpc.client import Fault
 import pytest
 import yaml
 
-from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
 from config.environment import ROOT
-from config.stack import RunningStack, running_stack
+from config.local.isolated import RunningStack, running_stack
+from config.local.ports import free_port
+from config.local.processes import wait_until
 from tests.deploy.test_monitoring import RULES, queries, rules
 from tests.faults.brokers import Server
 

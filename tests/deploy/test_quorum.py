@@ -12,9 +12,9 @@ import psycopg
 import pytest
 from kombu import Connection
 
-from config.embedded.processes import wait_until
-from config.queues import CORE_QUEUES, RPA_QUEUES
-from config.stack import RunningStack, running_stack
+from config.celery.queues import CORE_QUEUES, RPA_QUEUES
+from config.local.isolated import RunningStack, running_stack
+from config.local.processes import wait_until
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 
 WITHIN = 120

@@ -21,11 +21,11 @@ import pytest
 import redis
 import yaml
 
-from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
-from config.embedded.valkey import binary
 from config.environment import ROOT
-from config.stack import RunningStack, running_stack
+from config.local.isolated import RunningStack, running_stack
+from config.local.ports import free_port
+from config.local.processes import wait_until
+from config.local.valkey import binary
 from tests.faults.brokers import Server
 from tests.faults.workers import celery, worker
 

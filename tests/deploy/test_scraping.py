@@ -14,8 +14,8 @@ import pytest
 import requests
 import yaml
 
-from config.embedded.processes import wait_until
 from config.environment import ROOT, Environment, environment
+from config.local.processes import wait_until
 from tests.deploy.test_systemd import Unit, _example
 from tests.faults.brokers import Server
 from tests.scheduling.api.serving import database_url

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from cryptography.fernet import Fernet
 
+from config.celery.queues import CORE_QUEUES, RPA_QUEUES
 from config.environment import ROOT, Environment
-from config.queues import CORE_QUEUES, RPA_QUEUES
 from config.settings.celery import CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT
-from rpa_tasks.maintainer_process import STOP_WITHIN
+from rpa_tasks.maintainer.process import STOP_WITHIN
 from rpa_tasks.models import Flow
-from rpa_tasks.runner import STOPPING_PATIENCE
-from scheduling.sender import BATCH_DEADLINE
+from rpa_tasks.worker.runner import STOPPING_PATIENCE
+from scheduling.delivery.sender import BATCH_DEADLINE
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))
@@ -121,7 +121,7 @@ def test_every_queue_has_its_unit() -> None:
 
 
 def test_every_program_of_the_local_stack_has_its_unit() -> None:
-    from config.stack.programs import PROGRAMS
+    from config.local.programs import PROGRAMS
 
     assert {f"aftertouch-{program.name}.service" for program in PROGRAMS} <= set(SERVICES)
 

@@ -13,15 +13,15 @@ from django.db import transaction
 from django.utils.timezone import now
 
 from config.environment import ROOT
-from rpa_tasks.lanes import jobs
+from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
-from scheduling import failed_tasks
 from scheduling.errors import Conflict
-from scheduling.failed_tasks import Actor
 from scheduling.ids import new_id
-from scheduling.ledger import Ledger, Settlement
+from scheduling.ledger.touches import Decision, touches
+from scheduling.ledger.transitions import Ledger, Settlement
 from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
-from scheduling.touches import Decision, touches
+from scheduling.operations import failed_tasks
+from scheduling.operations.failed_tasks import Actor
 from tests.docs.pages import blocks
 
 Arrow = tuple[str, str]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from config.demo import await_worker
-from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
 from config.environment import ROOT
-from config.stack import RunningStack, running_stack
+from config.local.isolated import RunningStack, running_stack
+from config.local.ports import free_port
+from config.local.processes import wait_until
 from tests.docs.pages import blocks, prose
 
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text("utf-8")

@@ -14,11 +14,11 @@ import pytest
 
 from config.demo import await_worker
 from config.demo_rpa import demo_shop
-from config.embedded.processes import wait_until
 from config.environment import ROOT
-from config.stack import RunningStack, running_stack
-from rpa_tasks.pool.chromium import find_chromium
-from rpa_tasks.pool.errors import NoBrowser
+from config.local.isolated import RunningStack, running_stack
+from config.local.processes import wait_until
+from rpa_tasks.browsers.chromium import find_chromium
+from rpa_tasks.browsers.errors import NoBrowser
 from tests.docs.pages import blocks
 
 PAGE = (ROOT / "docs/how-to/write-a-flow.md").read_text("utf-8")

@@ -14,9 +14,9 @@ from pathlib import Path
 import redis
 from kombu import Connection
 
-from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
-from config.embedded.valkey import binary
+from config.local.ports import free_port
+from config.local.processes import wait_until
+from config.local.valkey import binary
 
 MASTER = "aftertouch"
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # the plain script; the one on PATH becomes another user

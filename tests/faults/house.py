@@ -18,9 +18,9 @@ from uuid import uuid4
 import psutil
 import psycopg
 
-from config.embedded.processes import is_alive, wait_until
-from config.stack import RunningStack, running_stack
-from scheduling.sender import LEASE
+from config.local.isolated import RunningStack, running_stack
+from config.local.processes import is_alive, wait_until
+from scheduling.delivery.sender import LEASE
 from tests.faults.load import DEAF, Load
 from tests.faults.receiver import SECRET, Call, EffectReceiver
 

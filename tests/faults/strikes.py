@@ -7,7 +7,7 @@ from collections.abc import Callable
 import psutil
 import redis
 
-from config.embedded.processes import is_alive
+from config.local.processes import is_alive
 from tests.faults.house import Run
 
 

@@ -13,10 +13,10 @@ import pytest
 from django.utils.timezone import now
 from kombu import Connection, Queue
 
-from config.celery import app
-from scheduling import dispatcher
-from scheduling.broker import oldest_message_at, published_now
-from scheduling.ledger import UNSEEN
+from config.celery.application import app
+from scheduling.dispatch import dispatcher
+from scheduling.dispatch.publisher import oldest_message_at, published_now
+from scheduling.ledger.transitions import UNSEEN
 from scheduling.models import Touch
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from kombu import Connection
 
-from config.embedded.processes import wait_until
-from scheduling.broker_alarm import alarm, takes_messages
+from config.local.processes import wait_until
+from scheduling.dispatch.broker_health import alarm, takes_messages
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 from tests.faults.house import House, Run, house
 

@@ -11,7 +11,7 @@ import psutil
 import psycopg
 import pytest
 
-from config.queues import CORE_QUEUES
+from config.celery.queues import CORE_QUEUES
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq, redis_server
 from tests.faults.house import House, Run, house
 from tests.faults.strikes import living_children

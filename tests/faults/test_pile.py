@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from kombu import Connection, Queue
 
-from config.embedded.processes import wait_until
-from config.pile import QUEUE, Pile
+from config.celery.pile import QUEUE, Pile
+from config.local.processes import wait_until
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 
 

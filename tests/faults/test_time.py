@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from config.beat_leader import LEADER_LOCK
-from config.embedded import servers
+from config.celery.beat_scheduler import LEADER_LOCK
+from config.local import servers
 from tests.faults.house import House
 from tests.faults.load import Door
 from tests.faults.workers import Program, celery

@@ -1,7 +1,7 @@
 """What ends a Celery worker or makes it lose a message, against real workers: with our guards, and without them.
 
 The tests named `…_without_the_guard…` show the trap itself. They fail on the day upstream mends it; then the guard in
-`config.celery_guards` can go.
+`config.celery.guards` can go.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 import redis
 from kombu import Connection, Exchange
 
-from config.queues import CORE_QUEUES, RPA_QUEUES, declared_queues
+from config.celery.queues import CORE_QUEUES, RPA_QUEUES, declared_queues
 from tests.faults.brokers import RedisServer, missing_for_rabbitmq, rabbitmq, redis_server
 from tests.faults.house import PATIENCE, House
 from tests.faults.workers import Program, worker

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from celery import shared_task
 
-from config.celery import app
+from config.celery.application import app
 
 __all__ = ["app"]
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.embedded.processes import wait_until
 from config.environment import ROOT
+from config.local.processes import wait_until
 
 READY_WITHIN = 180.0
 

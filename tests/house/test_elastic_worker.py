@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from config.elastic import Worker, _age
-from config.queues import CORE_QUEUES, RPA_QUEUES
+from config.celery.autoscaler import Worker, _age
+from config.celery.queues import CORE_QUEUES, RPA_QUEUES
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

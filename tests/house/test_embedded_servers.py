@@ -18,13 +18,13 @@ import psycopg
 import pytest
 import redis
 
-from config.embedded import servers
-from config.embedded.account import server_account
-from config.embedded.endpoints import Endpoints, read_endpoints
-from config.embedded.errors import EmbeddedServerError
-from config.embedded.postgres import Postgres, binaries
-from config.embedded.processes import wait_until
 from config.environment import ROOT
+from config.local import servers
+from config.local.account import server_account
+from config.local.endpoints import Endpoints, read_endpoints
+from config.local.postgres import Postgres, binaries
+from config.local.processes import wait_until
+from config.local.server_errors import EmbeddedServerError
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def shared() -> Iterator[Endpoints]:
 def start_in_a_process(state_dir: Path, **env: str) -> subprocess.Popen[str]:
     inherited = {name: value for name, value in os.environ.items() if name not in ("DATABASE_URL", "REDIS_URL")}
     return subprocess.Popen(
-        [sys.executable, "-m", "config.embedded", "start"],
+        [sys.executable, "-m", "config.local.servers_cli", "start"],
         cwd=ROOT, env={**inherited, "AFTERTOUCH_STATE_DIR": str(state_dir), **env},
         text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
@@ -285,6 +285,6 @@ def test_a_server_that_cannot_start_shows_its_last_words(state_dir: Path, monkey
     servers.start(state_dir)
     servers.stop(state_dir)
     (state_dir / "postgres" / "data" / "global" / "pg_control").unlink()
-    monkeypatch.setattr("config.embedded.server.RETRY_FOR", 0.5)
+    monkeypatch.setattr("config.local.server.RETRY_FOR", 0.5)
     with pytest.raises(EmbeddedServerError, match="could not find the database system"):
         servers.start(state_dir)

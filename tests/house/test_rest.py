@@ -14,14 +14,14 @@ import pytest
 from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from redis.exceptions import ResponseError
 
-from config.beat import PASSES, SCHEDULE
-from config.beat_leader import LeaderScheduler
-from config.celery import app
-from config.embedded.processes import wait_until
-from config.pile import Pile
+from config.celery.application import app
+from config.celery.beat_scheduler import LeaderScheduler
+from config.celery.pile import Pile
+from config.celery.schedule import PASSES
+from config.local.processes import wait_until
 from config.settings.logging import WithoutPasses
 from rpa_tasks.tasks import publish_for_shops, run_rounds
-from scheduling import measures
+from scheduling import metrics
 from scheduling.tasks import deliver, hand_over
 
 LONG_AGO = datetime(2026, 3, 1, tzinfo=UTC)
@@ -75,7 +75,7 @@ def test_passes_that_nobody_takes_do_not_fill_redis(
     PeriodicTask.objects.create(name="ours", task=publish_for_shops.name, interval=interval, start_time=LONG_AGO)
     valkey.rpush("mq:ticks", *["waits"] * (Pile.MOST + 1))
     alive: list[str] = []
-    monkeypatch.setattr(measures, "beat_ticked", alive.append)
+    monkeypatch.setattr(metrics, "beat_ticked", alive.append)
     tick_until_nothing_is_due(scheduler)
     assert set(tasks_in(valkey)) == {run_rounds.name}
     assert alive, "whatever it publishes, it ticks"

@@ -14,9 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from config.embedded import servers
-from config.embedded.processes import is_alive, wait_until
 from config.environment import ROOT
+from config.local import servers
+from config.local.processes import is_alive, wait_until
 
 pytestmark = pytest.mark.faults
 

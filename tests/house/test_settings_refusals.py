@@ -29,10 +29,10 @@ def start(module: str, *words: str, **env: str) -> subprocess.CompletedProcess[s
         ("DJANGO_LOG_LEVEL", "LOUD"),
     ],
 )
-@pytest.mark.parametrize("module", ["config.embedded", "config.stack"])
+@pytest.mark.parametrize("module", ["config.local.servers_cli", "config.local"])
 def test_a_bad_value_stops_the_start_and_names_itself(tmp_path: Path, module: str, name: str, value: str) -> None:
     state_dir = tmp_path / "state"
-    refused = start(module, {"config.embedded": "start", "config.stack": "run"}[module],
+    refused = start(module, {"config.local.servers_cli": "start", "config.local": "run"}[module],
                     AFTERTOUCH_STATE_DIR=str(state_dir), **{name: value})  # fmt: skip
     assert refused.returncode == 1
     assert name in refused.stderr
@@ -48,7 +48,7 @@ def test_a_bad_value_stops_the_start_and_names_itself(tmp_path: Path, module: st
     ],
 )
 def test_bounds_of_a_pool_that_do_not_fit_name_what_they_do_not_fit(others: dict[str, str], words: str) -> None:
-    refused = start("config.stack", "run", AFTERTOUCH_WORKER_MAX="2", **others)
+    refused = start("config.local", "run", AFTERTOUCH_WORKER_MAX="2", **others)
     assert refused.returncode == 1
     assert "AFTERTOUCH_WORKER_MAX" in refused.stderr
     assert words in refused.stderr
@@ -60,7 +60,7 @@ def test_bounds_of_a_pool_that_are_equal_are_accepted() -> None:
 
 
 def test_every_bad_value_is_named_at_once() -> None:
-    refused = start("config.stack", "run", AFTERTOUCH_PORT="0", AFTERTOUCH_FLOWER_PORT="x")
+    refused = start("config.local", "run", AFTERTOUCH_PORT="0", AFTERTOUCH_FLOWER_PORT="x")
     assert "AFTERTOUCH_PORT" in refused.stderr
     assert "AFTERTOUCH_FLOWER_PORT" in refused.stderr
 

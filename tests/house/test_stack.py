@@ -17,14 +17,14 @@ import psutil
 import psycopg
 import pytest
 
-from config.embedded import servers
-from config.embedded.processes import carrying, is_alive, wait_until
-from config.embedded.secrets import secret
 from config.environment import ROOT, Environment
-from config.stack import RunningStack, foreground, ownership, running_stack
-from config.stack.errors import StackError
-from config.stack.programs import PROGRAMS, Program, stop_within
-from config.stack.supervision import SOCKET_PATH_LIMIT, socket_path, start_supervisor, write_configuration
+from config.local import foreground, ownership, servers
+from config.local.isolated import RunningStack, running_stack
+from config.local.processes import carrying, is_alive, wait_until
+from config.local.programs import PROGRAMS, Program, stop_within
+from config.local.secrets import secret
+from config.local.stack_errors import StackError
+from config.local.supervisor import SOCKET_PATH_LIMIT, socket_path, start_supervisor, write_configuration
 
 PATIENCE = 60.0
 
@@ -107,7 +107,7 @@ def test_a_second_stack_of_the_same_folder_is_refused(stack: RunningStack) -> No
 
 def run(action: str, state_dir: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "config.stack", action],
+        [sys.executable, "-m", "config.local", action],
         cwd=ROOT, env={**os.environ, "AFTERTOUCH_STATE_DIR": str(state_dir), **env},
         text=True, capture_output=True, timeout=120, check=False,
     )  # fmt: skip

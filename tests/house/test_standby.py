@@ -10,9 +10,9 @@ from django.db import connection
 from django.utils.timezone import now
 from django_celery_beat.models import PeriodicTask, PeriodicTasks
 
-from config.beat_leader import LeaderScheduler
 from config.celery import app
-from config.embedded.processes import wait_until
+from config.celery.beat_scheduler import LeaderScheduler
+from config.local.processes import wait_until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

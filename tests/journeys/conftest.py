@@ -13,7 +13,7 @@ from django.conf import settings
 from django.contrib.auth.models import Group, User
 from django.db import connection
 
-from config.embedded.processes import wait_until
+from config.local.processes import wait_until
 from scheduling.management.commands.bootstrap import Command
 
 PASSWORD = "a day in operations"
@@ -49,7 +49,7 @@ def chromium() -> Iterator[Any]:
 def ops(chromium: Any, live_server: Any) -> Iterator[Callable[..., Any]]:
     """A page of somebody who is logged in, in a language and a light: of a member of `group`, who is called like it, or
     of `ops`, who may do everything. Nothing on it may break the house's policy of what a page may do
-    (`scheduling.page_headers`)."""
+    (`scheduling.web.csp`)."""
     contexts = []
     violations: list[str] = []
 

@@ -29,7 +29,7 @@ def _counted(transactional_db: None) -> None:
 @pytest.fixture
 def refusing(matrix: Any, happen: Callable[..., Any], _sending: None) -> Iterator[ScriptedReceiver]:  # noqa: F811
     """The partner's endpoint refuses what is sent to it; everything else is as on any other day."""
-    from scheduling.delivery import deliver, sender
+    from scheduling.delivery.pipeline import deliver, sender
     from scheduling.models import ChannelConfig, FailedTask
 
     with ScriptedReceiver(script=[422] * MANY) as receiver:
@@ -49,7 +49,7 @@ def deliver_what_waits() -> None:
     """What a worker does, and its time has come."""
     from django.utils.timezone import now
 
-    from scheduling.delivery import deliver, sender
+    from scheduling.delivery.pipeline import deliver, sender
     from scheduling.models import Touch
 
     waiting = Touch.objects.filter(state="scheduled")
@@ -66,11 +66,11 @@ def delivered_again() -> int:
 
 def advance() -> None:
     """The next batch, and its time has come."""
-    from scheduling.bulk import jobs
     from scheduling.models import BulkAction
+    from scheduling.operations import bulk_actions
 
     BulkAction.objects.update(next_at=Now())
-    jobs.advance(BulkAction.objects.get().pk)
+    bulk_actions.advance(BulkAction.objects.get().pk)
 
 
 def test_a_spike_is_found_tried_and_mended_and_a_rule_edited(
@@ -121,8 +121,8 @@ def test_a_spike_is_found_tried_and_mended_and_a_rule_edited(
 
 
 def tighten(page: Any, draft: str) -> None:
+    from scheduling.experiments.replay import runs
     from scheduling.models import HarassmentRule, WhatIfRun
-    from scheduling.what_if import runs
 
     page.goto(draft)
     area = page.locator("[name=draft]")
@@ -139,9 +139,9 @@ def tighten(page: Any, draft: str) -> None:
 
 
 def test_who_may_only_look_does_none_of_it(ops: Callable[..., Any], live_server: Any, refusing: Any) -> None:
-    from scheduling.bulk import jobs
-    from scheduling.failed_tasks import Actor
     from scheduling.models import FailedTask, HarassmentRule
+    from scheduling.operations import bulk_actions
+    from scheduling.operations.failed_tasks import Actor
 
     page = ops(group="viewer")
     assert page.inner_text("tr:has-text('partner') strong") == str(MANY)
@@ -165,7 +165,7 @@ def test_who_may_only_look_does_none_of_it(ops: Callable[..., Any], live_server:
     assert rule.limit == 3
 
     # Others retry: how far they are can be seen, and they are not stopped.
-    begun = jobs.begin("retry", {}, Actor("olga"))
+    begun = bulk_actions.begin("retry", {}, Actor("olga"))
     running = f"{admin}/bulkaction/{begun.pk}/"
     page.goto(f"{running}change/")
     page.wait_for_selector("progress")

@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 @pytest.fixture
 def many(matrix: Any, happen: Callable[..., Any]) -> int:
     """More failed tasks than a page shows."""
-    from scheduling.delivery import deliver, sender
+    from scheduling.delivery.pipeline import deliver, sender
     from scheduling.models import FailedTask
 
     matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"), guard_dedupe="ignore")
@@ -25,8 +25,8 @@ def many(matrix: Any, happen: Callable[..., Any]) -> int:
 
 
 def test_all_that_match_are_retried_and_stopped(ops: Callable[..., Any], live_server: Any, many: int) -> None:
-    from scheduling.bulk import jobs
     from scheduling.models import BulkAction, FailedTask
+    from scheduling.operations import bulk_actions
 
     page = ops("en")
     page.goto(f"{live_server.url}/admin/scheduling/failedtask/?failure=failed")
@@ -41,7 +41,7 @@ def test_all_that_match_are_retried_and_stopped(ops: Callable[..., Any], live_se
     page.click("#content button[type=submit]:has-text('Retry')")
     page.wait_for_selector(f"text=0 of {many}")
     row = BulkAction.objects.get()
-    assert jobs.advance(row.pk) is not None
+    assert bulk_actions.advance(row.pk) is not None
     page.wait_for_selector(f"text=20 of {many}")  # the page looks again by itself
 
     # A look that brings nothing new leaves the button where it is: it may be being pressed.
@@ -53,7 +53,7 @@ def test_all_that_match_are_retried_and_stopped(ops: Callable[..., Any], live_se
     picture(page, "bulk-action")  # which leaves a `style` in the form, so not before
     page.click("text=Stop it")
     page.wait_for_selector("text=What was done before it was stopped stays done")
-    assert jobs.advance(row.pk) is None
+    assert bulk_actions.advance(row.pk) is None
     assert FailedTask.objects.filter(state="retried").count() == 20
 
 
@@ -73,11 +73,11 @@ def test_a_filter_is_kept_over_the_list(ops: Callable[..., Any], live_server: An
 
 @pytest.mark.usefixtures("many")
 def test_pages_look_right_in_every_light(ops: Callable[..., Any], live_server: Any) -> None:
-    from scheduling.bulk import jobs
-    from scheduling.failed_tasks import Actor
+    from scheduling.operations import bulk_actions
+    from scheduling.operations.failed_tasks import Actor
 
-    row = jobs.begin("retry", {"failure": "failed"}, Actor("ops", reason="the receiver is back"), per_second=10)
-    jobs.advance(row.pk)
+    row = bulk_actions.begin("retry", {"failure": "failed"}, Actor("ops", reason="the receiver is back"), per_second=10)
+    bulk_actions.advance(row.pk)
     pages = ("bulkaction/", f"bulkaction/{row.pk}/change/", "failedtask/?reason=x", "touch/", "touch/call-off/")
     for name, language, scheme, width in (
         ("bulk-dark-en", "en", "dark", 1400),

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    from scheduling.past import Past
+    from scheduling.monitoring.past import Past
 
     Past.forget()
     yield
@@ -234,7 +234,7 @@ def test_a_spike_leads_to_its_rows_by_keyboard(ops: Callable[..., Any], live_ser
 def test_a_customers_page_says_when_they_may_be_sent_more(
     ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]
 ) -> None:
-    from scheduling.delivery import deliver
+    from scheduling.delivery.pipeline import deliver
     from scheduling.models import Customer
 
     for kind in ("material.downloaded", "order.paid", "service.completed", "order.paid"):

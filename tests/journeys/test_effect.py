@@ -14,9 +14,9 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 
 def test_the_effect_is_read(ops: Callable[..., Any], live_server: Any, matrix: Any, happen: Callable[..., Any]) -> None:
-    from scheduling.delivery import deliver
-    from scheduling.intake import NewEvent, record_events
+    from scheduling.delivery.pipeline import deliver
     from scheduling.models import Configuration
+    from scheduling.planning.ingest import NewEvent, record_events
     from tests.scheduling.core.conftest import pass_time
 
     Configuration.objects.get_or_create(pk=1)  # taken along where a test before this one flushed the tables

@@ -41,7 +41,7 @@ def house(matrix: Any) -> Any:
 
 @pytest.mark.usefixtures("house")
 def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: Callable[..., Any]) -> None:
-    from scheduling.delivery import deliver
+    from scheduling.delivery.pipeline import deliver
     from scheduling.models import FailedTask, Node, Touch
 
     page = ops(group="editor")
@@ -124,7 +124,7 @@ def test_pages_look_right_in_every_light(ops: Callable[..., Any], live_server: A
     """Wide and narrow, light and dark, both languages: nothing is wider than its screen."""
     from django.utils.timezone import now
 
-    from scheduling.delivery import deliver
+    from scheduling.delivery.pipeline import deliver
 
     for user in ("ann", "bob", "cat"):
         for minutes in (21, 20):

@@ -22,7 +22,7 @@ OWN_PAGES = [
 @pytest.fixture
 def furnished(matrix: Any, happen: Callable[..., Any]) -> None:
     """A row of what ops look at most."""
-    from scheduling.delivery import deliver
+    from scheduling.delivery.pipeline import deliver
     from scheduling.models import DelayRule, Pause
 
     matrix.node("guide", rollout_percent=50, canary_template=matrix.template("new"))

@@ -14,9 +14,10 @@ from django.db import connections
 from django.urls import reverse
 from django.utils.timezone import now
 
-from config.embedded.processes import wait_until
-from rpa_tasks import runner, tokens
+from config.local.processes import wait_until
+from rpa_tasks.jobs import wakeups
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, Shop
+from rpa_tasks.worker import runner
 from scheduling.models import FailedTask
 from tests.pictures import picture
 
@@ -70,8 +71,8 @@ class Market:
 @pytest.fixture
 def market(transactional_db: None, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Market:
     settings.AFTERTOUCH_NODE = "exec-1"
-    monkeypatch.setattr(tokens.doorbell, "ring", lambda hints: None)
-    monkeypatch.setattr(tokens, "ring_for_shops", lambda shops: None)
+    monkeypatch.setattr(wakeups.doorbell, "ring", lambda hints: None)
+    monkeypatch.setattr(wakeups, "ring_for_shops", lambda shops: None)
     return Market(tmp_path)
 
 

@@ -40,8 +40,8 @@ def days_gone_by(matrix: Any, happen: Callable[..., Any]) -> None:
 
 @pytest.mark.usefixtures("days_gone_by")
 def test_a_rule_is_edited_after_a_replay(ops: Callable[..., Any], live_server: Any) -> None:
+    from scheduling.experiments.replay import runs
     from scheduling.models import HarassmentRule, WhatIfRun
-    from scheduling.what_if import runs
 
     page = ops()
     page.click("#nav-sidebar-apps >> text=历史推演")
@@ -70,8 +70,8 @@ def test_a_rule_is_edited_after_a_replay(ops: Callable[..., Any], live_server: A
 
 @pytest.mark.usefixtures("days_gone_by")
 def test_results_look_right_in_every_light(ops: Callable[..., Any], live_server: Any) -> None:
-    from scheduling.failed_tasks import Actor
-    from scheduling.what_if import draft, runs
+    from scheduling.experiments.replay import draft, runs
+    from scheduling.operations.failed_tasks import Actor
 
     run = runs.begin(draft.live_text().replace("limit: 3", "limit: 2"), 7, Actor("ops"))
     assert runs.execute_next()

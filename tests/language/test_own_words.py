@@ -13,10 +13,10 @@ from django.urls import reverse
 from django.utils.translation import override
 from django_celery_beat.models import CrontabSchedule
 
-from rpa_tasks import tokens
-from scheduling.admin.crontab import in_words
-from scheduling.admin.failed_actions import VERBS
-from scheduling.delivery import deliver
+from rpa_tasks.jobs import wakeups
+from scheduling.admin.failed_tasks.actions import VERBS
+from scheduling.admin.system.crontab import in_words
+from scheduling.delivery.pipeline import deliver
 from scheduling.models import FailedTask
 from tests.language.walk import words
 from tests.rpa_tasks.admin.conftest import Market
@@ -37,7 +37,7 @@ def ops(settings: Any, tmp_path: Path) -> Client:
 @pytest.fixture
 def job(db: None, monkeypatch: pytest.MonkeyPatch) -> FailedTask:
     """A run of unknown effect, so that every button is there."""
-    monkeypatch.setattr(tokens.doorbell, "ring", lambda hints: None)
+    monkeypatch.setattr(wakeups.doorbell, "ring", lambda hints: None)
     Market().failed("s1", detail="42")
     row = FailedTask.objects.get()
     row.failure = "unknown"

@@ -17,9 +17,9 @@ from django.utils.translation import override
 from django.views.defaults import server_error
 from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
 
-from rpa_tasks import tokens
+from rpa_tasks.jobs import wakeups
 from rpa_tasks.models import ExecutionNode
-from scheduling.delivery import deliver
+from scheduling.delivery.pipeline import deliver
 from scheduling.management.commands.bootstrap import Command
 from scheduling.models import BulkAction, Community, FailedTask, Pause
 from tests.language.catalogue import CATALOGUES, entries
@@ -42,7 +42,7 @@ def static_root(settings: Any, tmp_path: Path) -> None:
 @pytest.fixture
 def furnished(matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of everything. What would be words in a language is named by keys and numbers."""
-    monkeypatch.setattr(tokens.doorbell, "ring", lambda hints: None)
+    monkeypatch.setattr(wakeups.doorbell, "ring", lambda hints: None)
     Command().grant_permissions()
     matrix.node("n1", template=matrix.template("t1", body="1"), rollout_percent=50, rollout_communities=["c1"])
     matrix.node("n2", trigger="order.paid", template=matrix.template("t2", body="{{ event.data.no }}"))

@@ -11,10 +11,11 @@ import pytest
 from django.db import connection
 from django.utils.timezone import now
 
-from scheduling import selectors, sql
-from scheduling.bulk.matching import standing
+from scheduling import sql
 from scheduling.models import Complaint, Customer, Touch
 from scheduling.models.ledger import RARE
+from scheduling.operations import queries
+from scheduling.operations.filters import standing
 
 pytestmark = pytest.mark.django_db
 
@@ -51,9 +52,9 @@ def test_complaints_are_counted_by_node_template_and_community(
     complain(touch, happen)
 
     with django_assert_num_queries(3):
-        rates = selectors.complaint_rates(now() - HOUR)
+        rates = queries.complaint_rates(now() - HOUR)
 
-    def told(found: list[selectors.ComplaintRate]) -> list[tuple[Any, ...]]:
+    def told(found: list[queries.ComplaintRate]) -> list[tuple[Any, ...]]:
         return [(each.key, each.version, each.delivered, each.complaints, each.rate) for each in found]
 
     assert told(rates.by_node) == [("guide", None, 2, 1, 0.5), ("paid", None, 1, 0, 0)]
@@ -67,14 +68,14 @@ def test_only_what_was_delivered_since_then_is_counted(matrix: Any, happen: Call
     complain(deliver(early, at=now() - 2 * HOUR), happen)
     assert Touch.objects.get(pk=waiting).state != "delivered"
 
-    assert selectors.complaint_rates(now() - HOUR) == selectors.ComplaintRates([], [], [])
-    assert selectors.complaint_rates(now() - 3 * HOUR).by_node[0].complaints == 1
+    assert queries.complaint_rates(now() - HOUR) == queries.ComplaintRates([], [], [])
+    assert queries.complaint_rates(now() - 3 * HOUR).by_node[0].complaints == 1
 
 
 def test_without_a_community_a_touch_counts_for_none(matrix: Any, happen: Callable[..., Any]) -> None:
     matrix.node()
     deliver(happen().task_ids[0])
-    assert selectors.complaint_rates(now() - HOUR).by_community == []
+    assert queries.complaint_rates(now() - HOUR).by_community == []
 
 
 # --- finding touches -------------------------------------------------------------------------------------------------
@@ -85,7 +86,7 @@ def test_an_event_is_found_by_its_id_among_many_sources(matrix: Any, happen: Cal
     for number in range(5):
         happen(source=f"s{number}", event_id="e1", user=f"u{number}")
         happen(source=f"s{number}", event_id="e2", user=f"u{number}")
-    found = selectors.touches_page(event="e1")[0]
+    found = queries.touches_page(event="e1")[0]
     assert {(touch.event.source, touch.event.event_id) for touch in found} == {
         (f"s{number}", "e1") for number in range(5)
     }
@@ -98,7 +99,7 @@ def test_a_page_costs_the_same_however_many(
     for number in range(5):
         happen(user=f"u{number}")
     with django_assert_num_queries(3):
-        page, _ = selectors.touches_page(limit=5)
+        page, _ = queries.touches_page(limit=5)
         assert [(touch.node.key, touch.event.type, touch.latest_verdicts) for touch in page] == [  # type: ignore[attr-defined]
             ("guide", "material.downloaded", [])
         ] * 5
@@ -108,23 +109,23 @@ def test_a_page_costs_the_same_however_many(
 def test_touches_page_by_a_rare_node_looks_no_further_than_its_bound(
     matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(selectors, "LOOKED_AT", 4)
+    monkeypatch.setattr(queries, "LOOKED_AT", 4)
     matrix.node("often")
     matrix.node("rare", trigger="order.paid")
     kinds = [happen(type).task_ids[0] for type in ["order.paid", *["material.downloaded"] * 8, "order.paid"]]
 
     pages, before = [], None
     while True:
-        found, before = selectors.touches_page(node="rare", before=before)
+        found, before = queries.touches_page(node="rare", before=before)
         pages.append([each.pk for each in found])
         if before is None:
             break
 
     assert pages == [[kinds[-1]], [], [kinds[0]]]
-    assert selectors.touches_page(node="rare", user="ann") == (
+    assert queries.touches_page(node="rare", user="ann") == (
         [*Touch.objects.filter(pk__in=[kinds[0], kinds[-1]]).order_by("-pk")], None,
     )  # fmt: skip
-    assert len(selectors.touches_page(source="shop", limit=9)[0]) == 4
+    assert len(queries.touches_page(source="shop", limit=9)[0]) == 4
 
 
 # --- few among many --------------------------------------------------------------------------------------------------
@@ -144,9 +145,9 @@ def many(matrix: Any, happen: Callable[..., Any]) -> dict[str, list[UUID]]:
 
 @pytest.mark.parametrize("state", RARE)
 def test_a_rare_state_is_found_among_many_by_its_index(many: dict[str, list[UUID]], state: str) -> None:
-    plan = _plan(lambda: selectors.touches_page(state=state, limit=3))
-    assert [each.pk for each in selectors.touches_page(state=state)[0]] == many[state]
-    assert [each.pk for each in selectors.touches_page(state=state, before=many[state][1])[0]] == many[state][2:]
+    plan = _plan(lambda: queries.touches_page(state=state, limit=3))
+    assert [each.pk for each in queries.touches_page(state=state)[0]] == many[state]
+    assert [each.pk for each in queries.touches_page(state=state, before=many[state][1])[0]] == many[state][2:]
     assert "Index Scan Backward using touch_rare on" in plan, plan
     assert "Sort" not in plan, plan
 

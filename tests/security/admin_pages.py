@@ -36,8 +36,8 @@ from rpa_tasks.models import (
     Platform,
     Shop,
 )
-from scheduling import rollouts
-from scheduling.failed_tasks import Actor
+from scheduling.experiments import rollout_runs
+from scheduling.experiments.replay import draft, runs
 from scheduling.models import (
     AlertReceiver,
     ApiKey,
@@ -63,8 +63,8 @@ from scheduling.models import (
     Touch,
     WhatIfRun,
 )
-from scheduling.services import create_api_key
-from scheduling.what_if import draft, runs
+from scheduling.operations.commands import create_api_key
+from scheduling.operations.failed_tasks import Actor
 from sessions.models import Campaign, SilencePolicy
 from tests.rpa_tasks.admin.conftest import Market
 
@@ -144,7 +144,7 @@ def made(make: Callable[[], Any]) -> Args:
 
 def build(matrix: Any, happen: Callable[..., Any]) -> None:
     """Make a row of everything."""
-    from scheduling.delivery import deliver
+    from scheduling.delivery.pipeline import deliver
 
     Configuration.objects.get_or_create(pk=1)
     node = matrix.node("guide", canary_template=matrix.template("guide-v2"), delay=timedelta(0))
@@ -166,7 +166,7 @@ def build(matrix: Any, happen: Callable[..., Any]) -> None:
     BulkAction.objects.create(
         action="retry", actor_name="u", reason="r", filter={"state": "open"}, per_second=1, total=3
     )
-    rollouts.start(Node.objects.get(key="rolled").pk, {}, Actor("ops"))
+    rollout_runs.start(Node.objects.get(key="rolled").pk, {}, Actor("ops"))
     run = runs.begin(draft.live_text().replace("limit: 3", "limit: 4"), 1, Actor("ops"))
     WhatIfRun.objects.filter(pk=run.pk).update(state="done", live_digest=runs.live_digest())
     market = Market()

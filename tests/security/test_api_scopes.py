@@ -14,9 +14,9 @@ import pytest
 import requests
 
 from rpa_tasks.models import Evidence, Job
-from scheduling.api.application import api
+from scheduling.api.app import api
 from scheduling.models import INCLUDED, BulkAction, Configuration, FailedTask, Scope, Touch
-from scheduling.services import create_api_key
+from scheduling.operations.commands import create_api_key
 from tests.rpa_tasks.admin.conftest import Market
 from tests.scheduling.api.serving import serving
 from tests.security.test_admin_rights import rows
@@ -123,7 +123,7 @@ def test_each_operation_has_a_row_in_the_table() -> None:
 def web(matrix: Any, happen: Callable[..., Any]) -> Iterator[str]:
     from datetime import timedelta
 
-    from scheduling.delivery import deliver
+    from scheduling.delivery.pipeline import deliver
 
     Configuration.objects.get_or_create(pk=1)  # the row that migrations made went with the tables
     matrix.node("broken", trigger="order.paid", template=matrix.template("broken", body="{{ event.data.order_no }}"))

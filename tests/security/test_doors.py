@@ -17,10 +17,10 @@ from django.db import connection
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, reverse
 
-from scheduling.api.application import api
+from scheduling.api.app import api
 from scheduling.management.commands.bootstrap import Command
 from scheduling.models import INCLUDED, ApiKey, Configuration, Customer, Scope
-from scheduling.services import create_api_key
+from scheduling.operations.commands import create_api_key
 from tests.scheduling.api.serving import serving
 
 pytestmark = pytest.mark.django_db
@@ -107,7 +107,7 @@ def dump() -> dict[str, list[str]]:
 def test_looking_changes_nothing(root: User, matrix: Any, happen: Callable[..., Any]) -> None:
     """Each address of the back office that takes a row, with a row, by GET: links are followed by mail scanners, by
     browsers ahead of time, and by whoever was sent one."""
-    from scheduling.delivery import deliver
+    from scheduling.delivery.pipeline import deliver
     from scheduling.models import Pause
 
     matrix.node("guide")

@@ -103,7 +103,7 @@ def test_body_without_a_key_is_refused_unread(address: str, given: bytes, length
 
 
 def test_body_with_a_key_is_read(address: str) -> None:
-    from scheduling.services import create_api_key
+    from scheduling.operations.commands import create_api_key
 
     client = Client(address, str(create_api_key("shop", ["customers"])))
     assert client("PUT", "/customers/ann", {"name": "Ann"}).status_code == 200

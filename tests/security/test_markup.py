@@ -15,9 +15,9 @@ from django.test import Client
 from django.urls import reverse
 from django.utils.timezone import now
 
+from rpa_tasks.jobs.publish import Request, publish
 from rpa_tasks.models import Flow, Platform, Shop
-from rpa_tasks.publishing import Request, publish
-from scheduling.delivery import deliver
+from scheduling.delivery.pipeline import deliver
 from scheduling.models import Community, Customer, EventType, FailedTask, Pause, Touch
 
 pytestmark = pytest.mark.django_db

@@ -11,10 +11,10 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from scheduling import services
-from scheduling.delivery import deliver
-from scheduling.masking import HIDDEN, masked, masked_text
+from scheduling.delivery.pipeline import deliver
 from scheduling.models import Attempt, Event, FailedTask, Touch
+from scheduling.operations import commands
+from scheduling.redaction import HIDDEN, masked, masked_text
 
 NUMBER, SECRET = "13812345678", "s3cr3t-value-9"
 
@@ -134,7 +134,7 @@ def touch(matrix: Any, happen: Callable[..., Any]) -> Touch:
 
 def pages_of(touch: Touch) -> dict[str, str]:
     row = FailedTask.objects.get(task_id=touch.pk)
-    services.put_customer("ann", {"addresses": {"phone": NUMBER, "push_token": SECRET}})
+    commands.put_customer("ann", {"addresses": {"phone": NUMBER, "push_token": SECRET}})
 
     def url(name: str, *args: Any) -> str:
         return reverse(f"admin:scheduling_{name}", args=args)

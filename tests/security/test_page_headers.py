@@ -14,7 +14,7 @@ from django.conf import settings
 from django.contrib.auth.models import User
 from django.test import Client
 
-from scheduling.page_headers import NOT_A_PAGE
+from scheduling.web.csp import NOT_A_PAGE
 from tests.scheduling.api.serving import serving
 
 pytestmark = pytest.mark.django_db

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from rpa_tasks.publishing import Request, publish
+from rpa_tasks.jobs.publish import Request, publish
 from scheduling.errors import InvalidInput
 from tests.rpa_tasks.doors.conftest import Market
 

@@ -12,8 +12,8 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from scheduling.models import ApiKey, ChannelConfig, Community
-from scheduling.models.secret import _cipher
-from scheduling.services import create_api_key
+from scheduling.models.encrypted import _cipher
+from scheduling.operations.commands import create_api_key
 
 pytestmark = pytest.mark.django_db
 

@@ -13,7 +13,7 @@ from django.test import Client
 
 from scheduling.channels.base import Permanent
 from scheduling.models import ChannelConfig, Community, Customer, Touch
-from scheduling.services import create_api_key
+from scheduling.operations.commands import create_api_key
 from tests.scheduling.core.conftest import (  # noqa: F401  fixtures
     _sending,
     deliver_at_last,
@@ -116,9 +116,9 @@ def test_a_crash_with_secrets_in_its_words_and_its_variables(
         theatre.play = crash
     else:
         theatre.play = lambda message: Permanent("refused")
-        monkeypatch.setattr("scheduling.outcomes.settlement", crash)
-        monkeypatch.setattr("scheduling.outcomes.bare", lambda result: result)
-        monkeypatch.setattr("scheduling.sender.LEASE", timedelta(0))
+        monkeypatch.setattr("scheduling.delivery.settlement.settlement", crash)
+        monkeypatch.setattr("scheduling.delivery.settlement.bare", lambda result: result)
+        monkeypatch.setattr("scheduling.delivery.sender.LEASE", timedelta(0))
     deliver_at_last(*happen().task_ids)
     lines = logged()
     assert "characters did not fit into" in lines

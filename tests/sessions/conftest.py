@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sessions.frames import Frame
-from sessions.policy_set import Policy, PolicySet
-from sessions.server import Server
-from sessions.store import Claim, Store, instant
+from sessions.policy import Policy, PolicySet
+from sessions.store.client import Server
+from sessions.store.sessions import Claim, Store, instant
 
 LEASE = timedelta(seconds=30)
 ALWAYS = datetime.max.replace(tzinfo=UTC)

@@ -10,9 +10,9 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sessions.scripts import Script
-from sessions.server import Call, Server
-from sessions.store import instant
+from sessions.store.client import Call, Server
+from sessions.store.scripts import Script
+from sessions.store.sessions import instant
 from tests.sessions.conftest import Chats
 
 

@@ -16,14 +16,14 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 from redis.exceptions import ResponseError
 
-from config.embedded.processes import wait_until
 from config.environment import ROOT
-from sessions.expired import Listener, NotToldOfExpiry
-from sessions.gateway import Pattern
-from sessions.policy_set import Policy
-from sessions.presence import Live
-from sessions.server import Server, StoreAway
-from sessions.store import Claim
+from config.local.processes import wait_until
+from sessions.detection.expired_keys import Listener, NotToldOfExpiry
+from sessions.detection.gateway import Pattern
+from sessions.detection.presence import Live
+from sessions.policy import Policy
+from sessions.store.client import Server, StoreAway
+from sessions.store.sessions import Claim
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing import refusing
 from tests.sessions.test_presence import about

@@ -19,10 +19,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from sessions import glance
 from sessions.frames import Frame
-from sessions.policy_set import Policy, PolicySet
-from sessions.store import COUNTED, DROPPED, IDLE, Claim, Store
+from sessions.policy import Policy, PolicySet
+from sessions.store import glance
+from sessions.store.sessions import COUNTED, DROPPED, IDLE, Claim, Store
 from tests.sessions.conftest import ALWAYS
 from tests.sessions.still import StillServer
 

@@ -12,14 +12,15 @@ import pytest
 from django.db import connections, transaction
 from django.utils.timezone import now
 
-from scheduling.delivery import deliver
-from scheduling.intake import record_events
+from scheduling.delivery.pipeline import deliver
 from scheduling.models import Attempt, Touch, Verdict
-from sessions import calls, keys, nudges
-from sessions.hand_in import event_of
+from scheduling.planning.ingest import record_events
+from sessions.detection import nudge_stats
+from sessions.detection.silence_events import event_of
 from sessions.models import NudgeMark, NudgeTally, SilencePolicy
-from sessions.policy_set import Policy
-from sessions.store import Claim
+from sessions.policy import Policy
+from sessions.store import calls, keys
+from sessions.store.sessions import Claim
 from tests.scheduling.api.serving import eventually
 from tests.sessions.conftest import Chats
 
@@ -66,20 +67,20 @@ class Guide:
     def count(self) -> None:
         """When what is on its way has settled. Two passes: the first one sets the ceiling."""
         for _ in range(2):
-            nudges.count(self.chats.store)
+            nudge_stats.count(self.chats.store)
 
     def tally(self) -> dict[str, tuple[int, int, int]]:
         self.count()
-        return {each.tag: (each.sent, each.answered, each.false) for each in nudges.lately()}
+        return {each.tag: (each.sent, each.answered, each.false) for each in nudge_stats.lately()}
 
 
 @pytest.fixture
 def guide(chats: Chats, matrix: Any, monkeypatch: pytest.MonkeyPatch) -> Guide:
     """Where a test's own transaction stays open, nothing of it would ever be final. A minute is too soon here, so that
     a machine that stops for a second changes nothing."""
-    monkeypatch.setattr(nudges, "TOO_SOON", timedelta(seconds=60))
-    monkeypatch.setattr(nudges, "SETTLED", timedelta(0))
-    monkeypatch.setattr(nudges, "_HORIZON", "SELECT coalesce(max(id), 0), 0, 0 FROM scheduling_attempt")
+    monkeypatch.setattr(nudge_stats, "TOO_SOON", timedelta(seconds=60))
+    monkeypatch.setattr(nudge_stats, "SETTLED", timedelta(0))
+    monkeypatch.setattr(nudge_stats, "_HORIZON", "SELECT coalesce(max(id), 0), 0, 0 FROM scheduling_attempt")
     guide = Guide(chats, matrix)
     guide.count()
     return guide
@@ -135,7 +136,7 @@ def test_who_writes_or_types_within_two_seconds_was_not_to_be_guided(
 def test_two_seconds_are_counted_from_when_it_was_delivered(
     guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nudges, "TOO_SOON", timedelta(seconds=2))
+    monkeypatch.setattr(nudge_stats, "TOO_SOON", timedelta(seconds=2))
     for session, after in (("s1", 2_250), ("s2", 2_251)):
         claim = guide.silence(session)
         guide.send(claim, takes=timedelta(milliseconds=250))
@@ -240,14 +241,14 @@ def test_signs_do_not_pile_up(guide: Guide, chats: Chats, monkeypatch: pytest.Mo
 
 
 def test_a_sign_waits_until_its_message_is_settled(guide: Guide, chats: Chats, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nudges, "SETTLED", timedelta(seconds=60))
+    monkeypatch.setattr(nudge_stats, "SETTLED", timedelta(seconds=60))
     claim = guide.silence()
     assert chats.stands(claim)
     chats.user()
     assert guide.tally() == {}
     guide.settle(claim)
     assert guide.tally() == {"default": (1, 0, 0)}
-    monkeypatch.setattr(nudges, "SETTLED", timedelta(0))
+    monkeypatch.setattr(nudge_stats, "SETTLED", timedelta(0))
     assert guide.tally() == {"default": (1, 0, 1)}
 
 

@@ -10,12 +10,12 @@ import pytest
 from django.test import Client
 from django.utils.timezone import now
 
-from config.embedded.ports import free_port
-from sessions import keys, overview, reports, store
-from sessions.calls import PAUSE_COUNTS
+from config.local.ports import free_port
 from sessions.models import NudgeTally, SilencePolicy
-from sessions.policy_set import Policy
-from sessions.store import Claim
+from sessions.policy import Policy
+from sessions.store import keys, overview, sessions, stats
+from sessions.store.calls import PAUSE_COUNTS
+from sessions.store.sessions import Claim
 from tests.sessions.conftest import Chats
 
 MINUTE = Policy(timedelta(seconds=60))
@@ -103,12 +103,12 @@ def test_lag_is_how_far_the_oldest_deadline_is_behind(chats: Chats) -> None:
 
 
 def test_the_watchers_of_a_minute_say_how_many_fell_silent(chats: Chats) -> None:
-    report = reports.Report()
+    report = stats.Report()
     claims = [Claim(f"s{number}", "ann", "", tag, 1, 0, 1) for number, tag in enumerate(["vip"] * 4 + ["odd"] * 2)]
     report.count(claims, 25)
     for _ in range(2):
-        reports.send(chats.store, report, {"vip"}, waits=False)
-    assert reports.silences(chats.store) == {"vip": 4, "default": 2}
+        stats.send(chats.store, report, {"vip"}, waits=False)
+    assert stats.silences(chats.store) == {"vip": 4, "default": 2}
     assert overview.look(chats.store).a_second == pytest.approx(0.1)
     (watcher,) = overview.look(chats.store).watchers
     assert (watcher.last_minute, watcher.handed_in) == (6, 6)
@@ -119,12 +119,12 @@ def test_what_watchers_said_who_are_gone_is_taken_away(chats: Chats) -> None:
     client, fresh = chats.store.server.client, {"latest_ms": 0, "handed_in": 0, "waits": False}
     now_ms = round(chats.now.timestamp() * 1000)
     for pid in range(50):
-        old = {"at": now_ms - reports.FRESH - pid * 2_000, **fresh}
+        old = {"at": now_ms - stats.FRESH - pid * 2_000, **fresh}
         client.hset(keys.WATCHERS, f"node:-{pid}", json.dumps(old))
-    client.hset(keys.WATCHERS, "node:other", json.dumps({"at": now_ms + reports.FRESH, **fresh}))
-    reports.send(chats.store, reports.Report(), {"vip"}, waits=False)
+    client.hset(keys.WATCHERS, "node:other", json.dumps({"at": now_ms + stats.FRESH, **fresh}))
+    stats.send(chats.store, stats.Report(), {"vip"}, waits=False)
     assert client.hlen(keys.WATCHERS) == 2
-    assert len(reports.watchers(chats.store)) == 2
+    assert len(stats.watchers(chats.store)) == 2
     assert client.ttl(keys.WATCHERS) > 0
 
 
@@ -154,10 +154,10 @@ def test_metrics_tell_of_chats_silences_lag_and_messages(client: Client, chats: 
     chats.agent("s2", kind="queue")
     chats.user("s3", tag="vip")
     chats.pass_time(62)
-    report, claims = reports.Report(), chats.claim()
+    report, claims = stats.Report(), chats.claim()
     chats.store.confirm(claims)
     report.count(claims, 0)
-    reports.send(chats.store, report, {"vip"}, waits=False)
+    stats.send(chats.store, report, {"vip"}, waits=False)
     chats.user("s1", tag="vip")
     NudgeTally.objects.create(at=now(), tag="vip", sent=10, answered=4, false=1)
     NudgeTally.objects.create(at=now() - timedelta(hours=30), tag="vip", sent=100)
@@ -178,7 +178,7 @@ def test_without_the_store_its_series_are_missing_and_the_others_are_there(clien
     try:
         said = client.get("/metrics").content.decode()
     finally:
-        store._on.cache_clear()
+        sessions._on.cache_clear()
     assert 'aftertouch_nudges{outcome="sent",tag="vip"} 10.0' in said
     assert "aftertouch_sessions" not in said
     assert "aftertouch_silence" not in said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.pace import Backoff, Bucket, Every
+from sessions.rates import Backoff, Bucket, Every
 
 
 class Clock:

@@ -11,13 +11,15 @@ import pytest
 from django.apps import apps
 from django.db import IntegrityError, OperationalError, transaction
 
-from config.embedded.ports import free_port
+from config.local.ports import free_port
 from scheduling.errors import InvalidInput
-from sessions import policies, store, validation
+from sessions import validation
+from sessions.detection import policies
 from sessions.frames import Frame
 from sessions.models import Campaign, SilencePolicy
-from sessions.policy_set import SHIPPED_DEFAULT, Policy, PolicySet
-from sessions.server import Server, StoreAway
+from sessions.policy import SHIPPED_DEFAULT, Policy, PolicySet
+from sessions.store import sessions
+from sessions.store.client import Server, StoreAway
 from tests.sessions.conftest import Chats
 
 SECOND = timedelta(seconds=1)
@@ -26,7 +28,7 @@ Captured = Callable[..., Any]
 
 
 def held() -> set[str]:
-    return set(store.live().claim_silent(1, SECOND).versions)
+    return set(sessions.live().claim_silent(1, SECOND).versions)
 
 
 @pytest.mark.django_db
@@ -88,14 +90,14 @@ def test_store_after_a_flush_without_a_database_has_the_policies_it_saw(
 
     monkeypatch.setattr(policies, "read", away)
     chats.policies(default=Policy(180 * SECOND))
-    other = store.Store(server, policies.current)
+    other = sessions.Store(server, policies.current)
     other.note_activity([Frame("s1", "ann")])
     server.client.flushall()
     (noted,) = other.note_activity([Frame("s1", "ann")])
     assert noted.deadline_ms / 1000 - chats.now.timestamp() == pytest.approx(180, abs=10)
     server.client.flushall()
     with pytest.raises(StoreAway, match="policies are lost"):
-        store.Store(server, policies.current).note_activity([Frame("s1", "ann")])
+        sessions.Store(server, policies.current).note_activity([Frame("s1", "ann")])
 
 
 def test_a_version_says_what_the_policies_say_and_nothing_else() -> None:

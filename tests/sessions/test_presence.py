@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from config.embedded.ports import free_port
-from scheduling import presence
-from scheduling.presence import Question
-from sessions import glance
-from sessions.presence import Live, silence_of
-from sessions.server import Server, StoreAway
-from sessions.store import Claim, Store
+from config.local.ports import free_port
+from scheduling.delivery import presence
+from scheduling.delivery.presence import Question
+from sessions.detection.presence import Live, silence_of
+from sessions.store import glance
+from sessions.store.client import Server, StoreAway
+from sessions.store.sessions import Claim, Store
 from tests.sessions.conftest import Chats
 
 SECOND = timedelta(seconds=1)

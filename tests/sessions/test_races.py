@@ -12,8 +12,8 @@ import pytest
 from django.conf import settings
 
 from sessions.frames import Frame
-from sessions.server import Server
-from sessions.store import COUNTED, Claim, Store
+from sessions.store.client import Server
+from sessions.store.sessions import COUNTED, Claim, Store
 from tests.sessions.conftest import ALWAYS, LEASE, Chats
 
 Answer = TypeVar("Answer")

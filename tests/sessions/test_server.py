@@ -8,7 +8,7 @@ import pytest
 from redis._parsers.base import BaseParser
 from redis.exceptions import ResponseError
 
-from sessions.server import StoreAway, _raise_first
+from sessions.store.client import StoreAway, _raise_first
 from tests.sessions.conftest import Chats
 from tests.sessions.refusing import REFUSALS, refusing
 

@@ -11,12 +11,12 @@ import pytest
 from django.conf import settings
 
 from scheduling.errors import InvalidInput
-from sessions import calls, glance, inbox, keys
 from sessions.frames import AGENT_KINDS, Frame
-from sessions.inbox import Post
-from sessions.policy_set import Override, Policy
-from sessions.server import Server
-from sessions.store import COUNTED, DROPPED, IDLE, REFUSED
+from sessions.policy import Override, Policy
+from sessions.store import calls, glance, inbox, keys
+from sessions.store.client import Server
+from sessions.store.inbox import Post
+from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED
 from tests.sessions.conftest import LEASE, Chats
 from tests.sessions.still import StillChats, StillServer
 

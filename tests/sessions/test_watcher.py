@@ -11,15 +11,17 @@ import psycopg
 import pytest
 from django.db import OperationalError, connection, transaction
 
-from scheduling import intake, sql
+from scheduling import sql
 from scheduling.models import Configuration, Customer, Event, Touch
-from sessions import activity, brief, hand_in, keys, policies, reports, watcher
+from scheduling.planning import ingest
+from sessions.detection import activity, policies, silence_events, watcher
+from sessions.detection.presence import Live
+from sessions.detection.watcher import Watcher
 from sessions.frames import Frame
 from sessions.models import SilencePolicy
-from sessions.pace import Every
-from sessions.policy_set import PolicySet
-from sessions.presence import Live
-from sessions.watcher import Watcher
+from sessions.policy import PolicySet
+from sessions.rates import Every
+from sessions.store import brief, keys, stats
 from tests.scheduling.api.serving import database_url
 from tests.sessions.conftest import Chats
 from tests.sessions.test_presence import about
@@ -63,7 +65,7 @@ def test_a_silence_becomes_an_event_and_a_touch(chats: Chats, watch: Watcher) ->
 def test_what_was_recorded_and_not_confirmed_is_not_recorded_twice(chats: Chats, watch: Watcher) -> None:
     silences(chats, 3)
     claims = chats.store.claim_silent(10, watcher.LEASE)
-    hand_in.hand_in(claims.silences, claims.now_ms)  # and there its watcher dies
+    silence_events.hand_in(claims.silences, claims.now_ms)  # and there its watcher dies
     chats.pass_time(31)
     watch.run_once()
     assert Event.objects.count() == Touch.objects.count() == 3
@@ -260,7 +262,7 @@ def test_it_says_how_it_is(chats: Chats, watch: Watcher, monkeypatch: pytest.Mon
     monkeypatch.setattr(watch, "_housekeeping", Every(0))
     silences(chats, 3)
     watch.run_once()
-    (state,) = reports.watchers(chats.store)
+    (state,) = stats.watchers(chats.store)
     assert (state.handed_in, state.waits) == (3, False)
     assert 9_000 < state.latest_ms < 60_000
 
@@ -270,7 +272,7 @@ def test_run_once_with_a_locked_customer_hands_in_the_others(
     chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The locked one is handed in after its claim's lease."""
-    monkeypatch.setattr(intake, "LOCK_WAIT", timedelta(milliseconds=200))
+    monkeypatch.setattr(ingest, "LOCK_WAIT", timedelta(milliseconds=200))
     Configuration.objects.get_or_create(pk=1)
     Customer.objects.create(user_id="user-1")
     silences(chats, 3)
@@ -290,7 +292,7 @@ def test_run_once_with_a_customer_not_committed_yet_hands_in_the_others(
     chats: Chats, watch: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait ends by its limit, and no customer is found locked."""
-    monkeypatch.setattr(intake, "LOCK_WAIT", timedelta(milliseconds=200))
+    monkeypatch.setattr(ingest, "LOCK_WAIT", timedelta(milliseconds=200))
     Configuration.objects.get_or_create(pk=1)
     Customer.objects.create(user_id="like")
     silences(chats, 5)

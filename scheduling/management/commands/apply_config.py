@@ -6,9 +6,11 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from scheduling.config_file import document, impact, plan, report
-from scheduling.config_file.section import Stamp
+from scheduling.configuration.file import apply, document
+from scheduling.configuration.file.base import Stamp
 from scheduling.errors import AftertouchError
+from scheduling.management import config_report
+from scheduling.planning import impact
 
 
 class Command(BaseCommand):
@@ -26,21 +28,21 @@ class Command(BaseCommand):
     def handle(self, *, file: str, dry_run: bool, move_waiting: bool, **options: Any) -> None:
         given = self._load(file)
         try:
-            planned = plan.plan(given)
-            for line in report.lines(planned, impact.impacts(planned)):
+            planned = apply.plan(given)
+            for line in config_report.lines(planned, impact.impacts(planned)):
                 self.stdout.write(line)
             if dry_run:
                 self.stdout.write("dry run: nothing was stored")
                 return
             if planned.changes:
-                plan.store(given, planned, Stamp(f"apply_config {Path(file).name}"))
+                apply.store(given, planned, Stamp(f"apply_config {Path(file).name}"))
                 self.stdout.write("applied")
-        except plan.InvalidConfiguration as error:
+        except apply.InvalidConfiguration as error:
             raise CommandError(f"{error}\nnothing was stored") from error
         except AftertouchError as error:
             raise CommandError(str(error)) from error
         if move_waiting:
-            self.stdout.write(report.moved(impact.follow(planned)))
+            self.stdout.write(config_report.moved(impact.follow(planned)))
 
     def _load(self, file: str) -> dict[str, Any]:
         enough = document.MAX_SIZE + 1  # to know that it is too large

@@ -11,8 +11,8 @@ from django.contrib.auth.models import Group, Permission
 from django.core.management.base import BaseCommand
 from django.db import connection, transaction
 
-from scheduling.config_file import document, plan
-from scheduling.config_file.section import Stamp
+from scheduling.configuration.file import apply, document
+from scheduling.configuration.file.base import Stamp
 from scheduling.models import EventType, Node
 
 SHIPPED = Path(__file__).resolve().parent.parent.parent / "shipped.yaml"
@@ -66,7 +66,7 @@ class Command(BaseCommand):
     def ship_matrix(self) -> None:
         if Node.objects.exists():
             return
-        added = plan.store_additions(document.load(SHIPPED.read_bytes()), Stamp("shipped"))
+        added = apply.store_additions(document.load(SHIPPED.read_bytes()), Stamp("shipped"))
         self.stdout.write(f"Shipped matrix: {len(added.of('nodes'))} nodes")
 
     def grant_permissions(self) -> None:

@@ -10,12 +10,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from scheduling import configuration
+from scheduling.configuration import snapshot
 from scheduling.errors import InvalidInput
 from scheduling.models import Template, Touch
 from scheduling.models.touch import TouchState
+from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec
 from scheduling.rendering import CannotRender, check_text, names_for, render, text_for
-from scheduling.specs import CustomerSpec, EventSpec, TemplateSpec
 
 SAMPLES = 20  #: touches of each template
 LOOKED_THROUGH = 10_000  #: of the touches delivered last
@@ -38,7 +38,7 @@ class Command(BaseCommand):
         rows = list(Template.objects.prefetch_related("texts"))
         found = [line for row in rows for line in _refusals(row)]
         if samples > 0:
-            found += _differences({row.pk: configuration.template_spec(row) for row in rows}, samples)
+            found += _differences({row.pk: snapshot.template_spec(row) for row in rows}, samples)
         for line in found:
             self.stdout.write(line)
         if found:

@@ -9,9 +9,9 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils.dateparse import parse_datetime
 from django.utils.timezone import is_naive, make_aware
 
-from scheduling import services
 from scheduling.errors import InvalidInput
 from scheduling.models import Scope
+from scheduling.operations import commands
 
 
 class Command(BaseCommand):
@@ -30,7 +30,7 @@ class Command(BaseCommand):
         if rate is not None and rate < 1:
             raise CommandError("rate-per-minute: must be at least 1")
         try:
-            key = services.create_api_key(
+            key = commands.create_api_key(
                 options["name"], options["scopes"], rate_per_minute=rate, expires_at=options["expires_at"]
             )
         except InvalidInput as error:

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from scheduling.config_file import document
-from scheduling.config_file.export import export
-from scheduling.models.secret import Unreadable
+from scheduling.configuration.file import document
+from scheduling.configuration.file.export import export
+from scheduling.models.encrypted import Unreadable
 
 
 class Command(BaseCommand):

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from scheduling.models.secret import Unreadable, encrypt_anew
+from scheduling.models.encrypted import Unreadable, encrypt_anew
 
 
 class Command(BaseCommand):

@@ -12,8 +12,8 @@ from django.core.management.base import BaseCommand, CommandParser
 from django.db import connections
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from scheduling import metrics
-from scheduling.shared_measures import share
+from scheduling.monitoring import collectors
+from scheduling.monitoring.multiprocess import share
 
 
 class Command(BaseCommand):
@@ -48,7 +48,7 @@ def _answering(house: bool) -> type[BaseHTTPRequestHandler]:
             if self.path.partition("?")[0] != "/metrics":
                 return self.send_error(404)
             try:
-                text = metrics.of_node() + (metrics.of_house() if house else b"")
+                text = collectors.of_node() + (collectors.of_house() if house else b"")
             finally:
                 connections.close_all()  # each answer has a thread of its own
             self.send_response(200)

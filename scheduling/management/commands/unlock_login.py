@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from scheduling import logins
+from scheduling.web import login_lockout
 
 
 class Command(BaseCommand):
@@ -16,5 +16,5 @@ class Command(BaseCommand):
         parser.add_argument("name")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        count = logins.unlock(options["name"])
+        count = login_lockout.unlock(options["name"])
         self.stdout.write(f"{options['name']}: unlocked for {count} addresses" if count else "nothing was counted")

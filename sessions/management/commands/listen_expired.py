@@ -9,13 +9,13 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from scheduling import measures
+from scheduling import metrics
 from scheduling.durations import parse_duration
-from scheduling.shared_measures import share
-from sessions.expired import Listener, NotToldOfExpiry
-from sessions.gateway import Pattern, server
-from sessions.store import live
-from sessions.watcher import Watcher
+from scheduling.monitoring.multiprocess import share
+from sessions.detection.expired_keys import Listener, NotToldOfExpiry
+from sessions.detection.gateway import Pattern, server
+from sessions.detection.watcher import Watcher
+from sessions.store.sessions import live
 
 
 class Command(BaseCommand):
@@ -34,7 +34,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         share()
-        measures.alive("watcher")
+        metrics.alive("watcher")
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())

@@ -8,10 +8,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from scheduling import measures
-from scheduling.shared_measures import share
-from sessions.store import live
-from sessions.watcher import Watcher
+from scheduling import metrics
+from scheduling.monitoring.multiprocess import share
+from sessions.detection.watcher import Watcher
+from sessions.store.sessions import live
 
 
 class Command(BaseCommand):
@@ -19,7 +19,7 @@ class Command(BaseCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         share()
-        measures.alive("watcher")
+        metrics.alive("watcher")
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())

@@ -11,11 +11,11 @@ from django.contrib.messages import get_messages
 from django.urls import reverse
 from django.utils.timezone import now
 
-from rpa_tasks import tokens
-from rpa_tasks.failed_jobs import bury
-from rpa_tasks.lanes import jobs
+from rpa_tasks.jobs import wakeups
+from rpa_tasks.jobs.dead_letters import bury
+from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.publish import Receipt, Request, publish
 from rpa_tasks.models import Evidence, Flow, Job, Lane, Platform, Run, Shop
-from rpa_tasks.publishing import Receipt, Request, publish
 
 PNG = (
     b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR\x00\x00\x00\x01\x00\x00\x00\x01\x08\x06\x00\x00\x00\x1f\x15\xc4\x89\x00\x00\x00\r"
@@ -27,7 +27,7 @@ PNG = (
 def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the bell was rung for; nothing is published."""
     hints: list[Any] = []
-    monkeypatch.setattr(tokens.doorbell, "ring", hints.extend)
+    monkeypatch.setattr(wakeups.doorbell, "ring", hints.extend)
     return hints
 
 

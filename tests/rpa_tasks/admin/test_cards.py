@@ -15,8 +15,8 @@ from django.utils.timezone import now
 from rpa_tasks.admin.hours import ended_runs
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run, Shop
 from scheduling import sql
-from scheduling.admin.cards import Card
-from scheduling.past import Past, hours_between
+from scheduling.admin.dashboard.cards import Card
+from scheduling.monitoring.past import Past, hours_between
 
 pytestmark = pytest.mark.django_db
 

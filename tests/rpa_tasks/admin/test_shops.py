@@ -14,10 +14,10 @@ from django.urls import reverse
 from django.utils.timezone import now
 from django_celery_beat.models import PeriodicTask
 
-from rpa_tasks import scheduled
 from rpa_tasks.admin.flow import FlowForm
 from rpa_tasks.admin.platform import PlatformForm
 from rpa_tasks.admin.shop_form import ShopForm
+from rpa_tasks.jobs import scheduled_rounds
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, ScheduledRound, Shop
 from tests.rpa_tasks.admin.conftest import Market, said, text, url
 
@@ -293,7 +293,7 @@ def test_a_schedule_needs_no_json(editor: Client, market: Market) -> None:
 
 
 def test_what_a_schedule_made_here_says_is_what_the_task_takes(editor: Client, market: Market, rung: list[Any]) -> None:
-    from rpa_tasks.schedules import publish_for_shops
+    from rpa_tasks.jobs.schedules import publish_for_shops
 
     editor.post(url("shop_schedule_add"), {**SCHEDULE, "flow": market.sync.pk, "payload": '{"day": 1}'})
     publish_for_shops(json.loads(PeriodicTask.objects.get(task="rpa_tasks.publish_for_shops").kwargs))
@@ -354,5 +354,5 @@ def test_run_selected_tasks_of_a_shop_schedule_stores_its_round(as_member: Any, 
     (stored,) = ScheduledRound.objects.all()
     assert (stored.schedule_id, stored.schedule, stored.state) == (row.pk, row.name, "waiting")
     assert "1 round was stored." in text(page)
-    assert scheduled.run_waiting() == 1
+    assert scheduled_rounds.run_waiting() == 1
     assert Job.objects.count() == 2

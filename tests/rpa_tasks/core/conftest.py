@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import pytest
 from django.db import connection
 
-from rpa_tasks import tokens
-from rpa_tasks.lanes import Pick, jobs
+from rpa_tasks.jobs import wakeups
+from rpa_tasks.jobs.pick import Pick, jobs
+from rpa_tasks.jobs.publish import Receipt, Request, publish
 from rpa_tasks.models import Flow, Platform, Shop
-from rpa_tasks.publishing import Receipt, Request, publish
 
 Answer = TypeVar("Answer")
 PATIENCE = 20
@@ -51,7 +51,7 @@ def market(db: None) -> Market:
 def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the bell was rung for; nothing is published."""
     hints: list[Any] = []
-    monkeypatch.setattr(tokens.doorbell, "ring", hints.extend)
+    monkeypatch.setattr(wakeups.doorbell, "ring", hints.extend)
     return hints
 
 

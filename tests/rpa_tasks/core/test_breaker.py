@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 from django.utils.timezone import now
 
-from rpa_tasks import breaker
-from rpa_tasks.lanes import Pick
+from rpa_tasks.jobs import circuit_breaker as breaker
+from rpa_tasks.jobs.pick import Pick
+from rpa_tasks.jobs.settle import Ended, conclude
 from rpa_tasks.models import Breaker, Job, Lane
-from rpa_tasks.settling import Ended, conclude
-from rpa_tasks.verdicts import Outcome, Verdict
+from rpa_tasks.outcomes import Outcome, Verdict
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

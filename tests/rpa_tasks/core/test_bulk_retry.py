@@ -12,14 +12,14 @@ import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
 
-from config.embedded.processes import wait_until
-from rpa_tasks import failed_jobs
+from config.local.processes import wait_until
+from rpa_tasks.jobs import dead_letters
+from rpa_tasks.jobs.rounds import publish_round
 from rpa_tasks.models import Job
-from rpa_tasks.rounds import publish_round
-from scheduling import failed_tasks, sql
-from scheduling.bulk import jobs
-from scheduling.failed_tasks import Actor, Republisher
+from scheduling import sql
 from scheduling.models import FailedTask
+from scheduling.operations import bulk_actions, failed_tasks
+from scheduling.operations.failed_tasks import Actor, Republisher
 
 pytestmark = pytest.mark.django_db(transaction=True)
 ANN = Actor("ann")
@@ -35,7 +35,7 @@ def fail(market: Any) -> Callable[..., None]:
             job = market.publish(shop_id).task_id
             ended = {"state": "failed", "reason": reason, "settled_at": now(), "lease_until": None, "fresh": False}
             Job.objects.filter(pk=job).update(**ended)
-            failed_jobs.bury(job)
+            dead_letters.bury(job)
 
     return fail
 
@@ -82,9 +82,9 @@ def test_two_of_the_same_keys_the_other_way_round(market: Any, fail: Any, monkey
         market.shop(shop_id)
     fail(["s2", "s1"], "here")
     fail(["s1", "s2"], "there")
-    rows = [jobs.begin("retry", {"reason": reason}, ANN) for reason in ("here", "there")]
+    rows = [bulk_actions.begin("retry", {"reason": reason}, ANN) for reason in ("here", "there")]
 
-    Meeting(monkeypatch).run(*(lambda row=row: jobs.advance(row.pk) for row in rows))
+    Meeting(monkeypatch).run(*(lambda row=row: bulk_actions.advance(row.pk) for row in rows))
 
     for row in rows:
         row.refresh_from_db()
@@ -97,14 +97,14 @@ def test_a_round_of_the_same_shops(market: Any, fail: Any, monkeypatch: pytest.M
     flow = market.flow()
     shops = [market.shop(shop_id) for shop_id in ("s1", "s2")]
     fail(["s2", "s1"], "here")
-    row = jobs.begin("retry", {"reason": "here"}, ANN)
+    row = bulk_actions.begin("retry", {"reason": "here"}, ANN)
     meeting = Meeting(monkeypatch)
 
     def tick() -> Any:
         wait_until(lambda: bool(meeting.published), PATIENCE)
         return publish_round(flow, dict.fromkeys([shop.pk for shop in shops], timedelta(0)), payload={}, priority=1)
 
-    _, told = meeting.run(lambda: jobs.advance(row.pk), tick)
+    _, told = meeting.run(lambda: bulk_actions.advance(row.pk), tick)
 
     row.refresh_from_db()
     assert (row.tries, row.done, row.skipped) == (0, 2, 0)

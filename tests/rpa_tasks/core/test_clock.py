@@ -10,13 +10,13 @@ import pytest
 import time_machine
 from django.utils.timezone import now
 
-from rpa_tasks import passes, tokens
-from rpa_tasks.lanes import Pick
+from rpa_tasks.jobs import dispatch, wakeups
+from rpa_tasks.jobs.pick import Pick
+from rpa_tasks.jobs.settle import HOLD, PLATFORM_PATIENCE, Ended, conclude
 from rpa_tasks.models import Breaker, Job, Run, Shop
-from rpa_tasks.settling import HOLD, PLATFORM_PATIENCE, Ended, conclude
-from rpa_tasks.verdicts import Outcome, Verdict
+from rpa_tasks.outcomes import Outcome, Verdict
 from scheduling import sql
-from scheduling.ledger import Hint
+from scheduling.ledger.transitions import Hint
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -87,14 +87,14 @@ def test_a_run_whose_node_was_lost(pick: Pick, began: bool) -> None:
     changes = ", sending_at = statement_timestamp() - interval '1 min'" if began else ""
     sql.count(f"UPDATE rpa_tasks_job SET lease_until = statement_timestamp() - interval '1 s'{changes}", {})
     since = sql.now()
-    assert passes.rescue() == 1
+    assert dispatch.rescue() == 1
     assert is_between(since, Job.objects.get().due_at, 30 * SECONDS if began else timedelta(0))
     if began:
         assert is_between(since, Run.objects.get().ended_at, timedelta(0))
 
 
 def test_its_lease_is_judged_by_the_database(pick: Pick) -> None:
-    assert passes.rescue() == 0
+    assert dispatch.rescue() == 0
     assert Job.objects.get().state == "running"
 
 
@@ -102,7 +102,7 @@ def test_a_token_waits_for_what_is_not_due_and_for_nothing_else(
     market: Any, pick: Pick, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     published: list[Any] = []
-    monkeypatch.setattr(tokens, "publish_tokens", lambda found, nodes: published.extend(found))
+    monkeypatch.setattr(wakeups, "publish_tokens", lambda found, nodes: published.extend(found))
     job, at = pick.claim.task_id, sql.now()
-    tokens.announce([Hint(job, at + 20 * SECONDS, 1, pick.shop_id), Hint(job, at - SECONDS, 1, pick.shop_id)])
+    wakeups.announce([Hint(job, at + 20 * SECONDS, 1, pick.shop_id), Hint(job, at - SECONDS, 1, pick.shop_id)])
     assert [token.due_at for token in published] == [at + 20 * SECONDS, None]

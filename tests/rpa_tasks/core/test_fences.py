@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from django.utils.timezone import now
 
-from rpa_tasks import passes, publishing
-from rpa_tasks.lanes import jobs
+from rpa_tasks.jobs import dispatch, publish
+from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.settle import Ended, conclude
 from rpa_tasks.models import Breaker, Evidence, Job, LoginState, Run, Shop
-from rpa_tasks.settling import Ended, conclude
-from rpa_tasks.verdicts import Outcome, Verdict
+from rpa_tasks.outcomes import Outcome, Verdict
 from scheduling.models import FailedTask
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -25,7 +25,7 @@ def test_conclude_late_end_while_same_job_runs_again_writes_nothing(market: Any,
     market.publish()
     stale = market.pick()
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
-    assert passes.rescue() == 1
+    assert dispatch.rescue() == 1
     holder = market.pick()
     assert holder.claim.task_id == stale.claim.task_id
     before = Job.objects.values().get()
@@ -50,7 +50,7 @@ def test_mark_sending_after_an_acknowledged_cancellation_starts_nothing(market: 
     market.shop()
     task_id = market.publish().task_id
     claim = market.pick().claim
-    publishing.cancel(task_id, by="ann")
+    publish.cancel(task_id, by="ann")
     assert jobs.mark_sending([claim]) == set()
     job = Job.objects.select_related("shop__platform", "flow").get()
     assert conclude(job, claim, Ended(verdict=Verdict(Outcome.HELD, "stale"), started_at=now()))

@@ -10,11 +10,11 @@ import pytest
 from django.db import IntegrityError, connection, transaction
 from django.utils.timezone import now
 
-from rpa_tasks import tokens
-from rpa_tasks.lanes import LANES, TIERS, jobs
+from rpa_tasks.jobs import wakeups
+from rpa_tasks.jobs.pick import LANES, TIERS, jobs
 from rpa_tasks.models import Breaker, ExecutionNode, Job, Lane, LoginState, Platform, Shop
 from scheduling import sql
-from scheduling.ledger import Hint, Settlement
+from scheduling.ledger.transitions import Hint, Settlement
 from scheduling.models import Pause
 from tests.rpa_tasks.guard.house import eventually
 
@@ -320,9 +320,9 @@ def test_pick_preferred_node_keeps_nothing_that_it_does_not_carry(market: Any, h
 
 def queues_of_tokens(monkeypatch: pytest.MonkeyPatch, *receipts: Any, priority: int = 0) -> list[str]:
     published: list[str] = []
-    monkeypatch.setattr(tokens, "publish_tokens", lambda found, nodes: published.extend(each.queue for each in found))
+    monkeypatch.setattr(wakeups, "publish_tokens", lambda found, nodes: published.extend(each.queue for each in found))
     shop = Lane.objects.get().shop_id
-    tokens.announce([Hint(each.task_id, now(), priority, shop) for each in receipts])
+    wakeups.announce([Hint(each.task_id, now(), priority, shop) for each in receipts])
     return published
 
 
@@ -333,7 +333,7 @@ def test_announce_sends_browser_jobs_to_the_preferred_node_that_carries_them(
 
     assert queues_of_tokens(monkeypatch, browser, free) == ["n.n1.high", "high"]
     assert queues_of_tokens(monkeypatch, browser, priority=2) == ["low"]
-    assert set(tokens.further_queues()) == {"n.n1.high", "n.n2.high"}
+    assert set(wakeups.further_queues()) == {"n.n1.high", "n.n2.high"}
 
 
 def test_announce_platform_that_does_not_wait_prefers_its_node_while_that_has_room(

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 from django.db import connection, transaction
 
-from rpa_tasks import passes
+from rpa_tasks.jobs import dispatch
 from rpa_tasks.models import Job
 from scheduling import sql
 
@@ -26,10 +26,10 @@ def test_its_locks_are_given_up_by_the_database(market: Any) -> None:
         ((given,),) = gone.execute("SHOW idle_in_transaction_session_timeout").fetchall()
         assert given == "1min"
         gone.execute("SELECT FROM rpa_tasks_job FOR NO KEY UPDATE")
-        assert passes.rescue() == 0
+        assert dispatch.rescue() == 0
         gone.execute("SET LOCAL idle_in_transaction_session_timeout = '1s'")  # all that this test shortens
         with transaction.atomic():
             Job.objects.select_for_update(no_key=True).get()  # waits until the database has ended it
-        assert passes.rescue() == 1
+        assert dispatch.rescue() == 1
         gone.close()
     assert Job.objects.get().state == "scheduled"

@@ -12,9 +12,9 @@ from django.utils.timezone import now
 from prometheus_client.registry import REGISTRY
 
 from rpa_tasks import metrics
+from rpa_tasks.jobs.settle import Ended, conclude
 from rpa_tasks.models import Breaker, ExecutionNode, Job
-from rpa_tasks.settling import Ended, conclude
-from rpa_tasks.verdicts import Outcome, Verdict
+from rpa_tasks.outcomes import Outcome, Verdict
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from django.utils.timezone import now
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rpa_tasks import command
-from rpa_tasks.lanes import jobs
+from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.publish import Refused, cancel
 from rpa_tasks.models import Flow, Job
-from rpa_tasks.publishing import Refused, cancel
+from rpa_tasks.supervisor import command
 from scheduling.errors import Conflict, InvalidInput, NotFound
-from scheduling.ledger import Settlement
+from scheduling.ledger.transitions import Settlement
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
 
+from rpa_tasks.jobs.retention import JOBS
 from rpa_tasks.models import Evidence, Job, Run
-from rpa_tasks.retention import JOBS
-from scheduling import retention
 from scheduling.ids import first_id_at
 from scheduling.models import FailedTask
+from scheduling.operations import retention
 
 pytestmark = pytest.mark.django_db(transaction=True)
 OLD = timedelta(days=100)

@@ -18,20 +18,23 @@ from django.conf import settings
 from django.db import DataError
 from django.utils.timezone import now
 
-from rpa_tasks import chores, isolation, passes, runner
-from rpa_tasks.chores import LeftRuns
-from rpa_tasks.evidence import unpacked
-from rpa_tasks.lanes import jobs
-from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
+from rpa_tasks import isolation
+from rpa_tasks.browsers import NoBrowser, places
+from rpa_tasks.jobs import dispatch
+from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.jobs.publish import cancel
+from rpa_tasks.jobs.settle import Ended, conclude
+from rpa_tasks.maintainer import housekeeping
+from rpa_tasks.maintainer.housekeeping import LeftRuns
 from rpa_tasks.models import Breaker, Evidence, Job, Lane, LoginState, Shop
-from rpa_tasks.pool import NoBrowser, places
-from rpa_tasks.publishing import cancel
-from rpa_tasks.settling import Ended, conclude
-from rpa_tasks.verdicts import Outcome, Verdict
-from scheduling import failed_tasks
+from rpa_tasks.outcomes import Outcome, Verdict
+from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
+from rpa_tasks.worker import runner
+from rpa_tasks.worker.evidence import unpacked
 from scheduling.errors import Conflict
-from scheduling.failed_tasks import Actor
 from scheduling.models import FailedTask
+from scheduling.operations import failed_tasks
+from scheduling.operations.failed_tasks import Actor
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -254,7 +257,7 @@ def test_who_lost_its_lease_ends_its_command_and_drops_what_it_knows(
             assert time.monotonic() < deadline
             time.sleep(0.05)
         Job.objects.update(lease_until=now() - timedelta(seconds=1), priority=2)
-        return passes.rescue()
+        return dispatch.rescue()
 
     assert race(2, act) == [1, 1]
     job.refresh_from_db()
@@ -269,7 +272,7 @@ def test_a_worker_that_vanished_in_mid_run(does: Any, market: Any, idempotent: b
     jobs.mark_sending([pick.claim])
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
 
-    assert passes.rescue() == 1
+    assert dispatch.rescue() == 1
     job.refresh_from_db()
     assert (job.state, job.reason) == (state, "worker_lost")
     assert FailedTask.objects.exists() == (state == "unknown")
@@ -280,7 +283,7 @@ def test_a_worker_that_vanished_before_the_command_began(does: Any, market: Any)
     job = does("pass", run=False, idempotent=False)
     market.pick()
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
-    passes.rescue()
+    dispatch.rescue()
 
     job.refresh_from_db()
     assert (job.state, job.failures) == ("scheduled", 0)
@@ -318,7 +321,7 @@ def test_to_publish_again_what_waits_already_says_so(does: Any, market: Any) -> 
 def test_what_waits_for_something_retired_ends(does: Any, market: Any) -> None:
     job = does("pass", run=False)
     Shop.objects.update(retired_at=now())
-    assert passes.call_off_retired() == 1
+    assert dispatch.call_off_retired() == 1
     job.refresh_from_db()
     assert (job.state, job.reason) == ("cancelled", "retired")
 
@@ -400,15 +403,15 @@ def test_one_row_that_cannot_be_rescued_takes_no_other_along(
     for pick in (market.pick(), market.pick()):
         jobs.mark_sending([pick.claim])
     Job.objects.update(lease_until=now() - timedelta(seconds=1))
-    note = passes._note_lost
+    note = dispatch._note_lost
 
     def note_or_break(row: Job, at: datetime) -> None:
         if row.pk == odd.pk:
             raise DataError("smallint out of range")
         note(row, at)
 
-    monkeypatch.setattr(passes, "_note_lost", note_or_break)
-    assert passes.rescue() == 1
+    monkeypatch.setattr(dispatch, "_note_lost", note_or_break)
+    assert dispatch.rescue() == 1
     assert Job.objects.get(pk=fine.task_id).state == "scheduled"
     assert Job.objects.get(pk=odd.pk).state == "running"
 
@@ -567,7 +570,7 @@ def test_left_runs_deletion_that_takes_long_ends_with_its_pass_and_holds_up_no_o
         clock[0] += within
         return False
 
-    monkeypatch.setattr(chores, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(housekeeping, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     left = LeftRuns()
     with monkeypatch.context() as slow:
         slow.setattr(isolation, "delete_directory", delete_nothing)

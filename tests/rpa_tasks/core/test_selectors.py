@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from rpa_tasks import selectors
+from rpa_tasks.jobs import queries
 from rpa_tasks.models import Job
 from scheduling import sql
 from scheduling.models.ledger import RARE
@@ -30,7 +30,7 @@ def test_a_rare_state_is_found_among_many_by_its_index(market: Any, state: str) 
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE rpa_tasks_job")
         with connection.execute_wrapper(note):
-            found = [each.pk for each in selectors.jobs_page(state=state)]
+            found = [each.pk for each in queries.jobs_page(state=state)]
         cursor.execute(f"EXPLAIN {asked[0][0]}", asked[0][1])
         plan = "\n".join(row[0] for row in cursor.fetchall())
     assert found == sorted(Job.objects.filter(state=state).values_list("pk", flat=True), reverse=True)

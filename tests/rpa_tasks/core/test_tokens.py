@@ -10,9 +10,9 @@ import pytest
 from celery import current_app
 from django.utils.timezone import now
 
-from rpa_tasks import passes, tokens
+from rpa_tasks.jobs import dispatch, wakeups
 from rpa_tasks.models import ExecutionNode, Job
-from scheduling.ledger import Hint
+from scheduling.ledger.transitions import Hint
 
 QUEUE = "p.crowded.normal"
 pytestmark = pytest.mark.django_db
@@ -57,7 +57,7 @@ def publish(market: Any, count: int, *, first: int = 0, **changes: Any) -> list[
 
 def test_announce_more_jobs_than_idle_slots_fills_the_slots_only(market: Any, queue: Queue, node: Any) -> None:
     for batch in range(5):
-        tokens.announce(publish(market, 4, first=batch * 4))
+        wakeups.announce(publish(market, 4, first=batch * 4))
 
     assert len(queue) == 3
 
@@ -66,8 +66,8 @@ def test_announce_while_every_slot_runs_publishes_nothing(market: Any, queue: Qu
     publish(market, 3)
     for _ in range(3):
         assert market.pick(QUEUE, node="n1")
-    tokens.announce(publish(market, 20, first=3))
-    tokens.announce(publish(market, 20, first=23, delay=timedelta(seconds=20)))
+    wakeups.announce(publish(market, 20, first=3))
+    wakeups.announce(publish(market, 20, first=23, delay=timedelta(seconds=20)))
 
     assert len(queue) == 0
 
@@ -78,22 +78,22 @@ def test_wake_with_no_room_known_keeps_one_token_in_the_queue(market: Any, queue
     for _ in range(3):
         assert market.pick(QUEUE, node="n1")
 
-    assert [passes.wake(), passes.wake(), len(queue)] == [{QUEUE: 1}, {}, 1]
+    assert [dispatch.wake(), dispatch.wake(), len(queue)] == [{QUEUE: 1}, {}, 1]
 
 
 def test_announce_for_a_queue_that_no_node_carries_is_bounded(market: Any, queue: Queue, node: Any) -> None:
     ExecutionNode.objects.update(queues=["high"])
     for batch in range(6):
-        tokens.announce(publish(market, 20, first=batch * 20))
+        wakeups.announce(publish(market, 20, first=batch * 20))
 
-    assert len(queue) == tokens.UNKNOWN_ROOM
+    assert len(queue) == wakeups.UNKNOWN_ROOM
 
 
 def test_announce_silent_node_counts_as_no_room_of_its_queue(market: Any, queue: Queue, node: Any) -> None:
     ExecutionNode.objects.create(
         name="n2", seen_at=now() - timedelta(minutes=5), started_at=now(), slots=5, queues=[QUEUE]
     )
-    tokens.announce(publish(market, 10))
+    wakeups.announce(publish(market, 10))
 
     assert len(queue) == 3
     assert Job.objects.count() == 10

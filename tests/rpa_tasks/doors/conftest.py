@@ -13,8 +13,8 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from rpa_tasks.models import Flow, Platform, Shop
-from scheduling import services
 from scheduling.models import Configuration, Scope
+from scheduling.operations import commands
 from tests.scheduling.api.serving import Client, serving
 
 Apply = Callable[..., str]
@@ -42,10 +42,10 @@ def market(db: None) -> Market:
 @pytest.fixture
 def rung(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What the bell was rung for; nothing is published."""
-    from rpa_tasks import tokens
+    from rpa_tasks.jobs import wakeups
 
     hints: list[Any] = []
-    monkeypatch.setattr(tokens.doorbell, "ring", hints.extend)
+    monkeypatch.setattr(wakeups.doorbell, "ring", hints.extend)
     return hints
 
 
@@ -66,7 +66,7 @@ def house(transactional_db: None) -> None:
 
 @pytest.fixture
 def key(house: None) -> str:
-    return services.create_api_key("shop", [Scope.RPA])
+    return commands.create_api_key("shop", [Scope.RPA])
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from django.core.checks import run_checks
 from django.db import connection
 from django.utils.timezone import now
 
-from rpa_tasks import checks, runner
+from rpa_tasks import checks
 from rpa_tasks.models import Flow
+from rpa_tasks.worker import runner
 from tests.rpa_tasks.doors.conftest import Market
 
 pytestmark = pytest.mark.django_db

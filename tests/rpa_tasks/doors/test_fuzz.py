@@ -10,7 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, given, settings
 
 from rpa_tasks.models import Job
-from scheduling.api.application import api as described
+from scheduling.api.app import api as described
 from tests.rpa_tasks.doors.conftest import Market
 from tests.scheduling.api.serving import PATIENCE, Client
 

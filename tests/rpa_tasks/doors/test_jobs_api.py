@@ -10,10 +10,10 @@ from uuid import UUID
 
 import pytest
 
-from rpa_tasks.evidence import MOST
 from rpa_tasks.models import Evidence, Job, Run
-from scheduling import services
+from rpa_tasks.worker.evidence import MOST
 from scheduling.ids import new_id
+from scheduling.operations import commands
 from tests.rpa_tasks.doors.conftest import Market
 from tests.scheduling.api.serving import Client, at_once
 
@@ -133,7 +133,7 @@ def test_a_full_backlog_is_refused_with_a_time_to_come_back(api: Client, market:
 
 
 def test_a_key_for_something_else_opens_nothing(server: str, house: None, market: Market) -> None:
-    other = Client(server, services.create_api_key("other", ["events", "touches"]))
+    other = Client(server, commands.create_api_key("other", ["events", "touches"]))
     assert other("POST", "/rpa/jobs", wish()).status_code == 403
     for path in ("/rpa/jobs", "/rpa/shops", f"/rpa/jobs/{new_id()}", f"/rpa/jobs/{new_id()}/evidence/1"):
         assert other.get(path).status_code == 403, path

@@ -19,14 +19,14 @@ from django_celery_beat.models import ClockedSchedule, CrontabSchedule, Interval
 from django_celery_beat.schedulers import ModelEntry
 from structlog.testing import capture_logs
 
-from config.beat import PASSES
-from config.beat_leader import LeaderScheduler, due_instant
-from config.celery import app
-from config.embedded.processes import wait_until
-from rpa_tasks import rounds, scheduled, schedules
+from config.celery.application import app
+from config.celery.beat_scheduler import LeaderScheduler, due_instant
+from config.celery.schedule import PASSES
+from config.local.processes import wait_until
+from rpa_tasks.jobs import rounds, scheduled_rounds, schedules
+from rpa_tasks.jobs.publish import Request, publish
+from rpa_tasks.jobs.rounds import Round
 from rpa_tasks.models import Job, ScheduledRound, Shop
-from rpa_tasks.publishing import Request, publish
-from rpa_tasks.rounds import Round
 from rpa_tasks.tasks import keep_moving, publish_for_shops, run_rounds
 from scheduling import sql
 from scheduling.errors import InvalidInput
@@ -49,7 +49,7 @@ from rpa_tasks import rounds, scheduled, tokens
 connection.settings_dict["OPTIONS"]["application_name"] = "rounds"
 tokens.doorbell.ring = lambda hints: None
 rounds.BATCH = 1
-scheduled.run_waiting()
+scheduled_rounds.run_waiting()
 """
 
 
@@ -331,7 +331,7 @@ def test_round_that_fell_due_during_a_database_outage_is_stored_after_it(
     row = every_ten_minutes(**ORDER)
     before = now() - timedelta(minutes=15)
     PeriodicTask.objects.filter(pk=row.pk).update(last_run_at=before)
-    store, tries = scheduled.store, []
+    store, tries = scheduled_rounds.store, []
 
     def fail_thrice(*given: Any) -> bool:
         tries.append(given)
@@ -339,7 +339,7 @@ def test_round_that_fell_due_during_a_database_outage_is_stored_after_it(
             raise OperationalError("the server is starting up")
         return store(*given)
 
-    monkeypatch.setattr(scheduled, "store", fail_thrice)
+    monkeypatch.setattr(scheduled_rounds, "store", fail_thrice)
     scheduler = LeaderScheduler(app=app)
     try:
         for _ in range(60):
@@ -423,7 +423,7 @@ def test_beat_that_dies_before_it_saves_a_fixed_time_stores_its_round_once(marke
 
 def test_round_of_a_killed_worker_is_finished_and_nothing_is_published_twice(market: Market, rung: list[Any]) -> None:
     """A real process, killed with the second batch before it; the first batch's job has ended by then."""
-    scheduled.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store(1, "sync", now(), [], ORDER)
     with transaction.atomic():
         # A job of the second shop that is not committed yet: the worker's insert waits for it.
         publish(Request(platform="pdd", shop_id="s2", task_type="sync_order"))
@@ -437,19 +437,19 @@ def test_round_of_a_killed_worker_is_finished_and_nothing_is_published_twice(mar
     assert ScheduledRound.objects.get().position == market.s1.pk
     Job.objects.update(state="succeeded", fresh=False, settled_at=now(), lease_until=None)
 
-    assert scheduled.run_waiting() == 0  # the lease of the killed one lasts
+    assert scheduled_rounds.run_waiting() == 0  # the lease of the killed one lasts
     ScheduledRound.objects.update(next_at=now() - MINUTE)
-    assert scheduled.run_waiting() == 1
+    assert scheduled_rounds.run_waiting() == 1
     assert sorted(Job.objects.values_list("shop_id", flat=True)) == [market.s1.pk, market.s2.pk]
     assert ScheduledRound.objects.get().published == 2
 
 
 def test_two_workers_with_one_round_publish_it_once(market: Market, rung: list[Any]) -> None:
-    scheduled.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store(1, "sync", now(), [], ORDER)
 
     def act(number: int) -> int:
         try:
-            return scheduled.run_waiting()
+            return scheduled_rounds.run_waiting()
         finally:
             connection.close()
 
@@ -460,21 +460,21 @@ def test_two_workers_with_one_round_publish_it_once(market: Market, rung: list[A
 def test_late_worker_whose_lease_was_taken_over_publishes_nothing(
     market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store(1, "sync", now(), [], ORDER)
     ScheduledRound.objects.update(lease_no=1)
-    late = scheduled.Claimed(ScheduledRound.objects.get().pk, 0, "sync", now(), [], ORDER, 0, 1)
-    assert scheduled._run(late) is False
+    late = scheduled_rounds.Claimed(ScheduledRound.objects.get().pk, 0, "sync", now(), [], ORDER, 0, 1)
+    assert scheduled_rounds._run(late) is False
     assert not Job.objects.exists()
 
 
 def test_round_that_fails_each_time_becomes_a_failed_task(
     market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store(1, "sync", now(), [], ORDER)
     market.sync.delete()
     with connection.cursor() as cursor:  # worker after worker takes it and vanishes
-        cursor.execute("UPDATE rpa_tasks_scheduledround SET lease_no = %s, tries = %s", [scheduled.TRIES] * 2)
-    assert scheduled.run_waiting() == 1
+        cursor.execute("UPDATE rpa_tasks_scheduledround SET lease_no = %s, tries = %s", [scheduled_rounds.TRIES] * 2)
+    assert scheduled_rounds.run_waiting() == 1
     assert ScheduledRound.objects.get().state == "failed"
     row = FailedTask.objects.get()
     assert (row.origin, row.reason) == ("message", "task_error")
@@ -483,19 +483,19 @@ def test_round_that_fails_each_time_becomes_a_failed_task(
 
 def claim_again() -> int:
     ScheduledRound.objects.update(next_at=now() - MINUTE)
-    return scheduled.run_waiting()
+    return scheduled_rounds.run_waiting()
 
 
 def test_round_that_stores_a_batch_at_each_claim_is_not_given_up(
     market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in range(scheduled.TRIES):
+    for number in range(scheduled_rounds.TRIES):
         market.shop(f"more-{number}")
     monkeypatch.setattr(rounds, "BATCH", 1)
     monkeypatch.setattr(rounds.doorbell, "ring", Mock(side_effect=RuntimeError("after each batch")))
-    scheduled.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store(1, "sync", now(), [], ORDER)
 
-    for claims in range(scheduled.TRIES + 2):
+    for claims in range(scheduled_rounds.TRIES + 2):
         assert claim_again() == 0
         assert Job.objects.count() == claims + 1
     assert claim_again() == 1
@@ -519,10 +519,10 @@ def exceed_statement_timeout(*_: Any, **__: Any) -> None:
 def test_round_of_lost_connections_is_not_given_up(
     market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store(1, "sync", now(), [], ORDER)
     with monkeypatch.context() as patched:
         patched.setattr(schedules, "publish_round", lose_connection)
-        for _ in range(scheduled.TRIES + 2):
+        for _ in range(scheduled_rounds.TRIES + 2):
             with pytest.raises(OperationalError):
                 claim_again()
     assert claim_again() == 1
@@ -533,26 +533,27 @@ def test_round_of_lost_connections_while_the_database_stays_away_is_not_given_up
     market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The database comes back after the worker has given the round up for this time."""
-    scheduled.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store(1, "sync", now(), [], ORDER)
     count = sql.count
 
     def still_away(statement: str, parameters: Any) -> int:
-        if statement == scheduled._SUBTRACT:
+        if statement == scheduled_rounds._SUBTRACT:
             raise OperationalError
         return count(statement, parameters)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(schedules, "publish_round", lose_connection)
-        for _ in range(scheduled.TRIES + 2):
-            with patched.context() as away, pytest.raises(OperationalError):
-                claim = scheduled._claim
+    claim = scheduled_rounds._claim
 
-                def claim_then_lose() -> Any:
-                    away.setattr(sql, "count", still_away)
-                    return claim()
+    def claim_then_lose() -> Any:
+        monkeypatch.setattr(sql, "count", still_away)
+        return claim()
 
-                away.setattr(scheduled, "_claim", claim_then_lose)
+    for _ in range(scheduled_rounds.TRIES + 2):
+        with monkeypatch.context() as patched:
+            patched.setattr(schedules, "publish_round", lose_connection)
+            patched.setattr(scheduled_rounds, "_claim", claim_then_lose)
+            with pytest.raises(OperationalError):
                 claim_again()
+        monkeypatch.setattr(sql, "count", count)
     assert claim_again() == 1
     assert ScheduledRound.objects.get().state == "done"
 
@@ -560,9 +561,9 @@ def test_round_of_lost_connections_while_the_database_stays_away_is_not_given_up
 def test_round_that_is_always_too_slow_becomes_a_failed_task(
     market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduled.store(1, "sync", now(), [], ORDER)
+    scheduled_rounds.store(1, "sync", now(), [], ORDER)
     monkeypatch.setattr(schedules, "publish_round", exceed_statement_timeout)
-    for _ in range(scheduled.TRIES):
+    for _ in range(scheduled_rounds.TRIES):
         with pytest.raises(OperationalError):
             claim_again()
     assert claim_again() == 1

@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rpa_tasks
+from rpa_tasks.jobs.publish import Request, publish
 from rpa_tasks.models import Breaker, Flow, Job, Lane, Platform, Shop
-from rpa_tasks.publishing import Request, publish
-from scheduling.config_file import document, plan
-from scheduling.config_file.export import export as exported
-from scheduling.config_file.section import Stamp
+from scheduling.configuration.file import apply as plan
+from scheduling.configuration.file import document
+from scheduling.configuration.file.base import Stamp
+from scheduling.configuration.file.export import export as exported
 from scheduling.durations import format_duration
 
 pytestmark = pytest.mark.django_db

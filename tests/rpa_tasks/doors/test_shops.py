@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks import shops
+from rpa_tasks.jobs import shops
+from rpa_tasks.jobs.publish import Request, publish
 from rpa_tasks.models import Breaker, Shop
-from rpa_tasks.publishing import Request, publish
 from scheduling.errors import NotFound
 from tests.rpa_tasks.doors.conftest import Market
 

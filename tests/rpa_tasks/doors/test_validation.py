@@ -11,8 +11,8 @@ from django.db import DataError, connection, transaction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpa_tasks import validation
-from rpa_tasks.storable import unstorable
+from rpa_tasks.configuration import validation
+from rpa_tasks.jobs.storable import unstorable
 from scheduling.errors import InvalidInput
 from tests.rpa_tasks.doors.conftest import Market
 

@@ -16,14 +16,14 @@ from uuid import UUID
 
 import django
 
-from config.celery import app
+from config.celery.application import app
 
 django.setup()
 
 from django.db import connection  # noqa: E402
 
+from rpa_tasks.jobs.publish import Refused, Request, cancel, publish  # noqa: E402
 from rpa_tasks.models import Flow, Platform, Shop  # noqa: E402
-from rpa_tasks.publishing import Refused, Request, cancel, publish  # noqa: E402
 from scheduling.errors import AftertouchError  # noqa: E402
 
 

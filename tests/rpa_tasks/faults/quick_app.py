@@ -9,14 +9,14 @@ from typing import Any
 
 from celery.signals import worker_process_init
 
-from config.celery import app
+from config.celery.application import app
 
 __all__ = ["app"]
 
 
 @worker_process_init.connect
 def hurry(**_: Any) -> None:
-    from rpa_tasks import runner
+    from rpa_tasks.worker import runner
 
     for name, seconds in json.loads(os.environ.get("FAULTS_TIMES", "{}")).items():
         assert hasattr(runner, name), name

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from config.embedded.processes import send
+from config.local.processes import send
 from tests.rpa_tasks.faults.in_flight import QUICK, begin, check
 from tests.rpa_tasks.faults.yard import Node, Yard
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 import redis
 
-from config.embedded.processes import is_alive, send
+from config.local.processes import is_alive, send
+from rpa_tasks.browsers.chromium import NAMES
 from rpa_tasks.demo_shop.market import Market as DemoMarket
 from rpa_tasks.demo_shop.server import Server
-from rpa_tasks.pool.chromium import NAMES
 from tests.rpa_tasks.faults.effects import Effect
 from tests.rpa_tasks.faults.partition import Wires, wires_to
 from tests.rpa_tasks.faults.yard import Market, Yard
@@ -25,7 +25,7 @@ from tests.rpa_tasks.faults.yard import Market, Yard
 pytestmark = pytest.mark.faults
 
 RENEWED, GUARDED = 12.0, 45.0  #: seconds between renewals at most, and until a guard has ended a command
-SYNC = ["{python}", "-m", "rpa_tasks.flow", "run", "--flow", "demo_sync_order"]
+SYNC = ["{python}", "-m", "rpa_tasks.flow_sdk", "run", "--flow", "demo_sync_order"]
 SYNC += ["--param", "{param}", "--timeout", "{timeout}"]
 CODES = {"business": [65], "session": [77], "platform": [75]}
 
@@ -99,7 +99,7 @@ def test_a_late_flow_is_refused_by_its_own_tables(the_yard: Yard, told: Callable
         pages.slow = 6.0  # what is stored of its progress is old: it must not be over by then
         task = market.publish(shop, "sync", payload={"site": address, "login": True})
         the_yard.wait(lambda: (the_yard.job(task)["progress"] or 0) > 0, "the flow reads")
-        flow = next(each for each in the_yard.living(task) if "rpa_tasks.flow" in each.cmdline())
+        flow = next(each for each in the_yard.living(task) if "rpa_tasks.flow_sdk" in each.cmdline())
         guard = psutil.Process(flow.ppid())
         try:
             for process in (guard, flow):

@@ -16,9 +16,9 @@ import psutil
 import psycopg
 from psycopg.rows import dict_row
 
-from config.embedded.processes import carrying, is_alive, wait_until
 from config.environment import ROOT
-from config.stack import RunningStack, running_stack
+from config.local.isolated import RunningStack, running_stack
+from config.local.processes import carrying, is_alive, wait_until
 from tests.faults.workers import Program, worker
 from tests.rpa_tasks.faults.effects import Effect, EffectLog
 

@@ -22,7 +22,7 @@ from config.environment import ROOT
 from rpa_tasks.demo_shop.market import Market
 from rpa_tasks.demo_shop.server import Server
 from rpa_tasks.demo_shop.site import Answer, Request, answer
-from rpa_tasks.flow.chromium import NAMES, opened
+from rpa_tasks.flow_sdk.browser import NAMES, opened
 
 PATIENCE = 60.0
 
@@ -151,10 +151,10 @@ class Flows:
         self.started: list[Run] = []
 
     def write(self, name: str, body: str) -> Path:
-        """`body` is what `run(flow)` does; `from rpa_tasks.flow import *` stands before it."""
+        """`body` is what `run(flow)` does; `from rpa_tasks.flow_sdk import *` stands before it."""
         path = self.folder / f"{name}.py"
         indented = "\n".join(f"    {line}" for line in body.strip().splitlines())
-        path.write_text(f"import sys, time\nfrom rpa_tasks.flow import *\n\ndef run(flow):\n{indented}\n")
+        path.write_text(f"import sys, time\nfrom rpa_tasks.flow_sdk import *\n\ndef run(flow):\n{indented}\n")
         return path
 
     def begin(self, name: str, payload: Any = None, *, timeout: float = 60, **fields: Any) -> Run:
@@ -168,7 +168,7 @@ class Flows:
 
     def command(self, *words: str) -> Run:
         process = subprocess.Popen(
-            [sys.executable, "-m", "rpa_tasks.flow", *words],
+            [sys.executable, "-m", "rpa_tasks.flow_sdk", *words],
             env=self.environment, cwd=self.folder.parent, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
@@ -191,8 +191,8 @@ def flows(tmp_path: Path) -> Iterator[Flows]:
 @pytest.fixture
 def stored(transactional_db: None, flows: Flows) -> Callable[[], dict[str, Any]]:
     """The flow gets the database as the workers give it. Returns the shop's orders by number."""
-    from rpa_tasks.command import environment_for
     from rpa_tasks.models import DemoOrder
+    from rpa_tasks.supervisor.command import environment_for
 
     given = environment_for(
         task_id="t", lease_no=1, shop="demo/s1", home=Path("/"), temporary=Path("/"), names=["DATABASE_URL"]

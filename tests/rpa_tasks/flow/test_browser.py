@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.guarded import Guarded, Order, Result
-from rpa_tasks.verdicts import Ended, Ending
+from rpa_tasks.outcomes import Ended, Ending
+from rpa_tasks.supervisor.client import Guarded, Order, Result
 
 pytestmark = pytest.mark.browser
 
@@ -84,7 +84,7 @@ def test_a_browser_that_does_not_answer_may_answer_later(flows: Any) -> None:
 
 
 def test_a_browser_that_dies_in_the_middle_is_no_riddle(flows: Any, site: Any) -> None:
-    from rpa_tasks.flow.chromium import opened
+    from rpa_tasks.flow_sdk.browser import opened
 
     flows.write("long", OPEN + "flow.progress(0.1)\nflow.page.wait_for_selector('#nothing', timeout=600_000)")
     with opened() as port:
@@ -118,7 +118,7 @@ def guarded(flows: Any, tmp_path: Path, name: str, param: str, timeout: float) -
     """The guard's time begins before the flow's own, by however long Python takes to start."""
     import sys
 
-    words = [sys.executable, "-m", "rpa_tasks.flow", "run", "--flow", name, "--param", param]
+    words = [sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow", name, "--param", param]
     words += ["--timeout", str(timeout - 4)]
     return Order(argv=words, env=flows.environment, timeout=timeout, log_path=str(tmp_path / "run.log"))
 

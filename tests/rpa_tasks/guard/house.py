@@ -17,10 +17,10 @@ from uuid import uuid4
 from django.conf import settings
 
 from config.environment import ROOT
-from rpa_tasks.guard import processes
-from rpa_tasks.guarded import Event, Guarded, Order, Progress, Started
-from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
-from rpa_tasks.verdicts import Ending
+from rpa_tasks.outcomes import Ending
+from rpa_tasks.supervisor import processes
+from rpa_tasks.supervisor.client import Event, Guarded, Order, Progress, Started
+from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
 
 PATIENCE = 60.0
 
@@ -137,8 +137,8 @@ def guard_of(command: int) -> int:
 RUNNER = """
 import json, os, sys
 os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings.test"
-from rpa_tasks.guard.clock import clock
-from rpa_tasks.guarded import Ending, Guarded, Order
+from rpa_tasks.supervisor.clock import clock
+from rpa_tasks.supervisor.client import Ending, Guarded, Order
 
 order = Order(argv=["/bin/sh", "-c", sys.argv[1]], env=json.loads(sys.argv[3]), timeout=1000, grace=0.5, extension=8.0,
               log_path=sys.argv[2])

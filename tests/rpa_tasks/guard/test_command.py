@@ -11,7 +11,8 @@ import psycopg
 import pytest
 from django.conf import settings
 
-from rpa_tasks.command import (
+from rpa_tasks.outcomes import Ended
+from rpa_tasks.supervisor.command import (
     PLACEHOLDERS,
     WORD_LIMIT,
     ParamTooLong,
@@ -22,11 +23,20 @@ from rpa_tasks.command import (
     secrets_in,
     validate_command,
 )
-from rpa_tasks.verdicts import Ended
 from tests.rpa_tasks.guard.house import House, hear_out
 
 KNOWN = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-TEMPLATE = ["{python}", "-m", "rpa_tasks.flow", "run", "--flow={flow}", "--param", "{param}", "--timeout", "{timeout}"]
+TEMPLATE = [
+    "{python}",
+    "-m",
+    "rpa_tasks.flow_sdk",
+    "run",
+    "--flow={flow}",
+    "--param",
+    "{param}",
+    "--timeout",
+    "{timeout}",
+]
 
 
 def argv(command: list[str], **param: Any) -> list[str]:
@@ -42,7 +52,7 @@ def environment(*names: str) -> dict[str, str]:
 
 def test_placeholders_are_filled_in_wherever_they_stand() -> None:
     assert argv(TEMPLATE, shop_id="s1") == [
-        sys.executable, "-m", "rpa_tasks.flow", "run", "--flow=pdd_sync_order", "--param", '{"shop_id":"s1"}',
+        sys.executable, "-m", "rpa_tasks.flow_sdk", "run", "--flow=pdd_sync_order", "--param", '{"shop_id":"s1"}',
         "--timeout", "600",
     ]  # fmt: skip
 
@@ -288,7 +298,7 @@ def test_check_words_placeholder_in_code_is_refused(command: list[str]) -> None:
         ["sh", "-c", 'run "$1"', "_", "{param}"],
         ["bash", "-ec", 'run "$@"', "run", "{param}", "{shop_id}"],
         ["env", "PAGE=1", "rpa-cli", "-c", "{param}"],
-        ["{python}", "-m", "rpa_tasks.flow", "run", "-c", "{param}"],
+        ["{python}", "-m", "rpa_tasks.flow_sdk", "run", "-c", "{param}"],
         ["python", "run.py", "-c", "{param}"],
         ["bash", "run.sh", "-c", "{param}"],
         ["perl", "run.pl", "-e", "{param}"],

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from rpa_tasks.guard.clock import clock
-from rpa_tasks.guarded import Guarded, Result
-from rpa_tasks.verdicts import Ended
+from rpa_tasks.outcomes import Ended
+from rpa_tasks.supervisor.client import Guarded, Result
+from rpa_tasks.supervisor.clock import clock
 from tests.rpa_tasks.guard.house import (
     DAEMON,
     PATIENCE,
@@ -279,7 +279,7 @@ def test_when_the_guard_is_killed_the_runner_ends_what_is_left(house: House, man
 
 @pytest.mark.faults
 def test_a_guard_that_hangs_is_given_up(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rpa_tasks.guarded.PATIENCE", 0.5)
+    monkeypatch.setattr("rpa_tasks.supervisor.client.PATIENCE", 0.5)
     with Guarded(house.shell("sleep 1000", grace=0.1)) as guarded:
         command = wait_for_start(guarded)
         os.kill(guard_of(command), signal.SIGSTOP)

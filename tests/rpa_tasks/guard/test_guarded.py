@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rpa_tasks.guarded import Guarded, Progress, Result, Started
-from rpa_tasks.verdicts import Ended, Ending
+from rpa_tasks.outcomes import Ended, Ending
+from rpa_tasks.supervisor.client import Guarded, Progress, Result, Started
 from tests.rpa_tasks.guard.house import PATIENCE, House, hear, hear_out, wait_for_start
 
 #: The most memory that the guard of this command ever had, told by the command.
@@ -220,7 +220,7 @@ def test_nothing_secret_is_in_the_command_line_of_the_guard(house: House) -> Non
     with Guarded(order) as guarded:
         parent = int(Path(f"/proc/{wait_for_start(guarded)}/stat").read_text().rsplit(")", 1)[1].split()[1])
         shown = Path(f"/proc/{parent}/cmdline").read_bytes() + Path(f"/proc/{parent}/environ").read_bytes()
-        assert b"guard_process.py" in shown
+        assert b"supervisor/main.py" in shown
         assert b"password-1" not in shown
         assert "password-1" not in repr(order)
 

@@ -8,12 +8,12 @@ import time
 
 import pytest
 
-from rpa_tasks.guard.child import NotStarted
-from rpa_tasks.guard.clock import clock
-from rpa_tasks.guard.watch import Watch
-from rpa_tasks.guard.wire import Inbox, Outbox
-from rpa_tasks.guarded import Guarded
-from rpa_tasks.verdicts import Ended, Ending, Outcome, judge
+from rpa_tasks.outcomes import Ended, Ending, Outcome, judge
+from rpa_tasks.supervisor.child import NotStarted
+from rpa_tasks.supervisor.client import Guarded
+from rpa_tasks.supervisor.clock import clock
+from rpa_tasks.supervisor.protocol import Inbox, Outbox
+from rpa_tasks.supervisor.watch import Watch
 from tests.rpa_tasks.guard.house import House
 
 

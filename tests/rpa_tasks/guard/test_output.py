@@ -13,10 +13,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rpa_tasks.guard.hearing import Hearing
-from rpa_tasks.guard.kept_log import KeptLog
-from rpa_tasks.guard.output import LONGEST_LINE, Lines, Mask, Tail
-from rpa_tasks.guard.wire import Outbox
+from rpa_tasks.supervisor.hearing import Hearing
+from rpa_tasks.supervisor.kept_log import KeptLog
+from rpa_tasks.supervisor.output import LONGEST_LINE, Lines, Mask, Tail
+from rpa_tasks.supervisor.protocol import Outbox
 
 WORDS = st.sampled_from(
     [b"\n", b"{", b'{"progress": 1}', b'{"result": {}}', b"secret-1", b"secr", b"et-1", b"text ", b""]
@@ -131,7 +131,7 @@ def test_no_line_keeps_the_next_from_being_heard(tmp_path: Path, monkeypatch: py
     def breaks(value: Any) -> None:
         raise TypeError(value)
 
-    monkeypatch.setattr("rpa_tasks.guard.hearing.progress_in", breaks)
+    monkeypatch.setattr("rpa_tasks.supervisor.hearing.progress_in", breaks)
     os.write(writable, b'{"progress": 1}\n{"result": {"n": 1}}\n')
     os.close(writable)
     hearing.finish()

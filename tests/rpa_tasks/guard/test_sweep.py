@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rpa_tasks.guard import processes
-from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, sweep
+from rpa_tasks.supervisor import processes
+from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, sweep
 from tests.rpa_tasks.guard.house import DAEMON, PATIENCE, House, eventually, is_alive
 
 Start = Callable[..., subprocess.Popen[bytes]]
@@ -88,7 +88,7 @@ def test_all_markers_are_told(house: House, start: Start) -> None:
 def test_who_cannot_be_proven_dead_is_named(house: House, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     immortal = start()
     monkeypatch.setattr(processes, "PROOF_SECONDS", 0.1)
-    monkeypatch.setattr("rpa_tasks.markers.SWEEP_GRACE", 0.1)
+    monkeypatch.setattr("rpa_tasks.supervisor.markers.SWEEP_GRACE", 0.1)
     monkeypatch.setattr(processes.Process, "send", lambda self, number: None)
     assert sweep(earlier_than(8, house)) == [immortal.pid]
 
@@ -97,7 +97,7 @@ def test_the_sweeper_itself_is_spared(house: House) -> None:
     script = """
 import os
 os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings.test"
-from rpa_tasks.guarded import sweep
+from rpa_tasks.supervisor.client import sweep
 print(sweep(lambda markers: markers["AFTERTOUCH_TASK_ID"] == os.environ["AFTERTOUCH_TASK_ID"]))
 """
     root = str(Path(__file__).parents[3])

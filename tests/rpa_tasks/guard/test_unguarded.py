@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks import unguarded
-from rpa_tasks.guard import processes
-from rpa_tasks.guarded import Guarded
-from rpa_tasks.unguarded import end_unguarded, has_guard
+from rpa_tasks.supervisor import orphans, processes
+from rpa_tasks.supervisor.client import Guarded
+from rpa_tasks.supervisor.orphans import end_unguarded, has_guard
 from tests.rpa_tasks.guard.house import DAEMON, House, eventually, guard_of, is_alive, start_runner, wait_for_start
 
 #: A command whose child has one, too, and says when all are there.
@@ -88,7 +87,7 @@ def test_whose_parent_ends_during_the_look_is_looked_at_again(house: House, monk
                 eventually(lambda: guard_of(orphan.pid) == guard)
             return really(pid)
 
-        monkeypatch.setattr(unguarded, "look", look)
+        monkeypatch.setattr(orphans, "look", look)
         assert has_guard(orphan)
         assert not is_alive(parent)
 

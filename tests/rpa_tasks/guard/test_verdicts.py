@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from rpa_tasks.models import Run
-from rpa_tasks.verdicts import DEFAULT_DELAYS, Ended, Ending, Outcome, Verdict, judge, retry_delay
+from rpa_tasks.outcomes import DEFAULT_DELAYS, Ended, Ending, Outcome, Verdict, judge, retry_delay
 
 TABLE = {"transient": [1, 2], "business": [65, 66], "session": [77], "platform": [75]}
 

@@ -21,9 +21,9 @@ django.setup()
 from django.conf import settings  # noqa: E402
 
 from rpa_tasks import isolation  # noqa: E402
-from rpa_tasks.guarded import Guarded, Order  # noqa: E402
-from rpa_tasks.pool import borrow, places  # noqa: E402
-from rpa_tasks.verdicts import Ending  # noqa: E402
+from rpa_tasks.browsers import borrow, places  # noqa: E402
+from rpa_tasks.outcomes import Ending  # noqa: E402
+from rpa_tasks.supervisor.client import Guarded, Order  # noqa: E402
 
 ATTEMPTS = Path(__file__).with_name("attempts.py")
 WAIT = timedelta(seconds=20)

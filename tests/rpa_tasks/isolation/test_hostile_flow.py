@@ -17,7 +17,7 @@ import pytest
 
 from config.environment import ROOT, environment
 from rpa_tasks import isolation
-from rpa_tasks.pool.chromium import NAMES
+from rpa_tasks.browsers.chromium import NAMES
 
 HERE = Path(__file__).parent
 ORDINARY = 61_234  #: a uid without an account

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from config.embedded.processes import wait_until
+from config.local.processes import wait_until
 from rpa_tasks import isolation
-from rpa_tasks.guard.processes import Process, everyone, look
-from rpa_tasks.guarded import Guarded, Order, Started
-from rpa_tasks.pool import places
-from rpa_tasks.verdicts import Ended, Ending
+from rpa_tasks.browsers import places
+from rpa_tasks.outcomes import Ended, Ending
+from rpa_tasks.supervisor.client import Guarded, Order, Started
+from rpa_tasks.supervisor.processes import Process, everyone, look
 
 #: Leaves its parent, its session and its environment. Its argument tells it apart.
 HIDES = """

@@ -11,7 +11,7 @@ import sys
 
 sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
 
-from rpa_tasks.guard import confine
+from rpa_tasks.supervisor import confine
 
 if __name__ == "__main__":
     uid, *command = sys.argv[1:]

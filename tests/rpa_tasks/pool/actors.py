@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 
 from config.environment import ROOT
-from rpa_tasks.guard.processes import environment, everyone, look
-from rpa_tasks.pool import borrowing, chromium, devtools, ending, logins, registry
-from rpa_tasks.pool.browser_processes import MARKER, command_line
+from rpa_tasks.browsers import chromium, devtools, pool, profiles, registry, shutdown
+from rpa_tasks.browsers.browser_processes import MARKER, command_line
+from rpa_tasks.supervisor.processes import environment, everyone, look
 
 PATIENCE = 60.0  #: seconds for a machine that does other things, too
 
 
 #: How long a browser may take before this process gives it up.
 LIMITS = (
-    (borrowing, "ALIVE_WITHIN"), (chromium, "START_TIMEOUT"), (devtools, "TIMEOUT"), (devtools, "CLOSING"),
-    (ending, "ANSWER_WITHIN"), (ending, "CLOSING"), (logins, "ANSWER_WITHIN"),
+    (pool, "ALIVE_WITHIN"), (chromium, "START_TIMEOUT"), (devtools, "TIMEOUT"), (devtools, "CLOSING"),
+    (shutdown, "ANSWER_WITHIN"), (shutdown, "CLOSING"), (profiles, "ANSWER_WITHIN"),
 )  # fmt: skip
 
 
@@ -39,9 +39,9 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hang(pid: int, monkeypatch: pytest.MonkeyPatch, *, limit: float = 1.0) -> None:
     """Stop the browser; whoever meets it finds that out soon."""
-    for module in (ending, logins):
+    for module in (shutdown, profiles):
         monkeypatch.setattr(module, "ANSWER_WITHIN", limit)
-    monkeypatch.setattr(borrowing, "ALIVE_WITHIN", limit)
+    monkeypatch.setattr(pool, "ALIVE_WITHIN", limit)
     os.kill(pid, signal.SIGSTOP)
 
 

@@ -20,7 +20,7 @@ import django
 
 django.setup()
 
-from rpa_tasks.pool import Borrowed, NoBrowser, borrow  # noqa: E402
+from rpa_tasks.browsers import Borrowed, NoBrowser, borrow  # noqa: E402
 
 
 def main() -> None:

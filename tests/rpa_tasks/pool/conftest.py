@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.pool import Borrowed, borrow, upkeep
-from rpa_tasks.pool.chromium import NAMES
+from rpa_tasks.browsers import Borrowed, borrow, recycling
+from rpa_tasks.browsers.chromium import NAMES
 from tests.rpa_tasks.pool.actors import BorrowerProcess, be_patient, eventually, living
 
 
@@ -36,8 +36,8 @@ def pool(state: Path) -> Iterator[Path]:
     if not any(shutil.which(name) for name in NAMES):
         pytest.skip("missing service: chromium")
     yield state
-    eventually(lambda: upkeep.end_unused() == 0, "browsers are still in use")
-    upkeep.end_unrecorded()
+    eventually(lambda: recycling.end_unused() == 0, "browsers are still in use")
+    recycling.end_unrecorded()
     eventually(lambda: not living(state), "processes are left over")
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.pool import BROWSER_WAIT, PROFILE_BUSY, Borrowed, NoBrowser, devtools, registry
-from rpa_tasks.pool.lock import Lock
+from rpa_tasks.browsers import BROWSER_WAIT, PROFILE_BUSY, Borrowed, NoBrowser, devtools, registry
+from rpa_tasks.browsers.lock import Lock
 from tests.rpa_tasks.pool.actors import BorrowerProcess, is_gone, record_of, states, visit
 
 pytestmark = pytest.mark.browser
@@ -138,7 +138,7 @@ def test_nothing_is_started_for_a_request_that_is_nearly_over(
         looks.append(1)
         holder.release()
 
-    monkeypatch.setattr("rpa_tasks.pool.borrowing.time.sleep", late)
+    monkeypatch.setattr("rpa_tasks.browsers.pool.time.sleep", late)
     with pytest.raises(NoBrowser) as refused:
         lend("s2", wait=0.2)
 
@@ -191,7 +191,7 @@ def test_a_slot_that_the_settings_took_away_is_not_used(lend: Lend, settings: An
 
 @pytest.mark.parametrize("profile", ["店铺 1", "../escape", ".", "..", ".hidden", "a/b", "x" * 300])
 def test_any_shop_id_makes_a_folder_of_its_own(state: Path, profile: str) -> None:
-    from rpa_tasks.pool import places
+    from rpa_tasks.browsers import places
 
     folder = places.profile(profile)
     assert folder.parent == state / "rpa" / "profiles"
@@ -201,7 +201,7 @@ def test_any_shop_id_makes_a_folder_of_its_own(state: Path, profile: str) -> Non
 
 
 def test_no_shop_id_is_refused(state: Path) -> None:
-    from rpa_tasks.pool import places
+    from rpa_tasks.browsers import places
 
     with pytest.raises(ValueError, match="needs an id"):
         places.profile("")

@@ -17,10 +17,10 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.utils.timezone import now
 
-from rpa_tasks import chores
-from rpa_tasks.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
+from rpa_tasks.browsers import places
+from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, JobState, Platform, Run, Shop
-from rpa_tasks.pool import places
+from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
 from tests.rpa_tasks.pool.actors import eventually
 
 pytestmark = pytest.mark.django_db
@@ -62,7 +62,7 @@ def process_of(state: Path) -> Iterator[Any]:
 def test_the_node_says_what_it_is_and_when(state: Path, settings: Any) -> None:
     settings.AFTERTOUCH_NODE = "node-7"
     settings.AFTERTOUCH_RPA_SLOTS = 4
-    doing = chores.Chores(["high", "low"])
+    doing = housekeeping.Chores(["high", "low"])
     doing.report()
     first = ExecutionNode.objects.get()
     doing.report()
@@ -77,8 +77,8 @@ def test_the_node_says_what_it_is_and_when(state: Path, settings: Any) -> None:
 def test_the_node_is_seen_by_the_clock_of_the_database(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lanes compare it with theirs: a node whose clock is behind would lose its shops."""
     really = now
-    monkeypatch.setattr(chores, "now", lambda: really() - timedelta(days=1))
-    doing = chores.Chores([])
+    monkeypatch.setattr(housekeeping, "now", lambda: really() - timedelta(days=1))
+    doing = housekeeping.Chores([])
     for _ in range(2):  # made, then changed
         doing.report()
         assert abs(ExecutionNode.objects.get().seen_at - really()) < timedelta(hours=1)
@@ -90,7 +90,7 @@ def test_nodes_that_nobody_has_heard_of_for_a_month_are_forgotten(state: Path, s
     for name, days in (("gone", 31), ("away", 29)):
         seen = now() - timedelta(days=days)
         ExecutionNode.objects.create(name=name, seen_at=seen, started_at=seen, slots=5)
-    doing = chores.Chores([])
+    doing = housekeeping.Chores([])
     doing.report()
     doing.tidy()
     assert {node.name for node in ExecutionNode.objects.all()} == {"here", "away"}
@@ -103,12 +103,12 @@ def test_the_processes_of_a_run_that_is_over_are_ended(
     superseded = process_of(job.task_id, 2)
     unknown = process_of(uuid4(), 1)
     elsewhere = process_of(uuid4(), 1, folder=Path("/another/node"))
-    doing = chores.Chores([])
+    doing = housekeeping.Chores([])
 
     doing.end_orphans()
     assert [each.poll() for each in (superseded, unknown)] == [None, None]  # their guard may still be at it
 
-    monkeypatch.setattr(chores, "ORPHANED_FOR", 0.0)
+    monkeypatch.setattr(housekeeping, "ORPHANED_FOR", 0.0)
     doing.end_orphans()
     eventually(lambda: None not in (superseded.poll(), unknown.poll()), "they live on")
     assert (runs.poll(), elsewhere.poll()) == (None, None)
@@ -122,7 +122,7 @@ def test_the_processes_of_a_run_that_is_over_are_ended(
 def test_a_run_that_comes_back_in_time_is_no_orphan(process_of: Any, job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The claim was just not visible yet; its thirty seconds begin anew should it end."""
     process = process_of(job.task_id, 4)
-    doing = chores.Chores([])
+    doing = housekeeping.Chores([])
     doing.end_orphans()
     Job.objects.filter(pk=job.pk).update(lease_no=4)
     doing.end_orphans()
@@ -133,7 +133,7 @@ def test_a_run_that_comes_back_in_time_is_no_orphan(process_of: Any, job: Job, m
 @pytest.fixture
 def evidence(job: Job, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five pieces that are too old, and two that are not."""
-    monkeypatch.setattr(chores, "BATCH", 2)
+    monkeypatch.setattr(housekeeping, "BATCH", 2)
     settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
     for days in (15, 15, 20, 16, 17, 13, 0):
         run = Run.objects.create(job=job, number=1, lease_no=1, started_at=now(), outcome=Run.Outcome.BUSINESS)
@@ -144,7 +144,7 @@ def test_old_evidence_is_deleted_a_batch_a_pass(
     evidence: None, state: Path, django_assert_max_num_queries: Any
 ) -> None:
     """The same thread says that the node lives."""
-    doing = chores.Chores([])
+    doing = housekeeping.Chores([])
     left = []
     for _ in range(4):
         with django_assert_max_num_queries(2):  # the last ones, and nodes
@@ -162,14 +162,14 @@ def test_nodes_do_not_wait_for_each_others_old_evidence(evidence: None) -> None:
         try:
             with connection.cursor() as cursor:
                 cursor.execute("SET lock_timeout = '5s'")
-            return chores.delete_old_evidence()
+            return housekeeping.delete_old_evidence()
         finally:
             connection.close()
 
     with ThreadPoolExecutor(1) as pool, transaction.atomic():
         assert list(Evidence.objects.select_for_update().filter(pk__in=list(oldest)))
         assert [pool.submit(delete).result(60) for _ in range(3)] == [2, 2, 0]
-    assert chores.delete_old_evidence() == 1
+    assert housekeeping.delete_old_evidence() == 1
 
 
 def aged(name: str, days: float, content: bytes = b"said") -> Path:
@@ -187,19 +187,19 @@ def test_logs_that_a_run_left_behind_are_deleted_after_a_day(state: Path, job: J
     unknown = aged(f"{uuid4()}-1.log", 2)
     fresh = aged(f"{uuid4()}-1.log", 0.9)
     nobodys = aged("notes.log", 2)
-    chores.OldLogs().delete_some()
+    housekeeping.OldLogs().delete_some()
     assert [path.exists() for path in (runs, superseded, unknown, fresh, nobodys)] == [True, False, False, True, False]
 
     Job.objects.filter(pk=job.pk).update(state=JobState.SUCCEEDED, lease_until=None, settled_at=now())
-    chores.OldLogs().delete_some()
+    housekeeping.OldLogs().delete_some()
     assert not runs.exists()
 
 
 def test_logs_of_browsers_are_kept_as_long_as_evidence_and_cut(state: Path, settings: Any) -> None:
     settings.AFTERTOUCH_RPA_EVIDENCE_KEPT = timedelta(days=14)
     old, quiet = aged("browser-1.log", 15), aged("browser-2.log", 13)
-    chatty = aged("browser-3.log", 0, b"x" * (chores.BROWSER_LOG + 1))
-    chores.OldLogs().delete_some()
+    chatty = aged("browser-3.log", 0, b"x" * (housekeeping.BROWSER_LOG + 1))
+    housekeeping.OldLogs().delete_some()
 
     assert not old.exists()
     assert quiet.read_text() == "said"
@@ -209,12 +209,12 @@ def test_logs_of_browsers_are_kept_as_long_as_evidence_and_cut(state: Path, sett
 def test_of_very_many_logs_some_are_looked_at_each_time(
     state: Path, monkeypatch: pytest.MonkeyPatch, django_assert_max_num_queries: Any
 ) -> None:
-    monkeypatch.setattr(chores, "LOGS_AT_ONCE", 10)
+    monkeypatch.setattr(housekeeping, "LOGS_AT_ONCE", 10)
     for _ in range(20):
         aged(f"{uuid4()}-1.log", 0)
     for _ in range(20):
         aged(f"{uuid4()}-1.log", 2)
-    old_logs = chores.OldLogs()
+    old_logs = housekeeping.OldLogs()
     left = []
     for _ in range(4):
         with django_assert_max_num_queries(1):
@@ -230,20 +230,20 @@ def test_of_very_many_logs_some_are_looked_at_each_time(
 
 def test_a_pass_looks_after_logs(state: Path) -> None:
     left = aged(f"{uuid4()}-1.log", 2)
-    for step in chores.Chores([]).steps:
+    for step in housekeeping.Chores([]).steps:
         step()
     assert not left.exists()
 
 
 def test_tidying_is_not_done_at_every_pass(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    doing = chores.Chores([])
+    doing = housekeeping.Chores([])
     doing.tidy()
-    monkeypatch.setattr(chores, "delete_old_evidence", None)  # calling it again would fail
+    monkeypatch.setattr(housekeeping, "delete_old_evidence", None)  # calling it again would fail
     doing.tidy()
 
 
 def test_without_a_database_nothing_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    doing = chores.Chores([])
+    doing = housekeeping.Chores([])
     assert doing.can_be_done()
 
     def away() -> None:

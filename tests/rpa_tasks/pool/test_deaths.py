@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.guard.processes import everyone
-from rpa_tasks.pool import PROFILE_BUSY, Borrowed, NoBrowser, devtools, ending, places, registry, upkeep
-from rpa_tasks.pool.singleton import release_singleton
+from rpa_tasks.browsers import PROFILE_BUSY, Borrowed, NoBrowser, devtools, places, recycling, registry, shutdown
+from rpa_tasks.browsers.singleton import release_singleton
+from rpa_tasks.supervisor.processes import everyone
 from tests.rpa_tasks.pool.actors import (
     BorrowerProcess,
     cookies,
@@ -187,7 +187,7 @@ def test_a_daemon_that_is_called_by_the_dead_browsers_session_is_not_harmed(stat
     daemon = eventually(lambda: [each.pid for each in everyone() if each.session == session], "no daemon")[0]
     try:
         record = registry.Record(slot=1, state="idle", profile="s1", pid=session, ticks=1)
-        assert ending.end(record, "test")
+        assert shutdown.end(record, "test")
         assert not is_gone(daemon)
     finally:
         kill(daemon)
@@ -202,7 +202,7 @@ def test_a_record_that_says_nothing_readable_costs_one_browser(lend: Lend, conte
     second = lend("s1")
     assert is_gone(first.pid)
     assert devtools.address(second.port)
-    upkeep.end_abandoned()
+    recycling.end_abandoned()
     assert registry.read(first.slot) is None or first.slot == second.slot
 
 
@@ -221,7 +221,7 @@ def test_a_browser_without_a_record_is_ended_by_the_maintainer(lend: Lend, pool:
     first.give_back()
     registry.forget(first.slot)
 
-    upkeep.end_unrecorded()
+    recycling.end_unrecorded()
     assert living(pool) == []
 
 
@@ -238,7 +238,7 @@ def test_killed_while_it_was_starting_one(lend: Lend, borrower: Begin, pool: Pat
 
 def test_what_cannot_be_proven_dead_is_quarantined(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     first = lend("s1")
-    monkeypatch.setattr(ending, "end", lambda record, why: False)
+    monkeypatch.setattr(shutdown, "end", lambda record, why: False)
     first.give_back(dirty=True)
     record = record_of("s1")
     assert record is not None
@@ -250,6 +250,6 @@ def test_what_cannot_be_proven_dead_is_quarantined(lend: Lend, monkeypatch: pyte
     assert lend("s2").slot != first.slot
 
     monkeypatch.undo()
-    upkeep.free_quarantined()
+    recycling.free_quarantined()
     assert is_gone(first.pid)
     assert lend("s1").slot == first.slot

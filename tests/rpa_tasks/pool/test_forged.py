@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from rpa_tasks import isolation
-from rpa_tasks.guard import confine
-from rpa_tasks.guard.processes import everyone, real_uid
-from rpa_tasks.markers import TASK_ID
-from rpa_tasks.pool import Borrowed, places, registry
-from rpa_tasks.pool.browser_processes import MARKER, command_line, left_on, strangers
-from rpa_tasks.pool.registry import BUSY, Record
+from rpa_tasks.browsers import Borrowed, places, registry
+from rpa_tasks.browsers.browser_processes import MARKER, command_line, left_on, strangers
+from rpa_tasks.browsers.registry import BUSY, Record
+from rpa_tasks.supervisor import confine
+from rpa_tasks.supervisor.markers import TASK_ID
+from rpa_tasks.supervisor.processes import everyone, real_uid
 from tests.rpa_tasks.pool.actors import eventually, is_gone, states
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give commands a uid of their own")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from config.environment import ROOT
-from rpa_tasks import maintainer
-from rpa_tasks.pool import Borrowed
+from rpa_tasks.browsers import Borrowed
+from rpa_tasks.maintainer import main
 from tests.rpa_tasks.guard.house import House, guard_of, start_runner
 from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, is_gone, kill, states
 
@@ -206,7 +206,7 @@ def test_a_step_that_fails_does_not_keep_the_next_from_being_taken() -> None:
     def fails() -> None:
         raise RuntimeError("disk on fire")
 
-    maintainer.take_steps([fails, lambda: taken.append(1)])
+    main.take_steps([fails, lambda: taken.append(1)])
     assert taken == [1]
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.pool import Borrowed, upkeep
-from rpa_tasks.pool.browser_processes import memory_by_session
+from rpa_tasks.browsers import Borrowed, recycling
+from rpa_tasks.browsers.browser_processes import memory_by_session
 from tests.rpa_tasks.pool.actors import PATIENCE, BorrowerProcess, living
 
 pytestmark = pytest.mark.browser
@@ -43,12 +43,12 @@ def test_nine_processes_race_for_three_slots(borrower: Callable[..., BorrowerPro
             assert in_hand[thing] <= 1, f"{thing} is in two hands"
     assert ends == {"+": 36, "-": 36}
     assert most <= 3
-    assert len(upkeep.recorded("idle", "busy", "quarantined")) <= 3
+    assert len(recycling.recorded("idle", "busy", "quarantined")) <= 3
 
 
 def _browsers(state: Path) -> set[str]:
     """Profiles that have a browser's main process."""
-    from rpa_tasks.pool.browser_processes import command_line
+    from rpa_tasks.browsers.browser_processes import command_line
 
     lines = (command_line(pid) for pid in living(state))
     return {
@@ -72,7 +72,7 @@ def test_two_hundred_in_a_row(lend: Lend, pool: Path, settings: Any) -> None:
                 took.append(time.monotonic() - began)
         if number % 10 == 9:
             processes.append(len(living(pool)))
-            memory.append(sum(memory_by_session().get(record.pid, 0) for record in upkeep.recorded("idle")) / 2**20)
+            memory.append(sum(memory_by_session().get(record.pid, 0) for record in recycling.recorded("idle")) / 2**20)
 
     assert len(took) == 196  # 1, 61, 121, 181 were fresh
     assert max(memory) < 1.5 * min(value for value in memory if value), memory

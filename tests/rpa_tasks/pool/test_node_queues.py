@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from celery.app.amqp import AMQP
 
-from config.celery import app, consume_the_homes_queues
+from config.celery.application import app, consume_the_homes_queues
 from config.environment import ROOT
-from rpa_tasks import chores, node_queues
+from rpa_tasks.browsers import places
+from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.models import ExecutionNode
-from rpa_tasks.pool import places
+from rpa_tasks.worker import node_queues
 
 WORKER = """
 import sys, django
@@ -57,7 +58,7 @@ def worker(state: Path) -> Iterator[Begin]:
 def test_a_node_carries_what_all_its_workers_do(worker: Begin, settings: Any) -> None:
     worker("s.pdd.big,high")
     leaves = worker("low")
-    doing = chores.Chores(["high", "normal"])
+    doing = housekeeping.Chores(["high", "normal"])
 
     def queues() -> set[str]:
         doing.report()

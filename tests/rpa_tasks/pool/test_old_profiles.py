@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from django.utils.timezone import now
 
-from rpa_tasks import isolation, old_profiles
+from rpa_tasks import isolation
+from rpa_tasks.browsers import old_profiles, places, recent, registry
+from rpa_tasks.browsers.lock import Lock
+from rpa_tasks.browsers.old_profiles import KEPT_FOR, LEFT, OldProfiles
+from rpa_tasks.browsers.registry import IDLE, Record
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
-from rpa_tasks.old_profiles import KEPT_FOR, LEFT, OldProfiles
-from rpa_tasks.pool import places, recent, registry
-from rpa_tasks.pool.lock import Lock
-from rpa_tasks.pool.registry import IDLE, Record
 
 pytestmark = pytest.mark.django_db
 

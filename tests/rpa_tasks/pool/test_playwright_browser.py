@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from config.environment import ROOT
-from rpa_tasks import playwright_browser
-from rpa_tasks.pool import Borrowed, devtools
+from rpa_tasks.browsers import Borrowed, devtools, playwright_driver
 from tests.rpa_tasks.pool.actors import cookies, kill, visit
 
 pytestmark = pytest.mark.browser
@@ -23,7 +22,7 @@ Lend = Callable[..., Borrowed]
 
 def test_a_healthy_browser_shows_a_page_in_time(lend: Lend) -> None:
     borrowed = lend("s1")
-    health = playwright_browser.check(borrowed.port, borrowed.profile_dir)
+    health = playwright_driver.check(borrowed.port, borrowed.profile_dir)
 
     assert health.ok, health
     assert 0 < health.seconds < 10
@@ -32,7 +31,7 @@ def test_a_healthy_browser_shows_a_page_in_time(lend: Lend) -> None:
 
 def test_the_browser_of_another_profile_is_not_healthy(lend: Lend) -> None:
     borrowed = lend("s1")
-    health = playwright_browser.check(borrowed.port, borrowed.profile_dir.with_name("s2"))
+    health = playwright_driver.check(borrowed.port, borrowed.profile_dir.with_name("s2"))
 
     assert not health.ok
     assert "another profile" in health.reason
@@ -41,13 +40,13 @@ def test_the_browser_of_another_profile_is_not_healthy(lend: Lend) -> None:
 def test_no_browser_is_not_healthy(lend: Lend) -> None:
     borrowed = lend("s1")
     kill(borrowed.pid)
-    assert not playwright_browser.check(borrowed.port, borrowed.profile_dir, timeout=2).ok
+    assert not playwright_driver.check(borrowed.port, borrowed.profile_dir, timeout=2).ok
 
 
 def test_the_picture_shows_the_page_of_the_run(lend: Lend, site: Any) -> None:
     borrowed = lend("s1")
     visit(borrowed.port, f"{site.url}/orders", site)
-    found = playwright_browser.snapshot(borrowed.port)
+    found = playwright_driver.snapshot(borrowed.port)
 
     assert found.url == f"{site.url}/orders"
     assert found.title == "/orders"
@@ -60,7 +59,7 @@ def test_the_latest_of_many_pages_is_shown(lend: Lend, site: Any) -> None:
     borrowed = lend("s1")
     for number in range(4):
         visit(borrowed.port, f"{site.url}/page-{number}", site)
-    assert playwright_browser.snapshot(borrowed.port).title == "/page-3"
+    assert playwright_driver.snapshot(borrowed.port).title == "/page-3"
 
 
 def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend, site: Any) -> None:
@@ -70,7 +69,7 @@ def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend, site: Any) -> Non
         "for(let i=0;i<d.data.length;i++)d.data[i]=i%4==3?255:Math.random()*256;x.putImageData(d,0,0);"
         "document.title='done';document.body.append('x'.repeat(2000000))</script>"
     )
-    with playwright_browser._connected(borrowed.port, 30) as browser:
+    with playwright_driver._connected(borrowed.port, 30) as browser:
         page = browser.contexts[0].new_page()
         page.goto(f"{site.url}/orders")
         page.set_content(noise)
@@ -79,8 +78,8 @@ def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend, site: Any) -> Non
     assert result["title"] == "done"
     picture = (borrowed.profile_dir / "shot" / result["screenshot"]).read_bytes()
     assert picture.startswith(b"\xff\xd8")  # a JPEG, as the PNG was larger
-    assert len(picture) <= playwright_browser.LIMIT
-    assert (borrowed.profile_dir / "shot" / result["html"]).stat().st_size <= playwright_browser.LIMIT
+    assert len(picture) <= playwright_driver.LIMIT
+    assert (borrowed.profile_dir / "shot" / result["html"]).stat().st_size <= playwright_driver.LIMIT
 
 
 def test_cookies_are_cleared_by_command(lend: Lend, site: Any) -> None:
@@ -101,7 +100,7 @@ def test_a_command_without_a_browser_says_so() -> None:
 
 def test_a_page_that_never_answers_does_not_keep_us(lend: Lend, site: Any, tmp_path: Path) -> None:
     borrowed = lend("s1")
-    with playwright_browser._connected(borrowed.port, 30) as browser:
+    with playwright_driver._connected(borrowed.port, 30) as browser:
         page = browser.contexts[0].new_page()
         page.goto(f"{site.url}/orders")
         page.evaluate("setTimeout(() => { for (;;); }, 0)")
@@ -118,7 +117,7 @@ def test_a_page_that_never_answers_does_not_keep_us(lend: Lend, site: Any, tmp_p
     borrowed.give_back(dirty=True)
 
 
-COMMAND = [sys.executable, "-m", "rpa_tasks.playwright_browser"]
+COMMAND = [sys.executable, "-m", "rpa_tasks.browsers.playwright_driver"]
 
 
 def _run(*words: str, code: int = 0) -> dict[str, Any]:

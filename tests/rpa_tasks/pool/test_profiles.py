@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.pool import Borrowed, clear_cookies, places
+from rpa_tasks.browsers import Borrowed, clear_cookies, places
 from tests.rpa_tasks.pool.actors import cookies, kill, visit
 
 pytestmark = pytest.mark.browser

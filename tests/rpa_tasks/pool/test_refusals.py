@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.pool import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, Borrowed, NoBrowser, chromium, places, registry
+from rpa_tasks.browsers import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, Borrowed, NoBrowser, chromium, places, registry
 from tests.rpa_tasks.pool.actors import eventually, states
 
 Lend = Callable[..., Borrowed]

@@ -12,8 +12,9 @@ import pytest
 from django.db import connection
 from django.utils.timezone import now
 
-from rpa_tasks import passes, runner
+from rpa_tasks.jobs import dispatch
 from rpa_tasks.models import Job
+from rpa_tasks.worker import runner
 from tests.rpa_tasks.core.conftest import Market
 from tests.rpa_tasks.core.test_runner import script
 from tests.rpa_tasks.pool.actors import eventually, states
@@ -24,9 +25,9 @@ EVERY = ("high", "normal", "low")
 
 @pytest.fixture
 def job(pool: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
-    from rpa_tasks import tokens
+    from rpa_tasks.jobs import wakeups
 
-    monkeypatch.setattr(tokens.doorbell, "ring", lambda _: None)
+    monkeypatch.setattr(wakeups.doorbell, "ring", lambda _: None)
     market = Market()
 
     def job(text: str, **flow: Any) -> Job:
@@ -59,7 +60,7 @@ def test_run_that_lost_its_lease_ends_its_browser(job: Any, tmp_path: Path) -> N
         try:
             eventually((tmp_path / "began").exists, "the command did not begin")
             Job.objects.update(lease_until=now() - timedelta(seconds=1))
-            assert passes.rescue() == 1
+            assert dispatch.rescue() == 1
         finally:
             connection.close()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpa_tasks.pool.singleton import NAMES, release_singleton
+from rpa_tasks.browsers.singleton import NAMES, release_singleton
 
 
 @pytest.mark.parametrize(

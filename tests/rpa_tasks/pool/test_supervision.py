@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rpa_tasks import maintainer_process
-from rpa_tasks.maintainer_process import Supervision
+from rpa_tasks.maintainer import process
+from rpa_tasks.maintainer.process import Supervision
 from tests.rpa_tasks.pool.actors import eventually, is_gone
 
 
@@ -19,7 +19,7 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where Python is said to be; nothing is there yet."""
     path = tmp_path / "python"
     monkeypatch.setattr(sys, "executable", str(path))
-    monkeypatch.setattr(maintainer_process, "RESTART_AFTER", 0.02)
+    monkeypatch.setattr(process, "RESTART_AFTER", 0.02)
     return path
 
 
@@ -63,7 +63,7 @@ def test_a_maintainer_that_cannot_be_started_is_tried_again(
 def test_stopping_does_not_wait_for_the_next_try(
     supervision: Supervision, tries: list[None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintainer_process, "RESTART_AFTER", 1000.0)
+    monkeypatch.setattr(process, "RESTART_AFTER", 1000.0)
     eventually(lambda: tries, "it was not tried")
     supervision.stop()
     assert not supervision._thread.is_alive()

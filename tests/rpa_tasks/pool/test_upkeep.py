@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.pool import Borrowed, checkup, recent, registry, upkeep, view, warmth
+from rpa_tasks.browsers import Borrowed, health, recent, recycling, registry, view, warmth
 from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, hang, is_gone, kill, record_of, states
 
 pytestmark = pytest.mark.browser
@@ -22,11 +22,11 @@ Lend = Callable[..., Borrowed]
 def test_the_browser_of_a_killed_borrower_is_ended(borrower: Callable[..., BorrowerProcess]) -> None:
     victim = borrower("s1", "60")
     left = victim.hear()
-    upkeep.end_abandoned()
+    recycling.end_abandoned()
     assert not is_gone(left["pid"])  # it is not abandoned yet
 
     victim.kill()
-    upkeep.end_abandoned()
+    recycling.end_abandoned()
     assert is_gone(left["pid"])
     assert states() == {}
 
@@ -38,11 +38,11 @@ def test_the_browser_of_a_killed_borrower_is_ended(borrower: Callable[..., Borro
 def test_worn_browsers_are_ended_but_not_busy_ones(lend: Lend, settings: Any, setting: str, value: Any) -> None:
     idle, busy = lend("s1"), lend("s2")
     idle.give_back()
-    upkeep.end_worn()
+    recycling.end_worn()
     assert states() == {"s1": "idle", "s2": "busy"}
 
     setattr(settings, setting, value)
-    upkeep.end_worn()
+    recycling.end_worn()
     assert states() == {"s2": "busy"}
     assert not is_gone(busy.pid)
 
@@ -51,12 +51,12 @@ def test_only_the_warm_ones_stay_for_long(lend: Lend, settings: Any) -> None:
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
     for shop in ("s1", "s2", "s3"):
         lend(shop).give_back()
-    upkeep.end_surplus()
+    recycling.end_surplus()
     assert set(states()) == {"s1", "s2", "s3"}
 
     for shop, minutes in (("s1", 11), ("s2", 5), ("s3", 60)):
         _used(shop, minutes)
-    upkeep.end_surplus()
+    recycling.end_surplus()
     assert set(states()) == {"s2"}  # s1 and s3 are beyond the one that stays, and older than ten minutes
 
 
@@ -64,7 +64,7 @@ def test_a_warm_one_stays_however_long_it_is_idle(lend: Lend, settings: Any) -> 
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 1
     lend("s1").give_back()
     _used("s1", 600)
-    upkeep.end_surplus()
+    recycling.end_surplus()
     assert states() == {"s1": "idle"}
 
 
@@ -72,18 +72,18 @@ def test_slots_that_the_settings_took_away_are_emptied(lend: Lend, settings: Any
     one, two = lend("s1"), lend("s2")
     one.give_back()
     settings.AFTERTOUCH_RPA_BROWSERS = 1
-    upkeep.end_surplus()
+    recycling.end_surplus()
     assert states() == {"s1": "idle", "s2": "busy"}
 
     two.give_back()
-    upkeep.end_surplus()
+    recycling.end_surplus()
     assert states() == {"s1": "idle"}
 
 
 def test_the_shops_that_ran_last_are_kept_warm(lend: Lend, settings: Any) -> None:
     for shop in ("s1", "s2", "s3"):
         lend(shop).give_back()
-    upkeep.end_unused()
+    recycling.end_unused()
     settings.AFTERTOUCH_RPA_WARM_BROWSERS = 2
     warmth.Warmth().keep()
 
@@ -94,7 +94,7 @@ def test_the_shops_that_ran_last_are_kept_warm(lend: Lend, settings: Any) -> Non
 def test_no_browser_is_warmed_where_a_slot_is_lacking(lend: Lend, settings: Any) -> None:
     for shop in ("s1", "s2"):
         lend(shop).give_back()
-    upkeep.end_unused()
+    recycling.end_unused()
     settings.AFTERTOUCH_RPA_BROWSERS = 1
     busy = lend("s3")
     warmth.Warmth().keep()
@@ -105,7 +105,7 @@ def test_no_browser_is_warmed_where_a_slot_is_lacking(lend: Lend, settings: Any)
 
 def test_a_shop_whose_browser_does_not_start_is_not_tried_at_every_pass(lend: Lend, settings: Any) -> None:
     lend("s1").give_back()
-    upkeep.end_unused()
+    recycling.end_unused()
     chromium, settings.RPA_CHROMIUM_PATH = settings.RPA_CHROMIUM_PATH, "/nowhere"
     keeper = warmth.Warmth()
     keeper.keep()
@@ -130,31 +130,31 @@ def test_the_last_uses_are_remembered_in_order(state: Any) -> None:
 def test_a_healthy_browser_passes_and_is_not_asked_again_at_once(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     borrowed = lend("s1")
     borrowed.give_back()
-    checkup.check_idle()
+    health.check_idle()
     record = record_of("s1")
     assert record is not None
     assert record.pid == borrowed.pid
     assert record.baseline > 0
     assert time.time() - record.checked_at < 60
 
-    monkeypatch.setattr(checkup, "_examiner", None)  # whoever asked for one would fail
-    checkup.check_idle()
+    monkeypatch.setattr(health, "_examiner", None)  # whoever asked for one would fail
+    health.check_idle()
 
 
 def test_a_busy_browser_is_left_alone(lend: Lend) -> None:
     lend("s1")
-    checkup.check_idle()
+    health.check_idle()
     record = record_of("s1")
     assert record is not None
     assert record.checked_at == 0
 
 
 def test_a_browser_that_cannot_show_a_page_is_ended(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup, "PATIENCE", 1.0)
+    monkeypatch.setattr(health, "PATIENCE", 1.0)
     borrowed = lend("s1")
     borrowed.give_back()
     hang(borrowed.pid, monkeypatch)
-    checkup.check_idle()
+    health.check_idle()
 
     assert is_gone(borrowed.pid)
     assert states() == {}
@@ -163,7 +163,7 @@ def test_a_browser_that_cannot_show_a_page_is_ended(lend: Lend, monkeypatch: pyt
 def test_an_examiner_that_does_not_start_costs_no_browser(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
     lend("s1").give_back()
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    checkup.check_idle()
+    health.check_idle()
 
     assert states() == {"s1": "idle"}
 
@@ -174,7 +174,7 @@ def test_a_sick_browser_does_not_cost_a_healthy_one(lend: Lend, monkeypatch: pyt
     sick.give_back()
     healthy.give_back()
     hang(sick.pid, monkeypatch, limit=5.0)
-    checkup.check_idle()
+    health.check_idle()
 
     assert is_gone(sick.pid)
     assert states() == {"s2": "idle"}
@@ -189,13 +189,13 @@ def test_an_examiner_that_hangs_costs_one_browser_a_look(
     hanging.write_text("#!/bin/sh\necho '{\"ready\": true}'\nexec sleep 600\n")
     hanging.chmod(0o700)
     with monkeypatch.context() as patched:
-        patched.setattr(checkup, "PATIENCE", 0.0)
+        patched.setattr(health, "PATIENCE", 0.0)
         patched.setattr(sys, "executable", str(hanging))
-        checkup.check_idle()
+        health.check_idle()
     left = set(states())
     assert len(left) == 2
 
-    checkup.check_idle()
+    health.check_idle()
     assert set(states()) == left  # asked by an examiner that works
 
 
@@ -203,7 +203,7 @@ def test_a_dead_browser_is_cleared_away(lend: Lend) -> None:
     borrowed = lend("s1")
     borrowed.give_back()
     kill(borrowed.pid)
-    checkup.check_idle()
+    health.check_idle()
     assert states() == {}
 
 
@@ -213,7 +213,7 @@ def test_a_dead_browser_is_cleared_away(lend: Lend) -> None:
 )
 def test_three_times_slower_is_too_slow(seconds: float, baseline: float, complains: bool) -> None:
     """Unless it is so fast that nobody would notice."""
-    assert bool(checkup._complaint({"ok": True, "seconds": seconds}, baseline)) is complains
+    assert bool(health._complaint({"ok": True, "seconds": seconds}, baseline)) is complains
 
 
 def test_the_back_office_sees_each_slot(lend: Lend) -> None:

@@ -11,12 +11,12 @@ import django
 
 django.setup()
 
-from rpa_tasks import maintainer_process  # noqa: E402
+from rpa_tasks.maintainer import process  # noqa: E402
 
 
 def main() -> None:
-    maintainer_process.start(["high", "low"])
-    supervision = maintainer_process._supervision
+    process.start(["high", "low"])
+    supervision = process._supervision
     assert supervision is not None
     while supervision.pid is None:
         time.sleep(0.01)
@@ -27,7 +27,7 @@ def main() -> None:
     print(supervision.pid, child, flush=True)
     for _ in sys.stdin:
         print(supervision.pid, child, flush=True)
-    maintainer_process.stop()
+    process.stop()
 
 
 if __name__ == "__main__":

@@ -81,7 +81,7 @@ def receiver(settings: Any) -> Iterator[Receiver]:
 @pytest.fixture
 def failed(matrix: Any, happen: Callable[..., Any]) -> Callable[..., Any]:
     """A touch that failed because its text wants data that the event did not bring; its failed task."""
-    from scheduling.delivery import deliver
+    from scheduling.delivery.pipeline import deliver
     from scheduling.models import FailedTask, Node
 
     def failed(user: str = "ann", *, unknown: bool = False) -> Any:

@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from scheduling.models import ApiKey, Pause
-from scheduling.services import create_api_key, digest_of
+from scheduling.operations.commands import create_api_key, digest_of
 
 pytestmark = pytest.mark.django_db
 

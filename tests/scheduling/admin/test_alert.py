@@ -10,8 +10,8 @@ import pytest
 from django.test import Client
 from django.utils.timezone import now
 
-from scheduling.alerts.conditions import usual_limits
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
+from scheduling.monitoring.alerting.rules import usual_limits
 
 pytestmark = pytest.mark.django_db
 

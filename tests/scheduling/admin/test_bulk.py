@@ -12,13 +12,14 @@ from django.contrib.messages import get_messages
 from django.test import Client
 from django.utils.timezone import localtime, now
 
-from scheduling.admin import calling_off, failed_bulk, replay
-from scheduling.bulk import jobs
-from scheduling.bulk.deeds import DEEDS
-from scheduling.bulk.matching import chosen_by, matching
-from scheduling.failed_tasks import Actor
-from scheduling.failures import bury_message
+from scheduling.admin.failed_tasks import failed_bulk, retry_sample
+from scheduling.admin.touches import calling_off
+from scheduling.ledger.dead_letters import bury_message
 from scheduling.models import BulkAction, Event, FailedTask, Touch
+from scheduling.operations import bulk_actions
+from scheduling.operations.deeds import DEEDS
+from scheduling.operations.failed_tasks import Actor
+from scheduling.operations.filters import chosen_by, matching
 
 pytestmark = pytest.mark.django_db
 
@@ -29,10 +30,10 @@ Url = Callable[..., str]
 def _small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """And time to count, however slow the machine is."""
     monkeypatch.setattr(failed_bulk, "AT_ONCE", 2)
-    monkeypatch.setattr(replay, "AT_ONCE", 2)
+    monkeypatch.setattr(retry_sample, "AT_ONCE", 2)
     for module in (failed_bulk, calling_off):
         monkeypatch.setattr(module, "patiently", lambda count: count())
-    monkeypatch.setattr(jobs, "COUNTING", "60s")
+    monkeypatch.setattr(bulk_actions, "COUNTING", "60s")
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_all_that_match_lead_to_a_page_that_says_how_far_it_is(
     shown = operator.get(answer["location"])
     assert "data-live-again" in shown.content.decode()
     assert "0 of 3" in shown.content.decode()
-    assert jobs.advance(row.pk) is None
+    assert bulk_actions.advance(row.pk) is None
     shown = operator.get(answer["location"])
     assert "data-live-again" not in shown.content.decode()
     assert (shown.context["percent"], shown.context["progress"]) == (100, "3 of 3")
@@ -89,7 +90,7 @@ def test_what_failed_after_the_page_was_shown_is_left_alone(
     page = ask(operator, url, "bulk_ignore")
     late = failed("late")
     confirm(operator, url, page)
-    jobs.advance(BulkAction.objects.get().pk)
+    bulk_actions.advance(BulkAction.objects.get().pk)
     late.refresh_from_db()
     assert (late.state, FailedTask.objects.filter(state="ignored").count()) == ("open", 3)
 
@@ -137,8 +138,8 @@ def test_who_may_act_may_stop_it_and_others_look(
     rows: list[FailedTask], as_member: Callable[[str], Client], admin_url: Url, group: str
 ) -> None:
     client = as_member(group)
-    row = jobs.begin("retry", {}, Actor("ann", reason="because"), per_second=0.5)
-    jobs.advance(row.pk)
+    row = bulk_actions.begin("retry", {}, Actor("ann", reason="because"), per_second=0.5)
+    bulk_actions.advance(row.pk)
     assert client.get(admin_url("bulkaction_changelist")).status_code == 200
     page = client.get(admin_url("bulkaction_change", row.pk)).content.decode()
     assert all(words in page for words in ("1 of 3", "because", "ann"))
@@ -173,7 +174,7 @@ def test_waiting_touches_that_match_are_called_off(
 
     operator.post(link, {**dict(page.context["hidden"]), "reason": "wrong text", "per_second": "200"})
 
-    assert jobs.advance(BulkAction.objects.get().pk) is None
+    assert bulk_actions.advance(BulkAction.objects.get().pk) is None
     states = dict(Touch.objects.values_list("node_id", "state"))
     assert states == {node.pk: "cancelled", other.pk: "scheduled"}
 

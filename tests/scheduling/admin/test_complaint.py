@@ -10,8 +10,8 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils.timezone import now
 
-from scheduling import selectors
 from scheduling.models import Complaint, Touch
+from scheduling.operations import queries
 
 pytestmark = pytest.mark.django_db
 
@@ -93,7 +93,7 @@ def test_counting_that_takes_too_long_is_told(viewer: Client, admin_url: Url, mo
     def slow(since: Any) -> None:
         raise OperationalError("canceling statement due to statement timeout")
 
-    monkeypatch.setattr(selectors, "complaint_rates", slow)
+    monkeypatch.setattr(queries, "complaint_rates", slow)
     page = viewer.get(admin_url("complaint_rates"))
     assert page.status_code == 200
     assert "took too long" in page.content.decode()

@@ -10,8 +10,8 @@ import pytest
 from django.test import Client
 from django.utils.timezone import now
 
-from scheduling.admin.timeline import clock
-from scheduling.delivery import deliver
+from scheduling.admin.touches.timeline import clock
+from scheduling.delivery.pipeline import deliver
 from scheduling.models import Complaint, Customer, HarassmentRule, Touch
 
 pytestmark = pytest.mark.django_db

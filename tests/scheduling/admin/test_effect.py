@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from scheduling.shares import Lift, Share
+from scheduling.policy.shares import Lift, Share
 from tests.scheduling.core.conftest import deliver, pass_time
 
 pytestmark = pytest.mark.django_db
@@ -53,6 +53,6 @@ def test_without_a_goal_or_a_control_group_the_page_says_what_to_do(
     ],
 )
 def test_the_verdict_follows_the_interval(lift: Lift, tone: str) -> None:
-    from scheduling.admin.effect import _verdict
+    from scheduling.admin.experiments.conversion import _verdict
 
     assert _verdict(lift)[0] == tone

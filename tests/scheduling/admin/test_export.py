@@ -12,8 +12,8 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.test import AsyncClient, Client
 
-from scheduling.admin import export
-from scheduling.delivery import deliver
+from scheduling.admin import csv_export
+from scheduling.delivery.pipeline import deliver
 from scheduling.models import Customer, FailedTask, Touch
 
 pytestmark = pytest.mark.django_db
@@ -66,7 +66,7 @@ def test_nothing_in_a_cell_is_a_command(matrix: Any, operator: Client, admin_url
     ],
 )  # fmt: skip
 def test_cells_are_read_by_people_and_run_by_nobody(value: Any, cell: Any) -> None:
-    assert export.cell(value) == cell
+    assert csv_export.cell(value) == cell
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
@@ -76,7 +76,7 @@ def test_cells_are_read_by_people_and_run_by_nobody(value: Any, cell: Any) -> No
 ])  # fmt: skip
 def test_whatever_separates_cells_elsewhere_begins_no_command(separator: str, text: str) -> None:
     """Excel takes the separator from the reader's country, and a quote only where a cell begins with it."""
-    file = export._text([["id", export.cell(text), "end"]])
+    file = csv_export._text([["id", csv_export.cell(text), "end"]])
     cells = [cell for row in csv.reader(StringIO(file, newline=""), delimiter=separator) for cell in row]
     assert not [cell for cell in cells if cell.lstrip().startswith(tuple("=+-@＝＋－＠"))]
 
@@ -85,7 +85,7 @@ def test_whatever_separates_cells_elsewhere_begins_no_command(separator: str, te
     "text", ["a;b", "a; b=1", "x | y", "10:00-11:00;12:00", '"quoted"; "text"', "ann@shop.example; bob@x", "a - b"]
 )
 def test_other_text_stays_as_it_is(text: str) -> None:
-    assert export.cell(text) == text
+    assert csv_export.cell(text) == text
 
 
 def test_heads_and_words_are_in_the_readers_language(
@@ -123,8 +123,8 @@ def test_who_may_only_look_may_not_take_away(as_member: Callable[[str], Client],
 def test_long_lists_are_cut_and_say_so(
     matrix: Any, operator: Client, admin_url: Url, happen: Happen, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "MOST", 5)
-    monkeypatch.setattr(export, "BATCH", 2)
+    monkeypatch.setattr(csv_export, "MOST", 5)
+    monkeypatch.setattr(csv_export, "BATCH", 2)
     matrix.node()
     for number in range(6):
         happen(user=f"u{number}")

@@ -9,7 +9,8 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from scheduling.admin import counting, failed_filters, failed_task, replay
+from scheduling.admin import counting
+from scheduling.admin.failed_tasks import failed_filters, failed_task, retry_sample
 from scheduling.models import FailedTask
 
 pytestmark = pytest.mark.django_db
@@ -74,9 +75,9 @@ def test_the_last_of_a_cause_are_found_by_an_index() -> None:
         )
         cursor.execute("ANALYZE scheduling_failedtask")
     group = FailedTask.objects.filter(fingerprint="same").exclude(origin=FailedTask.Origin.MESSAGE)
-    plan = group.filter(state=FailedTask.State.RETRIED).order_by("-acted_at")[: replay.FEW].explain()
+    plan = group.filter(state=FailedTask.State.RETRIED).order_by("-acted_at")[: retry_sample.FEW].explain()
     assert "failed_retried" in plan
     assert "Sort" not in plan
-    times = [each.row.acted_at for each in replay._tried(group)]
+    times = [each.row.acted_at for each in retry_sample._tried(group)]
     assert times == sorted(times, reverse=True)
-    assert len(times) == replay.FEW
+    assert len(times) == retry_sample.FEW

@@ -12,10 +12,10 @@ from django.db import connection
 from django.test import Client
 from django.utils.timezone import now
 
-from scheduling import failed_search, failed_tasks
-from scheduling.failures import bury_touches
 from scheduling.ids import new_id
+from scheduling.ledger.dead_letters import bury_touches
 from scheduling.models import Event, FailedTask, Touch
+from scheduling.operations import failed_search, failed_tasks
 
 pytestmark = pytest.mark.django_db
 

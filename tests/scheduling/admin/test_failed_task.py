@@ -147,7 +147,7 @@ def test_the_list_begins_with_what_is_open(failed: Failed, viewer: Client, admin
 
 
 def test_a_message_that_nobody_can_read_has_no_retry(operator: Client, admin_url: Url) -> None:
-    from scheduling.failures import bury_message
+    from scheduling.ledger.dead_letters import bury_message
 
     bury_message("not_json", "garbage", queue="ticks")
     row = FailedTask.objects.get()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from scheduling.delivery import deliver
+from scheduling.delivery.pipeline import deliver
 from scheduling.models import Event
 
 pytestmark = pytest.mark.django_db

@@ -16,8 +16,8 @@ from django.db.models.functions import Now
 from django.test import Client
 from django.urls import reverse
 
-from scheduling.logins import ADDRESSES, ANY, KNOWN_FOR
 from scheduling.models import FailedLogin
+from scheduling.web.login_lockout import ADDRESSES, ANY, KNOWN_FOR
 
 pytestmark = pytest.mark.django_db
 

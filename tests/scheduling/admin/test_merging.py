@@ -10,8 +10,8 @@ import pytest
 from django.contrib import admin
 from django.test import Client
 
-from scheduling import services
 from scheduling.models import ChannelConfig, Community, Customer, HarassmentRule, Node, Template, TemplateText
+from scheduling.operations import commands
 
 pytestmark = pytest.mark.django_db
 
@@ -25,10 +25,10 @@ def node(matrix: Any) -> Node:
 
 
 def test_an_old_page_opts_no_customer_in_again(editor: Client, admin_url: Url, filled: Any) -> None:
-    services.put_customer("ann", {"name": "Ann", "level": "normal", "addresses": {"email": "a@example.org"}})
+    commands.put_customer("ann", {"name": "Ann", "level": "normal", "addresses": {"email": "a@example.org"}})
     url = admin_url("customer_change", Customer.objects.get().pk)
     page = filled(url)
-    services.put_customer("ann", {"opted_out": True, "level": "vip", "addresses": {"email": "b@example.org"}})
+    commands.put_customer("ann", {"opted_out": True, "level": "vip", "addresses": {"email": "b@example.org"}})
     assert editor.post(url, {**page, "name": "Anna"}).status_code == 302
     ann = Customer.objects.get()
     assert (ann.name, ann.opted_out, ann.level, ann.addresses) == ("Anna", True, "vip", {"email": "b@example.org"})
@@ -36,7 +36,7 @@ def test_an_old_page_opts_no_customer_in_again(editor: Client, admin_url: Url, f
 
 
 def test_what_was_ticked_on_purpose_is_saved(editor: Client, admin_url: Url, filled: Any) -> None:
-    services.put_customer("ann", {"opted_out": True})
+    commands.put_customer("ann", {"opted_out": True})
     url = admin_url("customer_change", Customer.objects.get().pk)
     page = filled(url)
     del page["opted_out"]
@@ -59,7 +59,7 @@ def test_a_page_without_the_canary_leaves_it_as_a_paused_roll_out_left_it(
     """While a guarded roll-out moves them, template and canary cannot be edited; then it pauses, and they can."""
     url = admin_url("node_change", node.pk)
     with monkeypatch.context() as meanwhile:
-        meanwhile.setattr("scheduling.admin.node.is_guarded", lambda node: True)
+        meanwhile.setattr("scheduling.admin.matrix.node.is_guarded", lambda node: True)
         page = filled(url)
     assert not {"template", "initial-template", "canary_percent", "initial-canary_percent"} & page.keys()
     Node.objects.filter(pk=node.pk).update(holdout_percent=9)

@@ -16,13 +16,13 @@ from django.urls import reverse
 from django.utils.html import escape
 from django.utils.timezone import now
 
-from scheduling import pulse
-from scheduling.admin import home
-from scheduling.admin.cards import Card, Figure
-from scheduling.admin.charts import Bucket, Chart, Goal, Series, paired, round_up, stacked
+from scheduling.admin.dashboard import overview
+from scheduling.admin.dashboard.cards import Card, Figure
+from scheduling.admin.dashboard.charts import Bucket, Chart, Goal, Series, paired, round_up, stacked
 from scheduling.ids import first_id_at
 from scheduling.models import Complaint, Customer, Event, EventType, Touch
-from scheduling.past import Past
+from scheduling.monitoring import statistics
+from scheduling.monitoring.past import Past
 
 pytestmark = pytest.mark.django_db
 
@@ -187,13 +187,13 @@ def test_lateness_is_told_by_the_hour(touch: Callable[..., Touch], viewer: Clien
 
 
 def test_a_quantile_is_right_to_within_three_in_a_hundred() -> None:
-    steps = [round(math.log(ms / 1000) / math.log(pulse.STEP)) for ms in range(1, 1001)]
-    told = [pulse.quantile(pulse.Late(steps), part) for part in (0.5, 0.99)]
+    steps = [round(math.log(ms / 1000) / math.log(statistics.STEP)) for ms in range(1, 1001)]
+    told = [statistics.quantile(statistics.Late(steps), part) for part in (0.5, 0.99)]
     assert [each and each.total_seconds() for each in told] == [
         pytest.approx(0.5, rel=0.03),
         pytest.approx(0.99, rel=0.03),
     ]
-    assert pulse.quantile(pulse.Late(), 0.5) is None
+    assert statistics.quantile(statistics.Late(), 0.5) is None
 
 
 @pytest.mark.usefixtures("half_past")
@@ -249,7 +249,7 @@ def test_rates_are_told_by_the_minute(touch: Callable[..., Touch]) -> None:
         touch("delivered", ago=MINUTE, queued_at=now() - MINUTE)
     touch("queued", queued_at=now() - MINUTE)
     touch("delivered", ago=HOUR, queued_at=now() - HOUR)
-    assert pulse.rates() == pulse.Rates(handed_over=6 / 5, ended=1.0)
+    assert statistics.rates() == statistics.Rates(handed_over=6 / 5, ended=1.0)
 
 
 def test_complaints_are_told_by_node(touch: Callable[..., Touch], viewer: Client, happen: Happen) -> None:
@@ -273,7 +273,7 @@ def test_what_fails_most_comes_first(failed: Callable[..., Any], viewer: Client)
 def test_messages_at_the_broker_are_counted(viewer: Client, valkey: Any) -> None:
     from celery import current_app
 
-    from scheduling.broker import published_now
+    from scheduling.dispatch.publisher import published_now
 
     with current_app.connection_for_write() as connection:
         for queue in ("touch.high", "high", "high"):
@@ -312,7 +312,7 @@ def test_a_broker_that_does_not_answer_leaves_the_rest(viewer: Client, monkeypat
 
 
 def test_what_is_too_much_to_count_is_a_gap(viewer: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home, "PATIENCE", 0.0)
+    monkeypatch.setattr(overview, "PATIENCE", 0.0)
     answer = viewer.get(reverse("admin:index"))
     assert answer.status_code == 200
     assert {each.value for each in answer.context["sums"]} == {None}
@@ -325,12 +325,12 @@ def test_a_statement_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyP
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_sleep(60)")
 
-    monkeypatch.setattr(pulse, "lateness", slow)
-    monkeypatch.setattr(home, "PATIENCE", 0.3)
+    monkeypatch.setattr(statistics, "lateness", slow)
+    monkeypatch.setattr(overview, "PATIENCE", 0.3)
     assert values(page(viewer)["cards"][0].figures)["Lateness, median"] is None
 
 
-@pytest.mark.parametrize("past", [pulse.past, pulse.past_lateness, pulse.past_events])
+@pytest.mark.parametrize("past", [statistics.past, statistics.past_lateness, statistics.past_events])
 def test_hours_that_are_over_are_read_once(
     past: Past[Any], touch: Callable[..., Touch], taken: Callable[..., Event], django_assert_num_queries: Any
 ) -> None:
@@ -359,9 +359,9 @@ def test_a_look_that_was_given_up_goes_on_where_it_stood() -> None:
     def count(read: Callable[[], Any]) -> Any:
         return read() if next(looks) else None
 
-    first = pulse.past.hours(hours, at + 10 * MINUTE, count)
+    first = statistics.past.hours(hours, at + 10 * MINUTE, count)
     assert [first[hour] is None for hour in hours] == [False] * 6 + [True] * 6
-    second = pulse.past.hours(hours, at + 10 * MINUTE, count)
+    second = statistics.past.hours(hours, at + 10 * MINUTE, count)
     assert None not in second.values()
 
 
@@ -451,26 +451,26 @@ def test_what_a_source_says_cannot_break_out_of_the_page(touch: Callable[..., To
 @pytest.mark.parametrize(
     ("read", "index"),
     [
-        (lambda: pulse.due_within(HOUR), "touch_due"),
-        (pulse.overdue, "touch_due"),
-        (pulse.lateness, "touch_ended"),
-        (pulse.rates, "touch_ended"),
-        (pulse.rates, "touch_leased"),
-        (lambda: pulse.ended(now() - HOUR, now()), "touch_ended"),
-        (lambda: pulse.late(now() - HOUR, now()), "touch_ended"),
-        (lambda: pulse.taken(now() - 6 * HOUR, now()), "scheduling_event_pkey"),
+        (lambda: statistics.due_within(HOUR), "touch_due"),
+        (statistics.overdue, "touch_due"),
+        (statistics.lateness, "touch_ended"),
+        (statistics.rates, "touch_ended"),
+        (statistics.rates, "touch_leased"),
+        (lambda: statistics.ended(now() - HOUR, now()), "touch_ended"),
+        (lambda: statistics.late(now() - HOUR, now()), "touch_ended"),
+        (lambda: statistics.taken(now() - 6 * HOUR, now()), "scheduling_event_pkey"),
     ],
 )
 def test_figures_are_read_from_indexes(read: Callable[[], Any], index: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However few rows there are here, an index fits, and nothing reads the whole table."""
     plans = []
-    rows = pulse.sql.rows
+    rows = statistics.sql.rows
 
     def explained(statement: str, parameters: Any) -> Any:
         plans.extend(str(row[0]) for row in rows(f"EXPLAIN {statement}", parameters))
         return rows(statement, parameters)
 
-    monkeypatch.setattr(pulse.sql, "rows", explained)
+    monkeypatch.setattr(statistics.sql, "rows", explained)
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
         if index == "touch_due":

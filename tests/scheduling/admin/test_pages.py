@@ -31,7 +31,7 @@ ENGLISH = [
 @pytest.fixture
 def furnished(matrix: Any, happen: Callable[..., Any], failed: Callable[..., Any]) -> None:
     """A row of everything that ops look at."""
-    from scheduling.delivery import deliver
+    from scheduling.delivery.pipeline import deliver
     from scheduling.models import Community, DelayRule, Pause
 
     matrix.node("guide", rollout_percent=50, rollout_communities=["c1"], canary_template=matrix.template("new"))
@@ -70,14 +70,14 @@ def test_every_page_opens_for_a_superuser(as_member: Callable[[str], Client]) ->
 @pytest.mark.usefixtures("furnished")
 @pytest.mark.parametrize("group", ["viewer", "admin"])
 def test_every_page_opens_where_no_key_reads_the_secrets(as_member: Callable[[str], Client], group: str) -> None:
-    from scheduling import configuration
+    from scheduling.configuration import snapshot
     from scheduling.models import AlertReceiver, ChannelConfig, Community
 
     AlertReceiver.objects.create(name="us", channel=ChannelConfig.objects.get(), community=Community.objects.get())
     with connection.cursor() as cursor:
         cursor.execute("UPDATE scheduling_channelconfig SET config = 'gibberish'")
         cursor.execute("UPDATE scheduling_community SET targets = 'gibberish'")
-    configuration._snapshot = None
+    snapshot._snapshot = None
     client = as_member(group)
     for page in every_page():
         assert client.get(page).status_code in (200, 302, 403), page

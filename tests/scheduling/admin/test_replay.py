@@ -14,8 +14,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils.timezone import now
 
-from scheduling.admin import replay
-from scheduling.admin.replay import FEW
+from scheduling.admin.failed_tasks import retry_sample
+from scheduling.admin.failed_tasks.retry_sample import FEW
 from scheduling.models import FailedTask, Touch
 
 pytestmark = pytest.mark.django_db
@@ -86,8 +86,8 @@ def test_what_failed_after_the_page_was_shown_is_left_out(operator: Client, grou
 def test_one_that_somebody_took_meanwhile_makes_room_for_the_next(
     operator: Client, group: list[Any], page: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from scheduling import failed_tasks
     from scheduling.errors import Conflict
+    from scheduling.operations import failed_tasks
 
     real = failed_tasks.retry
 
@@ -109,7 +109,7 @@ def test_more_than_a_page_counts_are_told_as_such_and_go_all_the_same(
 ) -> None:
     words = ("8 open ones have this cause", "Retry all 8 at this pace")
     assert all(each in operator.get(page).content.decode() for each in words)
-    monkeypatch.setattr(replay, "MOST_COUNTED", 6)
+    monkeypatch.setattr(retry_sample, "MOST_COUNTED", 6)
     with CaptureQueriesContext(connection) as asked:
         shown = operator.get(page).content.decode()
     assert "More than 6 open ones have this cause" in shown

@@ -11,8 +11,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import translation
 
-from scheduling.admin.timeline import clock, timeline
-from scheduling.delivery import deliver
+from scheduling.admin.touches.timeline import clock, timeline
+from scheduling.delivery.pipeline import deliver
 from scheduling.models import Attempt, Complaint, Event, Touch, Verdict
 
 pytestmark = pytest.mark.django_db
@@ -249,7 +249,7 @@ def test_words_of_a_text_find_where_it_was_sent(matrix: Any, viewer: Client, adm
 def test_a_delivery_key_finds_all_that_it_was_published_as(
     viewer: Client, admin_url: Url, failed: Callable[..., Any]
 ) -> None:
-    from scheduling import failed_tasks
+    from scheduling.operations import failed_tasks
 
     row = failed()
     again = failed_tasks.retry(row.pk, failed_tasks.Actor("eve"))

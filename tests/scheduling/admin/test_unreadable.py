@@ -12,9 +12,9 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 from django.test import Client
 
-from scheduling import configuration
+from scheduling.configuration import snapshot
 from scheduling.models import AlertReceiver, ChannelConfig, Community
-from scheduling.models.secret import Sealed, Unreadable
+from scheduling.models.encrypted import Sealed, Unreadable
 
 pytestmark = pytest.mark.django_db
 
@@ -27,7 +27,7 @@ def lose_the_key(table: str = "channelconfig", column: str = "config", key: str 
     name = {"channelconfig": "key", "community": "chat_id"}[table]
     with connection.cursor() as cursor:
         cursor.execute(f"UPDATE scheduling_{table} SET {column} = 'gibberish' WHERE {name} = %s", [key])
-    configuration._snapshot = None
+    snapshot._snapshot = None
 
 
 def stored(table: str = "channelconfig", column: str = "config") -> str:
@@ -133,7 +133,7 @@ def test_a_template_cannot_be_tried_out_through_it(
 
 def test_touches_through_other_channels_go_out(matrix: Any, happen: Any, hook: ChannelConfig) -> None:
     """Events are taken in as well: what they plan does not depend on any secret."""
-    from scheduling.delivery import deliver
+    from scheduling.delivery.pipeline import deliver
     from scheduling.models import Touch
 
     matrix.node("open")

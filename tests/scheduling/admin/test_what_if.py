@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from scheduling.experiments.replay import draft, runs
 from scheduling.models import Node, WhatIfRun
-from scheduling.what_if import draft, runs
 from tests.scheduling.core.conftest import pass_time
 
 pytestmark = pytest.mark.django_db

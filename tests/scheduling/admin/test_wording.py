@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 from django.utils.translation import override
 
-from scheduling.admin.fields import DelayRulesField, DurationsField, LevelsField, NamesField
-from scheduling.admin.timeline import figure
-from scheduling.admin.wording import complaint, reason, spoken
+from scheduling.admin.form_fields import DelayRulesField, DurationsField, LevelsField, NamesField
+from scheduling.admin.labels import complaint, reason, spoken
+from scheduling.admin.touches.timeline import figure
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from django.utils.timezone import now
 
-from scheduling.alerts import telling
 from scheduling.models import AlertReceiver, ChannelConfig, Community, Pause
+from scheduling.monitoring.alerting import messages
 
 BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)  #: 16:00 in Shanghai
 
@@ -75,7 +75,7 @@ def robot(settings: Any) -> Iterator[Robot]:
 @pytest.fixture
 def on_duty(robot: Robot, valkey: Any) -> Callable[..., AlertReceiver]:
     """Makes whom to tell."""
-    telling._gate.cache_clear()  # it keeps to the server of the settings of whoever came first
+    messages._gate.cache_clear()  # it keeps to the server of the settings of whoever came first
 
     def on_duty(name: str = "on duty", **changes: Any) -> AlertReceiver:
         channel, _ = ChannelConfig.objects.get_or_create(

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from django.db import connection
 
-from config.embedded.processes import wait_until
 from config.environment import environment
-from scheduling.alerts import figures
+from config.local.processes import wait_until
 from scheduling.models import AlertReceiver
+from scheduling.monitoring.alerting import figures
 from tests.faults.workers import celery, worker
 from tests.scheduling.alerts.conftest import Robot
 from tests.scheduling.api.serving import Gate, database_url

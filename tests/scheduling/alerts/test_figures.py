@@ -10,8 +10,8 @@ import pytest
 from django.db import connection
 from django.utils.timezone import now
 
-from scheduling.alerts import figures
 from scheduling.models import FailedTask, GuardedRollout, Touch
+from scheduling.monitoring.alerting import figures
 from tests.scheduling.api.serving import eventually
 
 pytestmark = pytest.mark.django_db

@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from scheduling.alerts.following import Word, begin, follow, said
 from scheduling.models import Alert
+from scheduling.monitoring.alerting.following import Word, begin, follow, said
 
 BEGAN = datetime(2026, 11, 21, 8, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -12,13 +12,13 @@ from django.db import OperationalError, connection
 from django.utils.timezone import now
 from kombu import Connection
 
-from config.celery import app
-from scheduling.alerts import figures, telling, watch
-from scheduling.alerts.conditions import conditions, usual_limits
-from scheduling.alerts.following import Word, begin
-from scheduling.alerts.watch import Watch
+from config.celery.application import app
 from scheduling.channels.quota import QuotaGate, _names, receiver_key
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community, Pause
+from scheduling.monitoring.alerting import figures, messages, notifier
+from scheduling.monitoring.alerting.following import Word, begin
+from scheduling.monitoring.alerting.notifier import Watch
+from scheduling.monitoring.alerting.rules import conditions, usual_limits
 from tests.scheduling.alerts.conftest import BEGAN, Robot
 
 pytestmark = pytest.mark.django_db
@@ -92,13 +92,13 @@ def test_a_refusal_with_status_200_is_said_again_later(robot: Robot, on_duty: On
 
 def slot(receiver: AlertReceiver, robot: Robot) -> str:
     message: Any = type("Message", (), {"target": {"url": robot.url}})
-    return receiver_key(telling.line_to(receiver).channel, message)
+    return receiver_key(messages.line_to(receiver).channel, message)
 
 
 def unmute(receiver: AlertReceiver, robot: Robot) -> None:
     """The time that the vendor named is over."""
     for name in _names(slot(receiver, robot)):
-        telling._gate()._redis.delete(name)
+        messages._gate()._redis.delete(name)
 
 
 def test_a_robot_that_has_had_enough_this_minute_is_left_alone(robot: Robot, on_duty: OnDuty, wrong: Wrong) -> None:
@@ -106,8 +106,8 @@ def test_a_robot_that_has_had_enough_this_minute_is_left_alone(robot: Robot, on_
     receiver = on_duty(holds_for=timedelta(0))
     wrong()
     used = slot(receiver, robot)
-    quotas = telling.line_to(receiver).channel.quotas
-    assert telling._gate().acquire(quotas, {used: 20})[used].granted == 20
+    quotas = messages.line_to(receiver).channel.quotas
+    assert messages._gate().acquire(quotas, {used: 20})[used].granted == 20
     look(0)
     receiver.refresh_from_db()
     assert (robot.asked, receiver.problem) == ([], "quota")
@@ -150,7 +150,7 @@ def test_who_dies_between_the_message_and_its_note_says_it_again(
     on_duty(channel=hook, community=None, holds_for=timedelta(0))
     wrong()
     with monkeypatch.context() as dying:
-        dying.setattr(watch, "_write", lambda *_: (_ for _ in ()).throw(SystemExit))
+        dying.setattr(notifier, "_write", lambda *_: (_ for _ in ()).throw(SystemExit))
         with pytest.raises(SystemExit):
             look(0)
     look(60)
@@ -195,7 +195,7 @@ def test_a_receiver_whose_secret_no_key_reads_has_a_problem_until_it_is_mended(
 def test_a_pass_that_breaks_leaves_no_lease_behind(on_duty: OnDuty, monkeypatch: pytest.MonkeyPatch) -> None:
     receiver = on_duty()
     with monkeypatch.context() as breaking:
-        breaking.setattr(telling, "line_to", lambda _: (_ for _ in ()).throw(KeyError("a bug")))
+        breaking.setattr(messages, "line_to", lambda _: (_ for _ in ()).throw(KeyError("a bug")))
         look(0)
     receiver.refresh_from_db()
     assert (receiver.problem, receiver.watched_until) == ("internal_error KeyError 'a bug'", None)
@@ -218,7 +218,7 @@ def test_a_broker_that_is_away_is_told_without_it(
 ) -> None:
     on_duty(limits={"broker": 0, "queue_length": 0, "unattended": 0}, holds_for=timedelta(0))
     monkeypatch.setattr(app, "connection_for_read", lambda **options: Connection("redis://127.0.0.1:1/0", **options))
-    monkeypatch.setattr(telling, "_gate", lambda: QuotaGate.connect("redis://127.0.0.1:1/0"))
+    monkeypatch.setattr(messages, "_gate", lambda: QuotaGate.connect("redis://127.0.0.1:1/0"))
     look(0)
     (told,) = robot.taken
     assert told.startswith("【告警】消息中间件没有响应\n")
@@ -363,7 +363,7 @@ def test_every_condition_can_be_said_and_leads_to_a_page(robot: Robot) -> None:
     ]
     for language in ("zh-hans", "en"):
         with translation.override(language):
-            subject, body = telling.composed(says, BEGAN + timedelta(hours=3))
+            subject, body = messages.composed(says, BEGAN + timedelta(hours=3))
         assert "%(" not in subject + body
         assert body.count("https://touch.example.com/admin/") == 2 * len(conditions())
     assert set(usual_limits()) == set(conditions())

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from scheduling import services
 from scheduling.models import Configuration, Scope
+from scheduling.operations import commands
 from tests.scheduling.api.serving import NOWHERE, Client, Gate, database_url, serving
 
 
@@ -47,7 +47,7 @@ def gated(house: None, gate: Gate) -> Iterator[str]:
 @pytest.fixture
 def key(house: None) -> str:
     """A key that may do everything."""
-    return services.create_api_key("shop", Scope.values)
+    return commands.create_api_key("shop", Scope.values)
 
 
 @pytest.fixture
@@ -60,6 +60,6 @@ def key_for(server: str, house: None) -> Callable[..., Client]:
     """A client whose key has only these scopes."""
 
     def key_for(*scopes: str, **changes: Any) -> Client:
-        return Client(server, services.create_api_key("some-" + "-".join(scopes), scopes, **changes))
+        return Client(server, commands.create_api_key("some-" + "-".join(scopes), scopes, **changes))
 
     return key_for

@@ -15,7 +15,7 @@ from config.environment import environment
 from scheduling.api.keys import REMEMBERED_STRANGERS, KeyRing
 from scheduling.api.rates import Rates
 from scheduling.models import ApiKey, Event, Scope
-from scheduling.services import create_api_key
+from scheduling.operations.commands import create_api_key
 from tests.scheduling.api.serving import NOWHERE, PATIENCE, Client, at_once, eventually, told
 
 pytestmark = pytest.mark.django_db(transaction=True)

@@ -8,7 +8,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 
-from scheduling.api.application import api as described
+from scheduling.api.app import api as described
 from tests.scheduling.api.serving import PATIENCE, Client
 
 pytestmark = pytest.mark.django_db(transaction=True)

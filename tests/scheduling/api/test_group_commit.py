@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from scheduling.api.group_commit import DatabaseUnavailable, GroupCommit, Overloaded
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
-from scheduling.intake import NewEvent, Receipt
+from scheduling.planning.group_commit import DatabaseUnavailable, GroupCommit, Overloaded
+from scheduling.planning.ingest import NewEvent, Receipt
 from tests.scheduling.api.serving import PATIENCE
 
 

@@ -10,10 +10,10 @@ from datetime import timedelta
 import psycopg
 import pytest
 
-from scheduling import intake
-from scheduling.api.group_commit import SHORT_LOCK_WAIT, CustomerLocked, GroupCommit, record_and_ring
-from scheduling.intake import NewEvent, Receipt
 from scheduling.models import Customer, Event
+from scheduling.planning import ingest
+from scheduling.planning.group_commit import SHORT_LOCK_WAIT, CustomerLocked, GroupCommit, record_and_ring
+from scheduling.planning.ingest import NewEvent, Receipt
 from tests.scheduling.api.serving import PATIENCE, Client, database_url, eventually, told
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.faults]
@@ -24,7 +24,7 @@ HELD = "SELECT id FROM scheduling_customer WHERE user_id = %s FOR UPDATE"
 @pytest.fixture
 def ann_is_held(house: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[psycopg.Connection]:
     """Another transaction holds Ann's row until the test ends or rolls it back."""
-    monkeypatch.setattr(intake, "LOCK_WAIT", timedelta(seconds=1))
+    monkeypatch.setattr(ingest, "LOCK_WAIT", timedelta(seconds=1))
     Customer.objects.create(user_id="ann")
     with psycopg.connect(database_url()) as holder:
         holder.execute(HELD, ["ann"])
@@ -63,7 +63,7 @@ def test_intake_of_a_customer_who_was_just_locked_waits_shortly_and_apart(
     ann_is_held: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One lock must not cost each following group the whole wait."""
-    monkeypatch.setattr("scheduling.api.group_commit.REMEMBER_LOCKED", PATIENCE)
+    monkeypatch.setattr("scheduling.planning.group_commit.REMEMBER_LOCKED", PATIENCE)
     waits: list[tuple[set[str], timedelta]] = []
 
     def record(events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
@@ -87,7 +87,7 @@ def test_intake_of_a_customer_who_was_just_locked_waits_shortly_and_apart(
         asyncio.run(asyncio.wait_for(story(), PATIENCE))
     finally:
         group_commit.close()
-    assert waits[0] == ({"ann"}, intake.LOCK_WAIT)
+    assert waits[0] == ({"ann"}, ingest.LOCK_WAIT)
     assert {wait for users, wait in waits[1:] if "ann" in users} == {SHORT_LOCK_WAIT}
     assert all(len(users) == 1 for users, _ in waits)
 

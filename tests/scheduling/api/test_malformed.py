@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from scheduling import services
 from scheduling.models import ApiKey, Customer, Event, EventType
+from scheduling.operations import commands
 from tests.scheduling.api.serving import PATIENCE, Client, told
 
 MANY = "application/cloudevents-batch+json"
@@ -24,7 +24,7 @@ MEGABYTE = 1_048_576
 def api(server: str, django_db_blocker: Any) -> Iterator[Client]:
     """One key for all of them: nothing is stored, so there is nothing to empty in between."""
     with django_db_blocker.unblock():
-        yield Client(server, services.create_api_key("careless", ["events"]))
+        yield Client(server, commands.create_api_key("careless", ["events"]))
         ApiKey.objects.all().delete()
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from django.test import Client as DjangoClient
 
-from scheduling import selectors
 from scheduling.ids import new_id
 from scheduling.models import Attempt, Event, Pause, Touch, Verdict
+from scheduling.operations import queries
 from tests.scheduling.api.serving import Client, told
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -100,7 +100,7 @@ def test_list_touches_of_a_rare_node_answers_and_its_cursor_moves_on(
     touch: Touch, key: str, matrix: Any, happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In this process: the bound is a constant."""
-    monkeypatch.setattr(selectors, "LOOKED_AT", 2)
+    monkeypatch.setattr(queries, "LOOKED_AT", 2)
     matrix.node("often", trigger="order.paid")
     for number in range(4):
         happen("order.paid", user=f"u{number}")

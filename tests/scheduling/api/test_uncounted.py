@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 from django.test import RequestFactory
 
-from scheduling import measures
-from scheduling.api import events, metrics
-from scheduling.api.group_commit import GroupCommit
+from scheduling import metrics
+from scheduling import metrics as measures
+from scheduling.api import events
 from scheduling.ids import new_id
-from scheduling.intake import NewEvent, Receipt
+from scheduling.planning.group_commit import GroupCommit
+from scheduling.planning.ingest import NewEvent, Receipt
 from tests.scheduling.api.serving import PATIENCE
 
 GIVEN = [NewEvent("shop", "e1", "x", "ann"), NewEvent("shop", "e2", "x", "ann")]

@@ -17,8 +17,8 @@ from pytest_django import Settings
 from redis import Redis
 from redis.exceptions import ConnectionError as Unreachable
 
-from config.embedded.ports import free_port
-from scheduling.channels.transport import close_shared_transport
+from config.local.ports import free_port
+from scheduling.channels.http_client import close_shared_transport
 from tests.scheduling.channels.receivers import Cast
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.breaker import Breaker, is_dead
+from scheduling.channels.circuit_breaker import Breaker, is_dead
 
 DEAD = Transient("connect")
 ALIVE = Transient("http_503")

@@ -4,8 +4,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from scheduling.channels.destinations import PrivateHosts, admit, is_public
 from scheduling.channels.failures import Refused
+from scheduling.channels.ssrf import PrivateHosts, admit, is_public
 
 NOTHING = PrivateHosts()
 

@@ -15,7 +15,7 @@ import pytest
 from django.core import mail, signing
 from pytest_django import Settings
 
-from config.embedded.ports import free_port
+from config.local.ports import free_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.email import Email, one_line
 from scheduling.channels.smtp import Conversation, Relay, parse_relay

@@ -10,7 +10,7 @@ import pytest
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.dingtalk import DingTalk, signed
 from scheduling.channels.feishu import Feishu, sign
-from scheduling.channels.robots import Robot, encode
+from scheduling.channels.group_robots import Robot, encode
 from scheduling.channels.wecom import WeCom
 from tests.scheduling.channels.receivers import Answer, Cast, Receiver, always, never, reply
 from tests.scheduling.channels.vendors import DingTalkServer, FeishuServer, Vendor, WeComServer

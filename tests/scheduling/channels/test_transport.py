@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from config.embedded.ports import free_port
-from scheduling.channels.destinations import PrivateHosts
+from config.local.ports import free_port
 from scheduling.channels.failures import NoAnswer, NotSent, Refused
-from scheduling.channels.replies import Response
-from scheduling.channels.transport import (
+from scheduling.channels.http_client import (
     BODY_CAP,
     Lookup,
     Transport,
@@ -23,6 +21,8 @@ from scheduling.channels.transport import (
     look_up,
     shared_transport,
 )
+from scheduling.channels.replies import Response
+from scheduling.channels.ssrf import PrivateHosts
 from tests.scheduling.channels.receivers import Receiver, Request, always, never, read_request, reply, reset
 
 LOOPBACK = PrivateHosts.parse(["127.0.0.1"])
@@ -400,7 +400,7 @@ async def test_a_fresh_connection_that_breaks_is_not_tried_again() -> None:
 
 
 async def test_who_waits_for_a_connection_of_a_busy_host_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("scheduling.channels.transport.PER_HOST", 1)
+    monkeypatch.setattr("scheduling.channels.http_client.PER_HOST", 1)
     arrived = asyncio.Event()
 
     async def hold(request: Request, writer: asyncio.StreamWriter) -> None:

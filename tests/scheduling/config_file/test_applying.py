@@ -13,8 +13,9 @@ from django.core.management.base import CommandError
 from django.db import connection, transaction
 
 from scheduling.channels.registry import channel_kinds
-from scheduling.config_file import document, plan
-from scheduling.config_file.section import Stamp
+from scheduling.configuration.file import apply as plan
+from scheduling.configuration.file import document
+from scheduling.configuration.file.base import Stamp
 from scheduling.errors import Conflict
 from scheduling.models import (
     ChannelConfig,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from django.db import IntegrityError, connection
 
-from config.embedded.processes import wait_until
+from config.local.processes import wait_until
 from scheduling.models import ChannelConfig, Node, Stage, Template
 from tests.scheduling.config_file.conftest import HOUSE
 from tests.scheduling.core.conftest import held_elsewhere

@@ -14,8 +14,8 @@ from django.db import connection
 from pytest_django import Settings
 
 from scheduling.models import ChannelConfig, Configuration, EventType, HarassmentRule, Node, Template, TemplateText
+from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 from scheduling.rendering import render
-from scheduling.specs import CustomerSpec, EventSpec, TemplateSpec, TextSpec
 
 pytestmark = pytest.mark.django_db
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.config_file.document import MAX_SIZE, InvalidDocument, dump, load
+from scheduling.configuration.file.document import MAX_SIZE, InvalidDocument, dump, load
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=40)
 PLAIN = st.recursive(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pytest_django import DjangoAssertNumQueries, Settings
 
-from scheduling.config_file import moving
 from scheduling.models import Customer, EventType, Node, Touch
+from scheduling.planning import rescheduling
 
 Apply = Callable[..., str]
 HOUR = timedelta(hours=1)
@@ -57,8 +57,8 @@ def test_waiting_touches_move_and_what_becomes_overdue_is_spread(
     assert young.expires_at - young.due_at == timedelta(days=3)
     for touch in old:
         touch.refresh_from_db()
-    assert all(now - timedelta(seconds=30) <= touch.due_at <= now + moving.SPREAD for touch in old)
-    assert max(touch.due_at for touch in old) - min(touch.due_at for touch in old) > moving.SPREAD / 3
+    assert all(now - timedelta(seconds=30) <= touch.due_at <= now + rescheduling.SPREAD for touch in old)
+    assert max(touch.due_at for touch in old) - min(touch.due_at for touch in old) > rescheduling.SPREAD / 3
     assert all(touch.expires_at - touch.due_at == timedelta(days=3) for touch in old)
     assert {touch.state for touch in old} == {"scheduled"}
 
@@ -109,7 +109,7 @@ def test_a_touch_that_a_guard_holds_may_wait_longer_but_not_less(
 def test_batches_leave_nobody_out(
     apply: Apply, house: str, started: Callable[..., Touch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moving, "BATCH", 3)
+    monkeypatch.setattr(rescheduling, "BATCH", 3)
     touches = [started(f"user-{number}", HOUR / 4) for number in range(10)]
     assert apply(house.replace("15m", "1h"), "--move-waiting").endswith("\n10 waiting touches moved\n")
     assert {placed(touch) for touch in touches} == {HOUR}

@@ -12,9 +12,10 @@ from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduling.config_file import document, plan
-from scheduling.config_file.export import export as exported
-from scheduling.config_file.section import Stamp
+from scheduling.configuration.file import apply as plan
+from scheduling.configuration.file import document
+from scheduling.configuration.file.base import Stamp
+from scheduling.configuration.file.export import export as exported
 from scheduling.durations import YEAR, format_duration
 from scheduling.models import Community, Node
 

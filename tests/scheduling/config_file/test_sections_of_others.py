@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pytest_django import Settings
 
-from scheduling.config_file.fields import Field
-from scheduling.config_file.rows import RowSection
-from scheduling.config_file.values import KEY, Text
+from scheduling.configuration.file.rows import RowSection
+from scheduling.configuration.file.schema import Field
+from scheduling.configuration.file.values import KEY, Text
 from scheduling.models import Stage
 
 

@@ -6,9 +6,9 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Any
 from uuid import UUID
 
-from scheduling.guard import Candidate, Slot, Surroundings
 from scheduling.ids import new_id
-from scheduling.specs import (
+from scheduling.policy.guards import Candidate, Slot, Surroundings
+from scheduling.policy.specs import (
     ChannelSpec,
     CustomerSpec,
     DelayRules,

@@ -15,12 +15,12 @@ import pytest
 from django.db import connection, transaction
 from pytest_django import Settings
 
-from scheduling import delivery
+from scheduling.channels.http_client import close_shared_transport
 from scheduling.channels.registry import channel_kinds
-from scheduling.channels.transport import close_shared_transport
-from scheduling.ledger import Claim
+from scheduling.delivery import pipeline
+from scheduling.ledger.touches import Sending
+from scheduling.ledger.transitions import Claim
 from scheduling.models import Touch
-from scheduling.touches import Sending
 from tests.scheduling.core.puppets import Puppet, Theatre
 from tests.scheduling.core.receivers import ScriptedReceiver
 
@@ -146,8 +146,8 @@ def sendings(*claims: Claim) -> list[Sending]:
 
 def deliver(task_ids: Iterable[UUID]) -> None:
     """Deliver what is due of these, and wait until all of it is settled."""
-    delivery.deliver(list(task_ids))
-    assert delivery.sender().drain(PATIENCE), "the sender did not settle in time"
+    pipeline.deliver(list(task_ids))
+    assert pipeline.sender().drain(PATIENCE), "the sender did not settle in time"
 
 
 def deliver_at_last(*task_ids: UUID) -> list[Touch]:
@@ -170,13 +170,13 @@ def _sending(settings: Settings) -> Iterator[None]:
     channel_kinds.cache_clear()
     _in_sending_thread(close_shared_transport)
     yield
-    assert delivery.sender().drain(PATIENCE)
+    assert pipeline.sender().drain(PATIENCE)
     _in_sending_thread(close_shared_transport)
     channel_kinds.cache_clear()
 
 
 def _in_sending_thread(act: Callable[[], Any]) -> None:
-    loop = delivery.sender()._loop
+    loop = pipeline.sender()._loop
     if loop is not None:
         asyncio.run_coroutine_threadsafe(act(), loop).result(PATIENCE)
 

@@ -14,9 +14,9 @@ import psycopg
 import pytest
 from django.db import connection
 
-from config.embedded.postgres import binaries
-from config.embedded.processes import wait_until
 from config.environment import environment
+from config.local.postgres import binaries
+from config.local.processes import wait_until
 from scheduling.models import Touch
 from tests.faults.workers import celery, worker
 from tests.scheduling.core.conftest import deliver_at_last

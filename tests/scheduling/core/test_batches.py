@@ -11,10 +11,12 @@ from uuid import UUID
 import pytest
 from django.db import connection, transaction
 
-from config.embedded.processes import wait_until
-from scheduling import delivery, history, sql, touches
-from scheduling.configuration import current
-from scheduling.ledger import Hint
+from config.local.processes import wait_until
+from scheduling import sql
+from scheduling.configuration.snapshot import current
+from scheduling.delivery import due_batch, pipeline
+from scheduling.ledger import touches
+from scheduling.ledger.transitions import Hint
 from scheduling.models import FailedTask, HarassmentRule, Pause, Touch
 from tests.scheduling.core.conftest import fall_due, rows
 
@@ -25,7 +27,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 def published(monkeypatch: pytest.MonkeyPatch) -> list[list[Hint]]:
     """What was announced, in place of the broker."""
     found: list[list[Hint]] = []
-    monkeypatch.setattr(delivery, "publish_touches", lambda hints, channels: found.append(list(hints)))
+    monkeypatch.setattr(pipeline, "publish_touches", lambda hints, channels: found.append(list(hints)))
     return found
 
 
@@ -34,7 +36,7 @@ def deliver_all(ids: list[UUID], published: list[list[Hint]]) -> list[int]:
     left = []
     while ids:
         published.clear()
-        delivery.deliver(ids)
+        pipeline.deliver(ids)
         ids = [hint.task_id for hints in published for hint in hints]
         left.append(len(ids))
     return left
@@ -50,7 +52,7 @@ def test_lock_due_more_bytes_than_allowed_leaves_the_rest(matrix: Any, happen: A
 
     tracemalloc.start()
     with transaction.atomic():
-        due, rest, _ = history.lock_due(ids, most_bytes=350_000)
+        due, rest, _ = due_batch.lock_due(ids, most_bytes=350_000)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -64,7 +66,7 @@ def test_lock_due_one_event_larger_than_allowed_is_delivered_alone(matrix: Any, 
     ids = [happen(user=f"user-{number}", data={"text": "x" * 1000}).task_ids[0] for number in range(3)]
     fall_due()
     with transaction.atomic():
-        due, rest, _ = history.lock_due(ids, most_bytes=1)
+        due, rest, _ = due_batch.lock_due(ids, most_bytes=1)
     assert (len(due), len(rest)) == (1, 2)
 
 
@@ -75,14 +77,14 @@ def test_lock_due_leaves_the_less_important(matrix: Any, happen: Any) -> None:
     (high,) = happen("b", "user-9").task_ids
     fall_due()
     with transaction.atomic():
-        due, _, _ = history.lock_due([*low, high], most_bytes=1)
+        due, _, _ = due_batch.lock_due([*low, high], most_bytes=1)
     assert [row.claim.task_id for row in due] == [high]
 
 
 def test_deliver_more_bytes_than_allowed_delivers_all_in_several_batches(
     matrix: Any, happen: Any, published: list[list[Hint]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delivery, "MOST_BYTES", 35_000)
+    monkeypatch.setattr(pipeline, "MOST_BYTES", 35_000)
     matrix.node()
     ids = [happen(user=f"user-{number}", data={"text": "x" * 10_000}).task_ids[0] for number in range(10)]
     fall_due()
@@ -96,19 +98,19 @@ def test_deliver_slow_to_judge_stops_in_time_and_leaves_the_rest(
     matrix: Any, happen: Any, published: list[list[Hint]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left is not claimed, its customers' locks are released, and its message goes out at once."""
-    monkeypatch.setattr(delivery, "LONGEST_JUDGING", 0.3)
-    render = delivery.render
+    monkeypatch.setattr(pipeline, "LONGEST_JUDGING", 0.3)
+    render = pipeline.render
 
     def slow(*arguments: Any) -> Any:
         time.sleep(0.1)
         return render(*arguments)
 
-    monkeypatch.setattr(delivery, "render", slow)
+    monkeypatch.setattr(pipeline, "render", slow)
     matrix.node()
     ids = [happen(user=f"user-{number}").task_ids[0] for number in range(12)]
     fall_due()
 
-    delivery.deliver(ids)
+    pipeline.deliver(ids)
 
     states = [row.state for row in rows(ids)]
     assert 1 <= states.count("delivered") <= 4
@@ -126,7 +128,7 @@ def test_deliver_kept_waiting_is_halved(
     matrix.node()
     ids = [happen(user=f"user-{number}").task_ids[0] for number in range(4)]
     fall_due()
-    record, sizes = delivery._record_verdicts, []
+    record, sizes = pipeline._record_verdicts, []
 
     def gone(pid: int) -> bool:
         with connection.cursor() as cursor:
@@ -142,10 +144,10 @@ def test_deliver_kept_waiting_is_halved(
             assert wait_until(lambda: elsewhere(lambda: gone(pid)), 20)
         record(verdicts, at)
 
-    monkeypatch.setattr(delivery, "_record_verdicts", too_slow_for_many)
+    monkeypatch.setattr(pipeline, "_record_verdicts", too_slow_for_many)
     for _ in range(20):  # as Celery does where a closed connection does not say why
         with suppress(sql.AWAY):
-            delivery.deliver(ids)
+            pipeline.deliver(ids)
             break
         connection.close()
 
@@ -158,14 +160,14 @@ def test_deliver_kept_waiting_is_halved(
 def edits(monkeypatch: pytest.MonkeyPatch, elsewhere: Any) -> list[Any]:
     """Each is committed by another connection between a batch's judgement and its write."""
     waiting: list[Any] = []
-    write = delivery._Batch.write
+    write = pipeline._Batch.write
 
     def edited_first(self: Any) -> None:
         if waiting:
             elsewhere(waiting.pop(0))
         write(self)
 
-    monkeypatch.setattr(delivery._Batch, "write", edited_first)
+    monkeypatch.setattr(pipeline._Batch, "write", edited_first)
     return waiting
 
 
@@ -176,7 +178,7 @@ def test_deliver_paused_while_it_is_judged_is_judged_again(matrix: Any, happen: 
     fall_due()
     edits.append(lambda: Pause.objects.create(scope="all"))
 
-    delivery.deliver([task_id])
+    pipeline.deliver([task_id])
 
     (row,) = rows([task_id])
     assert (row.state, row.parked, [each.rule for each in row.verdicts.all()]) == ("scheduled", "all", ["paused"])
@@ -187,12 +189,12 @@ def test_deliver_edited_at_each_try_raises_and_changes_nothing(matrix: Any, happ
     (task_id,) = happen().task_ids
     fall_due()
     cap = HarassmentRule.objects.get(kind="cap")
-    edits += [cap.save] * delivery.JUDGEMENTS
+    edits += [cap.save] * pipeline.JUDGEMENTS
 
     with pytest.raises(touches.Reconfigured):
-        delivery.deliver([task_id])
+        pipeline.deliver([task_id])
 
     assert (Touch.objects.get().lease_no, FailedTask.objects.exists()) == (0, False)
     assert current().paused == frozenset()
-    delivery.deliver([task_id])
+    pipeline.deliver([task_id])
     assert Touch.objects.get().state == "delivered"

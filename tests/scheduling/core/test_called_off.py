@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from scheduling import delivery
 from scheduling.channels.base import Delivered, Transient
+from scheduling.delivery import pipeline
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_at_last, fall_due
 from tests.scheduling.core.puppets import Theatre
@@ -22,7 +22,7 @@ def send_in_vain(task_id: UUID, theatre: Theatre, meanwhile: Callable[[], Any]) 
     theatre.blocks = True
     theatre.play = lambda message: Transient("http_503")
     fall_due(task_id)
-    delivery.deliver([task_id])
+    pipeline.deliver([task_id])
     assert theatre.on_stage.wait(PATIENCE)
     happened = meanwhile()
     theatre.let_go.set()

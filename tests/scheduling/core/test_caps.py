@@ -10,9 +10,11 @@ import pytest
 from django.db import transaction
 from django.utils.timezone import now
 
-from scheduling import delivery, dispatcher, failed_tasks, history, services
 from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
+from scheduling.delivery import due_batch, pipeline
+from scheduling.dispatch import dispatcher
 from scheduling.models import FailedTask, HarassmentRule, Touch, Verdict
+from scheduling.operations import commands, failed_tasks
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
 from tests.scheduling.core.puppets import Theatre
 
@@ -48,7 +50,7 @@ def test_of_64_that_race_three_are_delivered_and_the_others_end_suppressed(waiti
     task_ids = waiting(MANY)
     batches = [task_ids[start : start + batch] for start in range(0, MANY, batch)]
 
-    race(len(batches), lambda number: delivery.deliver(batches[number]))
+    race(len(batches), lambda number: pipeline.deliver(batches[number]))
 
     assert Touch.objects.exclude(reserved_at=None).count() == 3
     assert counted()["delivered"] == 3
@@ -71,7 +73,7 @@ def test_a_community_has_its_own_cap_whoever_its_members_are(matrix: Any, happen
     others = [happen(user=f"user-{number}", chat_id="").task_ids[0] for number in range(5)]
     fall_due()
 
-    race(32, lambda number: delivery.deliver([task_ids[number]]))
+    race(32, lambda number: pipeline.deliver([task_ids[number]]))
     deliver_at_last(*task_ids, *others)
 
     assert Touch.objects.filter(chat_id="c1", state="delivered").count() == 3
@@ -87,7 +89,7 @@ def test_while_the_first_three_are_on_their_way_the_others_are_held_and_not_give
     fall_due()
     theatre.blocks = True
 
-    delivery.deliver(task_ids)
+    pipeline.deliver(task_ids)
 
     leases = Touch.objects.filter(state="running").values_list("lease_until", flat=True)
     held = Touch.objects.filter(state="scheduled")
@@ -249,7 +251,7 @@ def test_a_retry_that_may_have_been_delivered_keeps_its_slot_when_it_is_called_o
     (first,) = happen().task_ids
     deliver_at_last(first)
 
-    services.cancel_touch(first, actor="ann")
+    commands.cancel_touch(first, actor="ann")
     (second,) = happen().task_ids
 
     (row,) = deliver_at_last(second)
@@ -272,9 +274,9 @@ def test_what_publishes_a_doubt_again_and_is_not_sent_keeps_its_slot(
         happen("order.paid")
     else:
         with monkeypatch.context() as breaking:
-            breaking.setattr(delivery.guard, "judge", lambda *_: 1 / 0)
+            breaking.setattr(pipeline.guards, "judge", lambda *_: 1 / 0)
             fall_due(again)
-            delivery.deliver([again])
+            pipeline.deliver([again])
     (second,) = happen().task_ids
 
     assert rows([again])[0].state == ("cancelled" if how == "called off" else "unknown")
@@ -324,9 +326,9 @@ def test_a_doubt_outlives_a_hold(matrix: Any, puppet: Any, happen: Any, theatre:
     matrix.node(channel=puppet(), guard_dedupe="ignore")
     (task_id,) = happen().task_ids
     be_in_doubt(task_id, theatre, how)
-    services.pause("all")
+    commands.pause("all")
     deliver_at_last(task_id)
-    services.resume("all")
+    commands.resume("all")
     dispatcher.rescue()
 
     (other,) = deliver_at_last(*happen().task_ids)
@@ -338,8 +340,8 @@ def test_a_doubt_outlives_a_hold(matrix: Any, puppet: Any, happen: Any, theatre:
 
 def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
     """After this nobody knows whether it was delivered, and it waits to be tried again."""
-    from scheduling.sender import LEASE
-    from scheduling.touches import Content, Decision, touches
+    from scheduling.delivery.sender import LEASE
+    from scheduling.ledger.touches import Content, Decision, touches
     from tests.scheduling.core.conftest import lapse, sendings
 
     fall_due(task_id)
@@ -350,7 +352,7 @@ def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
         node = Touch.objects.get(pk=task_id).node
         content = Content("guide", node.template_id, 1, counts=True)
         with transaction.atomic():
-            ((due,), _, locked_at) = history.lock_due([task_id])
+            ((due,), _, locked_at) = due_batch.lock_due([task_id])
             assert locked_at
             touches.decide({Decision("running", content=content): [task_id]}, at=locked_at, lease=LEASE)
         touches.mark_sending(sendings(due.claim))

@@ -12,9 +12,9 @@ from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 
 from scheduling import checks
-from scheduling.ledger import HINT_LEASE
-from scheduling.sender import BATCH_DEADLINE, LEASE
-from scheduling.validation import MAX_TIMEOUT
+from scheduling.configuration.validation import MAX_TIMEOUT
+from scheduling.delivery.sender import BATCH_DEADLINE, LEASE
+from scheduling.ledger.transitions import HINT_LEASE
 
 SECOND = timedelta(seconds=1)
 
@@ -68,7 +68,7 @@ def test_a_horizon_that_outlasts_what_the_broker_keeps(settings: Any) -> None:
     ("registry", "value"),
     [
         ("CHANNELS", {"pigeon": "scheduling.channels.pigeon.Pigeon"}),
-        ("REPUBLISHERS", {"touch": "scheduling.failed_tasks.no_such_name"}),
+        ("REPUBLISHERS", {"touch": "scheduling.operations.failed_tasks.no_such_name"}),
         ("PRESENCE", ["no.such.module.presence"]),
         ("ALERTS", ["no.such.module.alerts"]),
     ],

@@ -17,17 +17,19 @@ from django.db import connection, transaction
 from django.utils.timezone import now
 from pytest_django import Settings
 
-from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
-from scheduling import delivery, dispatcher, presence, sender, services
+from config.local.ports import free_port
+from config.local.processes import wait_until
+from scheduling.delivery import pipeline, presence, sender
+from scheduling.dispatch import dispatcher
+from scheduling.ledger.touches import touches
 from scheduling.models import Attempt, FailedTask, Node, Touch
 from scheduling.models.ledger import WAITING
-from scheduling.touches import touches
-from sessions import glance
+from scheduling.operations import commands
 from sessions.frames import Frame
-from sessions.policy_set import Policy, PolicySet
-from sessions.server import Server
-from sessions.store import Store
+from sessions.policy import Policy, PolicySet
+from sessions.store import glance
+from sessions.store.client import Server
+from sessions.store.sessions import Store
 from tests.scheduling.core.conftest import PATIENCE, deliver, fall_due, held_elsewhere, rows, sendings
 from tests.scheduling.core.puppets import Theatre
 
@@ -65,9 +67,9 @@ def queue(
         found = Queue(happen(user="first").task_ids[0], happen(user="second").task_ids[0], theatre)
         theatre.blocks = True
         fall_due()
-        delivery.deliver([found.first])
+        pipeline.deliver([found.first])
         assert theatre.on_stage.wait(PATIENCE)
-        delivery.deliver([found.second])
+        pipeline.deliver([found.second])
         assert rows([found.second])[0].state == "running"
         return found
 
@@ -82,12 +84,12 @@ def edit(model: Any, **changes: Any) -> None:
 
 
 STOPS: dict[str, tuple[Callable[..., Any], tuple[str, str, str]]] = {
-    "opt-out": (lambda happen: services.put_customer("second", {"opted_out": True}), ("suppressed", "opted_out", "")),
+    "opt-out": (lambda happen: commands.put_customer("second", {"opted_out": True}), ("suppressed", "opted_out", "")),
     "complaint": (lambda happen: happen("complaint.received", "second"), ("suppressed", "opted_out", "")),
     "conversation": (lambda happen: happen("conversation.started", "second"), ("suppressed", "conversation", "")),
-    "all paused": (lambda happen: services.pause("all"), ("scheduled", "paused", "all")),
-    "channel paused": (lambda happen: services.pause("channel:puppet"), ("scheduled", "paused", "channel:puppet")),
-    "node paused": (lambda happen: services.pause("node:guide"), ("scheduled", "paused", "node:guide")),
+    "all paused": (lambda happen: commands.pause("all"), ("scheduled", "paused", "all")),
+    "channel paused": (lambda happen: commands.pause("channel:puppet"), ("scheduled", "paused", "channel:puppet")),
+    "node paused": (lambda happen: commands.pause("node:guide"), ("scheduled", "paused", "node:guide")),
     "node disabled": (lambda happen: edit(Node, enabled=False), ("suppressed", "node_disabled", "")),
     "node retired": (lambda happen: edit(Node, retired_at=now()), ("suppressed", "node_disabled", "")),
 }
@@ -125,10 +127,10 @@ def test_mark_sending_channel_retired_fails_as_before_the_lane(queue: Any, matri
 
 def test_mark_sending_parked_touch_goes_out_after_resume(queue: Any) -> None:
     two = queue()
-    services.pause("all")
+    commands.pause("all")
     assert two.go_on().parked == "all"
 
-    services.resume("all")
+    commands.resume("all")
     dispatcher.rescue()
     fall_due()
     deliver([two.second])
@@ -138,7 +140,7 @@ def test_mark_sending_parked_touch_goes_out_after_resume(queue: Any) -> None:
 
 def test_mark_sending_opt_out_lets_service_content_pass(queue: Any) -> None:
     two = queue(category="service")
-    services.put_customer("second", {"opted_out": True})
+    commands.put_customer("second", {"opted_out": True})
     assert (two.go_on().state, two.heard) == ("delivered", [two.first, two.second])
 
 
@@ -151,13 +153,13 @@ def test_mark_sending_conversation_lets_node_pass_that_ignores_it(queue: Any, ha
 def test_mark_sending_pause_of_another_node_lets_it_pass(queue: Any, matrix: Any) -> None:
     two = queue()
     matrix.node("other", trigger="x")
-    services.pause("node:other")
-    services.pause("channel:log")
+    commands.pause("node:other")
+    commands.pause("channel:log")
     assert two.go_on().state == "delivered"
 
 
 CANCELS: dict[str, tuple[Callable[..., Any], str]] = {
-    "by a person": (lambda happen, task_id: services.cancel_touch(task_id, actor="ann"), "by:ann"),
+    "by a person": (lambda happen, task_id: commands.cancel_touch(task_id, actor="ann"), "by:ann"),
     "by an event": (lambda happen, task_id: happen("order.paid", "second"), "event:order.paid"),
     "by a repetition": (lambda happen, task_id: happen(user="second"), "restarted:material.downloaded"),
 }
@@ -181,7 +183,7 @@ def test_cancel_touch_marked_as_sending_conflicts_and_is_delivered(queue: Any) -
 
     two = queue()
     with pytest.raises(Conflict, match="running"):
-        services.cancel_touch(two.first, actor="ann")
+        commands.cancel_touch(two.first, actor="ann")
     two.go_on()
     assert rows([two.first])[0].state == "delivered"
 
@@ -190,7 +192,7 @@ def test_cancel_retry_in_doubt_keeps_its_slot(queue: Any, happen: Any, theatre: 
     """An earlier attempt may have been heard, so the cap counts it."""
     two = queue()
     Attempt.objects.create(touch_id=two.second, number=1, lease_no=0, started_at=now(), outcome=Attempt.Outcome.UNKNOWN)
-    services.cancel_touch(two.second, actor="ann")
+    commands.cancel_touch(two.second, actor="ann")
     assert rows([two.second])[0].reserved_at is not None
     two.go_on()
 
@@ -285,9 +287,9 @@ class Silence:
         self.touch = self.fall_silent()
         theatre.blocks = True
         fall_due()
-        delivery.deliver([blocker])
+        pipeline.deliver([blocker])
         assert theatre.on_stage.wait(PATIENCE)
-        delivery.deliver([self.touch])
+        pipeline.deliver([self.touch])
         assert rows([self.touch])[0].state == "running"
 
     def speak(self, side: str) -> None:
@@ -389,7 +391,7 @@ def test_mark_sending_cancellation_rolled_back_is_marked_later(claimed: Any) -> 
 
 def test_mark_sending_opt_out_not_committed_yet_does_not_wait(claimed: Any) -> None:
     """Who opts out has no answer yet. The mark does not wait for the customer's row."""
-    opt_out = lambda: services.put_customer("ann", {"opted_out": True})  # noqa: E731
+    opt_out = lambda: commands.put_customer("ann", {"opted_out": True})  # noqa: E731
     with held_elsewhere(opt_out, commit=True):
         assert touches.mark_sending(sendings(claimed)) == {claimed.task_id: None}
 
@@ -411,7 +413,7 @@ def test_mark_sending_races_with_opt_out_never_marks_what_was_acknowledged(
     def act(number: int) -> None:
         for user in dice.sample(users, len(users)):
             if number % 2:
-                services.put_customer(user, {"opted_out": True})
+                commands.put_customer(user, {"opted_out": True})
                 acknowledged.setdefault(user, now())
             else:
                 touches.mark_sending(asked[user])
@@ -485,7 +487,7 @@ def test_slow_receiver_gets_nothing_that_was_stopped_before(
     ids = stops.plan()
     fall_due()
     acting = threading.Thread(target=stops.act, args=(delay * count / lane / 2,))
-    delivery.deliver(ids)
+    pipeline.deliver(ids)
     acting.start()
     ends_at = time.monotonic() + 600
     while time.monotonic() < ends_at:
@@ -495,7 +497,7 @@ def test_slow_receiver_gets_nothing_that_was_stopped_before(
             break
         fall_due()
         for start in range(0, len(waiting), 500):
-            delivery.deliver(waiting[start : start + 500])
+            pipeline.deliver(waiting[start : start + 500])
     acting.join(PATIENCE)
     store.server.client.close()
 
@@ -543,7 +545,7 @@ class Stops:
             for number, (task_id, user, kind) in enumerate(each):
                 time.sleep(span / len(each))
                 if number == len(each) // 3:
-                    services.pause("node:paused")
+                    commands.pause("node:paused")
                     self._note("paused")
                 if number == len(each) // 2:
                     Node.objects.filter(key="disabled").update(enabled=False)
@@ -562,12 +564,12 @@ class Stops:
         from scheduling.errors import Conflict
 
         if kind == "opt-out":
-            services.put_customer(user, {"opted_out": True})
+            commands.put_customer(user, {"opted_out": True})
         elif kind in ("answer", "silent"):
             self.store.note_activity([Frame(user, user, sender="user", kind="message")])
         elif kind == "cancel":
             try:
-                services.cancel_touch(task_id, actor="ann")
+                commands.cancel_touch(task_id, actor="ann")
             except Conflict:
                 return
         if kind != "plain":

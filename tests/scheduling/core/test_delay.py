@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from scheduling.delay import delay_for
-from scheduling.matrix import plan
-from scheduling.specs import CustomerSpec, DelayRules
+from scheduling.policy.delay import delay_for
+from scheduling.policy.matrix import plan
+from scheduling.policy.specs import CustomerSpec, DelayRules
 from tests.scheduling.core.cast import ARTICLE, DAY, HOUR, NOON, ann, event, node
 
 DYNAMIC = node(dynamic=True)

@@ -13,10 +13,14 @@ from django.db import connection
 from django.utils.timezone import now
 from pytest_django import Settings
 
-from config.embedded.processes import wait_until
-from scheduling import delivery, dispatcher, history, presence, services, sql
+from config.local.processes import wait_until
+from scheduling import sql
+from scheduling.delivery import pipeline, presence
+from scheduling.dispatch import dispatcher
 from scheduling.ids import new_id
+from scheduling.ledger import locks
 from scheduling.models import Attempt, Community, FailedTask, HarassmentRule, Pause, Touch, Verdict
+from scheduling.operations import commands
 from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_at_last, fall_due, pass_time, rows
 from tests.scheduling.core.puppets import Theatre
 from tests.scheduling.core.receivers import ScriptedReceiver
@@ -59,10 +63,10 @@ def test_a_text_may_name_what_its_event_carried(matrix: Any, happen: Any) -> Non
 
 def test_a_customers_address_is_where_a_message_goes(matrix: Any, happen: Any) -> None:
     matrix.node()
-    services.put_customer("ann", {"addresses": {"email": "ann@example.com"}})
+    commands.put_customer("ann", {"addresses": {"email": "ann@example.com"}})
     receipt = happen()
 
-    (ann,) = history.lock_customers(receipt.task_ids).values()
+    (ann,) = locks.lock_customers(receipt.task_ids).values()
 
     assert ann.addresses["email"] == "ann@example.com"
 
@@ -93,7 +97,7 @@ def test_two_messages_about_one_touch_send_it_once(
     (task_id,) = happen().task_ids
     fall_due(task_id)
 
-    race(8, lambda number: delivery.deliver([task_id, task_id]))
+    race(8, lambda number: pipeline.deliver([task_id, task_id]))
     deliver([])
 
     assert len(theatre.heard) == 1
@@ -101,7 +105,7 @@ def test_two_messages_about_one_touch_send_it_once(
 
 
 def test_a_message_about_something_that_is_not_there_is_dropped(matrix: Any) -> None:
-    delivery.deliver([new_id()])
+    pipeline.deliver([new_id()])
 
 
 @sends
@@ -178,7 +182,7 @@ def test_an_opt_out_that_came_while_it_waited_stops_marketing_only(matrix: Any, 
     matrix.node("offer", template=matrix.template("offer", category="marketing"))
     matrix.node("parcel", template=matrix.template("parcel", category="service"))
     receipt = happen()
-    services.put_customer("ann", {"opted_out": True})
+    commands.put_customer("ann", {"opted_out": True})
     found = deliver_at_last(*receipt.task_ids)
     assert {row.node.key: end(row) for row in found} == {
         "offer": ("suppressed", "opted_out"),
@@ -298,14 +302,14 @@ def test_a_touch_that_came_back_after_presence_was_asked_is_not_sent_without_its
     present.said = {"ann": "answered"}
     fall_due(task_id)
     run_away(task_id)
-    lock_customers = delivery.history.lock_customers
+    lock_customers = pipeline.locks.lock_customers
 
     def rescued_first(task_ids: Any) -> Any:
         elsewhere(dispatcher.rescue)
         return lock_customers(task_ids)
 
-    monkeypatch.setattr(delivery.history, "lock_customers", rescued_first)
-    delivery.deliver([task_id])
+    monkeypatch.setattr(pipeline.locks, "lock_customers", rescued_first)
+    pipeline.deliver([task_id])
 
     assert end(rows([task_id])[0]) == ("suppressed", "answered")
 
@@ -318,17 +322,17 @@ def test_a_touch_that_came_back_after_the_customers_were_locked_is_left_to_the_n
     (task_id,) = happen().task_ids
     fall_due(task_id)
     run_away(task_id)
-    lock_customers = delivery.history.lock_customers
+    lock_customers = pipeline.locks.lock_customers
 
     def rescued_after(task_ids: Any) -> Any:
         locked = lock_customers(task_ids)
         elsewhere(dispatcher.rescue)
         return locked
 
-    monkeypatch.setattr(delivery.history, "lock_customers", rescued_after)
-    delivery.deliver([task_id])
+    monkeypatch.setattr(pipeline.locks, "lock_customers", rescued_after)
+    pipeline.deliver([task_id])
     monkeypatch.undo()
-    delivery.deliver([task_id])
+    pipeline.deliver([task_id])
 
     assert end(rows([task_id])[0]) == ("delivered", "")
     assert not FailedTask.objects.exists()
@@ -336,8 +340,8 @@ def test_a_touch_that_came_back_after_the_customers_were_locked_is_left_to_the_n
 
 def run_away(task_id: Any) -> None:
     """A worker claims it and is never seen again; its lease is over."""
-    from scheduling.sender import LEASE
-    from scheduling.touches import touches
+    from scheduling.delivery.sender import LEASE
+    from scheduling.ledger.touches import touches
     from tests.scheduling.core.conftest import lapse
 
     assert touches.claim([task_id], lease=LEASE)
@@ -351,7 +355,7 @@ def run_away(task_id: Any) -> None:
 def test_a_pause_parks_what_falls_due_and_a_resume_spreads_it(matrix: Any, happen: Any, scope: str) -> None:
     matrix.node()
     waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(30)]
-    services.pause(scope, reason="stop")
+    commands.pause(scope, reason="stop")
 
     found = deliver_at_last(*waiting)
     assert {(row.state, row.parked) for row in found} == {("scheduled", scope)}
@@ -359,7 +363,7 @@ def test_a_pause_parks_what_falls_due_and_a_resume_spreads_it(matrix: Any, happe
     dispatcher.rescue()
     assert {row.state for row in rows(waiting)} == {"scheduled"}, "nothing moves while the pause lasts"
 
-    services.resume(scope)
+    commands.resume(scope)
     dispatcher.rescue()
     due = [row.due_at for row in rows(waiting)]
     assert max(due) - min(due) > timedelta(seconds=20)
@@ -370,15 +374,15 @@ def test_a_pause_parks_what_falls_due_and_a_resume_spreads_it(matrix: Any, happe
 def test_a_pause_of_another_node_lets_it_pass(matrix: Any, happen: Any) -> None:
     matrix.node()
     matrix.node("other", trigger="x")
-    services.pause("node:other")
+    commands.pause("node:other")
     assert deliver_at_last(*happen().task_ids)[0].state == "delivered"
 
 
 def test_two_pauses_must_both_end(matrix: Any, happen: Any) -> None:
     matrix.node()
     (task_id,) = happen().task_ids
-    services.pause("all")
-    services.pause("node:guide")
+    commands.pause("all")
+    commands.pause("node:guide")
     deliver_at_last(task_id)
     Pause.objects.filter(scope="all").delete()
     dispatcher.rescue()
@@ -397,11 +401,11 @@ def test_a_node_whose_clock_is_wrong_sends_nothing_early(
     """I5: the clock of the database decides, and the hint that came too soon is owed again."""
     matrix.node(delay=timedelta(seconds=25))
     published: list[Any] = []
-    monkeypatch.setattr(delivery, "publish_touches", lambda hints, channels: published.extend(hints))
+    monkeypatch.setattr(pipeline, "publish_touches", lambda hints, channels: published.extend(hints))
     (task_id,) = happen(occurred_at=None).task_ids
 
     with time_machine.travel(datetime.now().astimezone() + timedelta(seconds=ahead), tick=True):
-        delivery.deliver([task_id])
+        pipeline.deliver([task_id])
         (row,) = rows([task_id])
         assert (row.state, row.lease_no) == ("queued", 0)
         assert [hint.task_id for hint in published] == [task_id]
@@ -409,7 +413,7 @@ def test_a_node_whose_clock_is_wrong_sends_nothing_early(
         assert timedelta(seconds=2) < remaining <= timedelta(seconds=25), "owed by its own clock, not at once"
         with connection.cursor() as cursor:
             cursor.execute("UPDATE scheduling_touch SET due_at = statement_timestamp()")
-        delivery.deliver([task_id])
+        pipeline.deliver([task_id])
 
     (row,) = rows([task_id])
     attempt = Attempt.objects.get()
@@ -440,14 +444,14 @@ def test_a_touch_that_nobody_thought_of_does_not_take_its_neighbours_with_it(
 ) -> None:
     matrix.node()
     waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(9)]
-    judge = delivery.guard.judge
+    judge = pipeline.guards.judge
 
     def poisoned(touch: Any, *rest: Any) -> Any:
         if touch.customer.user_id == "user-4":
             raise ZeroDivisionError("nobody thought of it")
         return judge(touch, *rest)
 
-    monkeypatch.setattr(delivery.guard, "judge", poisoned)
+    monkeypatch.setattr(pipeline.guards, "judge", poisoned)
     found = deliver_at_last(*waiting)
 
     assert [end(row) for row in found].count(("delivered", "")) == 8
@@ -477,7 +481,7 @@ def test_the_databases_trouble_is_no_touchs_fault(
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
 
-    record = delivery._record_verdicts
+    record = pipeline._record_verdicts
 
     def broken(*verdicts: Any) -> None:
         if how == "terminated":
@@ -489,9 +493,9 @@ def test_the_databases_trouble_is_no_touchs_fault(
         record(*verdicts)
 
     with monkeypatch.context() as breaking:
-        breaking.setattr(delivery, "_record_verdicts", broken)
+        breaking.setattr(pipeline, "_record_verdicts", broken)
         with pytest.raises(sql.AWAY):
-            delivery.deliver([waiting])
+            pipeline.deliver([waiting])
     connection.close()
 
     assert not FailedTask.objects.exists()
@@ -524,7 +528,7 @@ def test_what_this_node_has_not_the_key_for_waits(matrix: Any, happen: Any, tabl
 
 def test_a_configuration_that_changes_while_it_is_read_is_no_touchs_fault(matrix: Any, happen: Any) -> None:
     """A node with a new template is committed between two of the queries that read the configuration."""
-    from scheduling import configuration
+    from scheduling.configuration import snapshot
 
     matrix.node()
     (task_id,) = happen().task_ids
@@ -539,7 +543,7 @@ def test_a_configuration_that_changes_while_it_is_read_is_no_touchs_fault(matrix
 
     matrix.node("edit", trigger="other")
     with connection.execute_wrapper(meanwhile):
-        configuration.current()
+        snapshot.current()
     assert once == []
     assert deliver_at_last(task_id)[0].state == "delivered"
 
@@ -555,7 +559,7 @@ def test_a_dead_endpoint_does_not_hold_up_another(
     waiting = [task_id for number in range(20) for task_id in happen(user=f"user-{number}").task_ids]
     fall_due(*waiting)
 
-    delivery.deliver(waiting)
+    pipeline.deliver(waiting)
     assert theatre.on_stage.wait(PATIENCE)
     delivered = Touch.objects.filter(node__key="alive", state="delivered")
     assert wait_until(lambda: delivered.count() == 20, 25), "the living endpoint waits for the dead one"
@@ -603,7 +607,7 @@ def test_what_ends_is_never_moved_again(matrix: Any, happen: Any) -> None:
     (task_id,) = happen().task_ids
     (_row,) = deliver_at_last(task_id)
     before = Touch.objects.values().get()
-    delivery.deliver([task_id])
+    pipeline.deliver([task_id])
     dispatcher.hand_over_due()
     dispatcher.rescue()
     assert Touch.objects.values().get() == before

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from scheduling import configuration, disabled_targets, retention, routing, services, sql
+from scheduling import sql
+from scheduling.configuration import snapshot
+from scheduling.delivery import routing
 from scheduling.models import ChannelConfig, Community, DisabledTarget
-from scheduling.specs import CustomerSpec
+from scheduling.operations import commands, retention
+from scheduling.planning import disabled_targets
+from scheduling.policy.specs import CustomerSpec
 from tests.scheduling.core.conftest import deliver_at_last
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -27,12 +31,12 @@ def disable(channel: ChannelConfig, *addresses: str) -> None:
 
 
 def test_disabled_target_leaves_the_loaded_configuration_as_it_is(matrix: Any, hook: Any) -> None:
-    before = configuration.current()
+    before = snapshot.current()
     disable(hook, "https://a.example")
     assert DisabledTarget.objects.count() == 1
-    assert configuration.current() is before
+    assert snapshot.current() is before
     DisabledTarget.objects.all().delete()
-    assert configuration.current() is before
+    assert snapshot.current() is before
 
 
 def test_look_up_with_many_disabled_targets_reads_those_of_the_batch(matrix: Any, hook: Any) -> None:
@@ -66,13 +70,13 @@ def test_disabled_target_expires_and_retention_deletes_it(matrix: Any, hook: Any
 
 def test_customer_whose_address_changes_is_sent_to_again(matrix: Any, puppet: Callable[..., ChannelConfig]) -> None:
     mail = puppet("mail")
-    services.put_customer("ann", {"addresses": {"email": "ann@example.com"}})
+    commands.put_customer("ann", {"addresses": {"email": "ann@example.com"}})
     disable(mail, "ann@example.com", "bob@example.com")
-    services.put_customer("ann", {"name": "Ann", "addresses": {"email": "ann@example.com"}})
+    commands.put_customer("ann", {"name": "Ann", "addresses": {"email": "ann@example.com"}})
     assert DisabledTarget.objects.count() == 2  # the same address: nothing new is known about it
-    services.put_customer("ann", {"addresses": {"email": "ann@example.org"}})
+    commands.put_customer("ann", {"addresses": {"email": "ann@example.org"}})
     assert DisabledTarget.objects.get().target_digest == disabled_targets.digest_of("bob@example.com")
-    services.put_customer("ann", {"addresses": {"email": "bob@example.com"}})
+    commands.put_customer("ann", {"addresses": {"email": "bob@example.com"}})
     assert not DisabledTarget.objects.exists()
 
 
@@ -112,7 +116,7 @@ class Counted:
 
 
 def test_target_for_without_a_lookup_asks_the_database(matrix: Any, hook: Any) -> None:
-    spec = configuration.current().channels[hook.pk]
+    spec = snapshot.current().channels[hook.pk]
     disable(hook, hook.config["url"])
     with pytest.raises(routing.NoTarget) as raised:
         routing.target_for(spec, routing.channel_of(spec), CustomerSpec(1, "ann"), "", {})

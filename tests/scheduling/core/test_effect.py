@@ -10,10 +10,10 @@ import pytest
 from django.utils.timezone import now
 from pytest_django import Settings
 
-from scheduling import presence
-from scheduling.effect import Effect, effects
-from scheduling.shares import Lift, Share
-from scheduling.specs import bucket
+from scheduling.delivery import presence
+from scheduling.experiments.conversion import Effect, effects
+from scheduling.policy.shares import Lift, Share
+from scheduling.policy.specs import bucket
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
 
 DAY = timedelta(days=1)

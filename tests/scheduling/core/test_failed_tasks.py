@@ -11,12 +11,14 @@ import time_machine
 from django.contrib.auth import get_user_model
 from django.utils.timezone import now
 
-from scheduling import dispatcher, failed_tasks, failures
 from scheduling.channels.base import Delivered, Unknown
+from scheduling.dispatch import dispatcher
 from scheduling.errors import Conflict, NotFound
-from scheduling.failed_tasks import Actor
 from scheduling.ids import new_id
+from scheduling.ledger import dead_letters
 from scheduling.models import Event, FailedTask, HarassmentRule, Touch
+from scheduling.operations import failed_tasks
+from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.core.conftest import deliver_at_last, pass_time, rows
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -237,7 +239,7 @@ def test_what_is_not_there_is_not_found() -> None:
 
 
 def test_a_broker_message_can_be_put_away_but_not_published_again() -> None:
-    failures.bury_message("not_json", b"\xff\x00", queue="touch.high")
+    dead_letters.bury_message("not_json", b"\xff\x00", queue="touch.high")
     row = FailedTask.objects.get()
     with pytest.raises(Conflict, match="ignore or archive"):
         failed_tasks.retry(row.pk, ANN)

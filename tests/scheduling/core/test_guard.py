@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling import guard
-from scheduling.effect import FROM_THE_DRAW_ON
-from scheduling.guard import HOLD, SEND, SUPPRESS, Slot, Verdict, judge
-from scheduling.specs import RuleSpec
+from scheduling.experiments.conversion import FROM_THE_DRAW_ON
+from scheduling.policy import guards
+from scheduling.policy.guards import HOLD, SEND, SUPPRESS, Slot, Verdict, judge
+from scheduling.policy.specs import RuleSpec
 from tests.scheduling.core.cast import (
     CAP,
     COMMUNITY_CAP,
@@ -335,8 +335,8 @@ def test_of_two_objections_the_documented_first_one_is_given(first: str, second:
 
 
 def test_the_documentation_lists_the_rules_in_the_order_they_are_asked() -> None:
-    documented = [line.split()[1].rstrip(",") for line in (guard.__doc__ or "").splitlines() if ". " in line[:4]]
-    asked = [check.__name__.removeprefix("_") for check in guard.CHECKS]
+    documented = [line.split()[1].rstrip(",") for line in (guards.__doc__ or "").splitlines() if ". " in line[:4]]
+    asked = [check.__name__.removeprefix("_") for check in guards.CHECKS]
     assert documented == [name for name in asked if name != "rollout"]  # it shares a line with the hold-out
     assert list(OBJECTIONS) == asked
 

@@ -12,15 +12,15 @@ from django.contrib.auth.models import User
 from django.db import OperationalError, connection, transaction
 from structlog.testing import capture_logs
 
-from scheduling import rollouts
 from scheduling.errors import Conflict, InvalidInput
-from scheduling.failed_tasks import Actor
-from scheduling.guardrail import Tally
+from scheduling.experiments import rollout_runs
+from scheduling.experiments.rollout_measures import Rollouts
+from scheduling.experiments.rollout_stats import tallies
 from scheduling.models import Configuration, GuardedRollout, Node, RolloutMove, Touch
-from scheduling.rollout_figures import tallies
-from scheduling.rollout_measures import Rollouts
-from scheduling.services import put_customer
-from scheduling.specs import bucket
+from scheduling.operations.commands import put_customer
+from scheduling.operations.failed_tasks import Actor
+from scheduling.policy.rollout import Tally
+from scheduling.policy.specs import bucket
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
 
 ENOUGH = 12
@@ -77,7 +77,7 @@ def house(matrix: Any, happen: Callable[..., Any]) -> House:
 
 @pytest.fixture
 def running(house: House) -> House:
-    rollouts.start(house.pk, PLAN, OPS)
+    rollout_runs.start(house.pk, PLAN, OPS)
     return house
 
 
@@ -92,7 +92,7 @@ def verbs() -> list[tuple[str, str, float]]:
 def test_it_begins_at_the_first_step_under_the_name_of_who_began_it(house: House, django_user_model: Any) -> None:
     user = User.objects.create_user("eve")
     version = house.node.version
-    rollouts.start(house.pk, PLAN, Actor("eve", user))
+    rollout_runs.start(house.pk, PLAN, Actor("eve", user))
     assert house.state() == ("running", "", 30, ["vip-group"])
     node = house.node
     record = node.history.first()
@@ -105,27 +105,27 @@ def test_it_begins_at_the_first_step_under_the_name_of_who_began_it(house: House
 
 @pytest.mark.django_db
 def test_it_waits_for_time_and_for_figures_and_then_grows_to_its_end(running: House) -> None:
-    assert (rollouts.advance(), running.rollout.reason) == (0, "time")
+    assert (rollout_runs.advance(), running.rollout.reason) == (0, "time")
     pass_time(hours=2)
-    assert (rollouts.advance(), running.rollout.reason) == (0, "canary")
+    assert (rollout_runs.advance(), running.rollout.reason) == (0, "canary")
     running.speak(canary=True)
-    assert (rollouts.advance(), running.rollout.reason) == (0, "stable")
+    assert (rollout_runs.advance(), running.rollout.reason) == (0, "stable")
     running.speak(canary=False)
-    assert rollouts.advance() == 1
+    assert rollout_runs.advance() == 1
     assert running.state() == ("running", "", 60, ["vip-group"])
-    assert (rollouts.advance(), running.rollout.reason) == (0, "time"), "a step begins anew"
+    assert (rollout_runs.advance(), running.rollout.reason) == (0, "time"), "a step begins anew"
     assert running.tally() == (Tally(), Tally())
 
     pass_time(hours=2)
     running.speak(canary=True)
     running.speak(canary=False)
-    assert rollouts.advance() == 1
+    assert rollout_runs.advance() == 1
     pass_time(hours=2)
     running.speak(canary=True)
     assert running.tally() == (Tally(ENOUGH), Tally(2 * ENOUGH)), "at 100 % the steps before are compared with"
-    assert rollouts.advance() == 1
+    assert rollout_runs.advance() == 1
     assert running.state() == ("finished", "", 100, ["vip-group"])
-    assert rollouts.advance() == 0
+    assert rollout_runs.advance() == 0
     assert verbs() == [("started", "", 30), ("grew", "", 60), ("grew", "", 100), ("finished", "", 100)]
 
 
@@ -134,7 +134,7 @@ def test_each_step_is_a_version_of_the_node_with_the_figures_it_was_judged_by(ru
     running.speak(canary=True)
     running.speak(canary=False)
     pass_time(hours=2)
-    rollouts.advance()
+    rollout_runs.advance()
     node, move = running.node, RolloutMove.objects.get(verb="grew")
     record = node.history.get(version=move.node_version)
     assert (record.canary_percent, record.history_user, record.history_change_reason) == (
@@ -156,14 +156,14 @@ def test_complaints_bring_it_back_to_nobody(running: House) -> None:
     for user in users:
         running.happen("complaint.received", user)
     assert running.tally() == (Tally(ENOUGH, 0, ENOUGH, ENOUGH), Tally(ENOUGH)), "a complaint opts out as well"
-    assert rollouts.advance() == 1
+    assert rollout_runs.advance() == 1
     assert running.state() == ("paused", "limit:complaints", 0, [])
     assert verbs()[-1] == ("paused", "limit:complaints", 0)
     (task_id,) = running.happen(user="late", chat_id="vip-group").task_ids
     fall_due(task_id)
     deliver([task_id])
     assert Touch.objects.select_related("template").get(pk=task_id).template == running.node.template
-    assert rollouts.advance() == 0, "what is paused stays paused"
+    assert rollout_runs.advance() == 0, "what is paused stays paused"
 
 
 @pytest.mark.django_db
@@ -175,7 +175,7 @@ def test_opt_outs_bring_it_back_and_are_counted_for_the_touch_before_them(runnin
     put_customer(stable[0], {"opted_out": True})
     put_customer("stranger", {"opted_out": True})
     assert running.tally() == (Tally(ENOUGH, 0, 0, ENOUGH), Tally(ENOUGH, 0, 0, 1))
-    rollouts.advance()
+    rollout_runs.advance()
     assert running.state() == ("paused", "limit:opt_outs", 0, [])
 
 
@@ -185,12 +185,12 @@ def test_a_text_that_wants_what_events_do_not_bring_brings_it_back(house: House,
     text = house.node.canary_template.texts.get()  # type: ignore[union-attr]
     text.body = "{{ event.data.order_no }}"
     text.save()
-    rollouts.start(house.pk, PLAN, OPS)
+    rollout_runs.start(house.pk, PLAN, OPS)
     house.speak(canary=True)
     house.speak(canary=False)
     assert not Touch.objects.filter(state="failed").exclude(reserved_at=None).exists(), "they hold no slots"
     assert house.tally() == (Tally(ENOUGH, ENOUGH), Tally(ENOUGH))
-    rollouts.advance()
+    rollout_runs.advance()
     assert house.state() == ("paused", "limit:failures", 0, [])
 
 
@@ -200,7 +200,7 @@ def test_a_pause_is_told_where_people_look(running: House) -> None:
         running.happen("complaint.received", user)
     running.speak(canary=False)
     with capture_logs() as lines:
-        rollouts.advance()
+        rollout_runs.advance()
     (line,) = [line for line in lines if line["event"] == "rollout_paused"]
     assert (line["log_level"], line["node"], line["percent"], line["reason"]) == (
         "warning", "guide", 0, "limit:complaints"
@@ -220,9 +220,9 @@ def test_a_pause_is_told_where_people_look(running: House) -> None:
 def test_what_was_decided_before_the_step_says_nothing_about_it(running: House) -> None:
     for user in running.speak(canary=True):
         running.happen("complaint.received", user)
-    rollouts.pause(running.rollout.pk, OPS)
+    rollout_runs.pause(running.rollout.pk, OPS)
     assert running.state() == ("paused", "person", 0, [])
-    rollouts.resume(running.rollout.pk, OPS)
+    rollout_runs.resume(running.rollout.pk, OPS)
     assert running.state() == ("running", "", 30, ["vip-group"])
     assert running.tally() == (Tally(), Tally())
 
@@ -239,11 +239,11 @@ def test_an_edit_by_somebody_else_stands_and_pauses_it(running: House, edit: dic
     node.save()
     for user in running.speak(canary=False):
         put_customer(user, {"opted_out": True})
-    assert rollouts.advance() == 1
+    assert rollout_runs.advance() == 1
     after = running.node
     assert (running.rollout.state, running.rollout.reason, after.version) == ("paused", "edited", node.version)
     assert [getattr(after, name) for name in edit] == list(edit.values())
-    rollouts.stop(running.rollout.pk, OPS)
+    rollout_runs.stop(running.rollout.pk, OPS)
     assert running.node.version == node.version, "nor does stopping it undo what somebody wrote"
 
 
@@ -252,7 +252,7 @@ def test_an_edit_of_something_else_does_not_disturb_it(running: House) -> None:
     node = running.node
     node.over_cap = "defer"
     node.save()
-    assert (rollouts.advance(), running.rollout.reason) == (0, "time")
+    assert (rollout_runs.advance(), running.rollout.reason) == (0, "time")
 
 
 @pytest.mark.django_db
@@ -260,10 +260,10 @@ def test_another_text_was_not_judged_so_it_goes_back(running: House) -> None:
     text = running.node.canary_template.texts.get()  # type: ignore[union-attr]
     text.body = "another"
     text.save()
-    rollouts.advance()
+    rollout_runs.advance()
     assert running.state() == ("paused", "content", 0, [])
-    rollouts.resume(running.rollout.pk, OPS)
-    assert (rollouts.advance(), running.rollout.reason) == (0, "time"), "whoever resumes stands for the new text"
+    rollout_runs.resume(running.rollout.pk, OPS)
+    assert (rollout_runs.advance(), running.rollout.reason) == (0, "time"), "whoever resumes stands for the new text"
 
 
 @each_race
@@ -276,8 +276,8 @@ def test_an_edit_while_it_is_being_judged_stands(running: House, elsewhere: Any,
         elsewhere(lambda: _edit(running.pk, 45))
         return tallies(rollout)
 
-    monkeypatch.setattr(rollouts, "tallies", edited_meanwhile)
-    assert rollouts.advance() == 1
+    monkeypatch.setattr(rollout_runs, "tallies", edited_meanwhile)
+    assert rollout_runs.advance() == 1
     assert running.state() == ("paused", "edited", 45, ["vip-group"])
 
 
@@ -295,7 +295,7 @@ def test_passes_at_once_step_once(running: House, race: Any) -> None:
     running.speak(canary=True)
     running.speak(canary=False)
     pass_time(hours=2)
-    assert sum(race(4, lambda number: rollouts.advance())) == 1
+    assert sum(race(4, lambda number: rollout_runs.advance())) == 1
     assert running.state() == ("running", running.rollout.reason, 60, ["vip-group"])
     assert verbs() == [("started", "", 30), ("grew", "", 60)]
 
@@ -308,12 +308,12 @@ def test_a_person_who_pauses_does_not_wait_for_a_count(running: House, elsewhere
     running.speak(canary=False)
 
     def paused_meanwhile(rollout: GuardedRollout) -> Any:
-        elsewhere(lambda: rollouts.pause(rollout.pk, OPS))
-        elsewhere(lambda: rollouts.resume(rollout.pk, OPS))
+        elsewhere(lambda: rollout_runs.pause(rollout.pk, OPS))
+        elsewhere(lambda: rollout_runs.resume(rollout.pk, OPS))
         return tallies(rollout)
 
-    monkeypatch.setattr(rollouts, "tallies", paused_meanwhile)
-    assert rollouts.advance() == 0
+    monkeypatch.setattr(rollout_runs, "tallies", paused_meanwhile)
+    assert rollout_runs.advance() == 0
     assert running.state() == ("running", "", 30, ["vip-group"])
     assert [verb for verb, _, _ in verbs()] == ["started", "paused", "resumed"]
 
@@ -322,7 +322,7 @@ def test_a_person_who_pauses_does_not_wait_for_a_count(running: House, elsewhere
 def test_a_pass_leaves_what_another_one_has(running: House, elsewhere: Any) -> None:
     with transaction.atomic():
         GuardedRollout.objects.select_for_update().get()
-        assert elsewhere(rollouts.advance) == 0
+        assert elsewhere(rollout_runs.advance) == 0
     assert running.rollout.judged_at is None
 
 
@@ -331,7 +331,7 @@ def test_who_stores_a_file_comes_before_the_row_or_after_its_write(
     running: House, elsewhere: Any, monkeypatch: Any
 ) -> None:
     """Between them each would wait for the other."""
-    edit, found = rollouts._edit, []
+    edit, found = rollout_runs._edit, []
 
     def lock(patience: str = "100ms") -> bool:
         try:
@@ -346,8 +346,8 @@ def test_who_stores_a_file_comes_before_the_row_or_after_its_write(
         found.append(elsewhere(lock))
         edit(*given, **others)
 
-    monkeypatch.setattr(rollouts, "_edit", entered_meanwhile)
-    rollouts.pause(running.rollout.pk, OPS)
+    monkeypatch.setattr(rollout_runs, "_edit", entered_meanwhile)
+    rollout_runs.pause(running.rollout.pk, OPS)
     assert found == [False]
     assert elsewhere(lambda: lock("15s"))
 
@@ -356,7 +356,7 @@ def test_who_stores_a_file_comes_before_the_row_or_after_its_write(
 def test_of_two_who_start_one_does(house: House, race: Any) -> None:
     def start(number: int) -> str:
         try:
-            return str(rollouts.start(house.pk, PLAN, Actor(f"p{number}")).pk)
+            return str(rollout_runs.start(house.pk, PLAN, Actor(f"p{number}")).pk)
         except Conflict:
             return ""
 
@@ -373,11 +373,11 @@ def test_a_death_between_leaves_all_as_it_was(running: House, monkeypatch: Any) 
     version = running.node.version
     with monkeypatch.context() as patch:
         patch.setattr(RolloutMove.objects, "create", _die)
-        assert rollouts.advance() == 0
+        assert rollout_runs.advance() == 0
     assert (running.node.version, running.state(), verbs()) == (
         version, ("running", "", 30, ["vip-group"]), [("started", "", 30)]
     )  # fmt: skip
-    assert rollouts.advance() == 1
+    assert rollout_runs.advance() == 1
     assert running.state() == ("running", "", 60, ["vip-group"])
 
 
@@ -390,24 +390,24 @@ def test_what_cannot_be_judged_goes_back_after_a_while(running: House, monkeypat
             cursor.execute("SET LOCAL statement_timeout = '50ms'")
             cursor.execute("SELECT pg_sleep(20)")
 
-    rollouts.advance()
+    rollout_runs.advance()
     judged = running.rollout.figures
-    monkeypatch.setattr(rollouts, "tallies", too_slow)
+    monkeypatch.setattr(rollout_runs, "tallies", too_slow)
     pass_time(minutes=4)
-    assert (rollouts.advance(), running.rollout.state) == (0, "running"), "that passes by itself, perhaps"
+    assert (rollout_runs.advance(), running.rollout.state) == (0, "running"), "that passes by itself, perhaps"
     pass_time(minutes=1)
-    assert rollouts.advance() == 1
+    assert rollout_runs.advance() == 1
     assert running.state() == ("paused", "unseen", 0, [])
     assert (verbs()[-1], running.rollout.figures) == (("paused", "unseen", 0), judged)
-    assert rollouts.advance() == 0
+    assert rollout_runs.advance() == 0
 
 
 @each_race
 def test_what_somebody_edited_and_nobody_can_judge_stands(running: House, monkeypatch: Any) -> None:
     _edit(running.pk, 45)
     pass_time(minutes=10)
-    monkeypatch.setattr(rollouts, "tallies", _die)
-    assert rollouts.advance() == 1
+    monkeypatch.setattr(rollout_runs, "tallies", _die)
+    assert rollout_runs.advance() == 1
     assert running.state() == ("paused", "edited", 45, ["vip-group"])
 
 
@@ -418,7 +418,7 @@ def _die(*_: Any, **__: Any) -> None:
 @each_race
 def test_one_that_cannot_be_judged_does_not_keep_the_others(running: House, matrix: Any, monkeypatch: Any) -> None:
     other = matrix.node("other", canary_template=matrix.template("guide-v2"))
-    rollouts.start(other.pk, PLAN, OPS)
+    rollout_runs.start(other.pk, PLAN, OPS)
     node = Node.objects.get(pk=other.pk)
     node.canary_percent = 1
     node.save()
@@ -428,8 +428,8 @@ def test_one_that_cannot_be_judged_does_not_keep_the_others(running: House, matr
             raise ZeroDivisionError
         return tallies(rollout)
 
-    monkeypatch.setattr(rollouts, "tallies", broken)
-    assert rollouts.advance() == 1
+    monkeypatch.setattr(rollout_runs, "tallies", broken)
+    assert rollout_runs.advance() == 1
     assert GuardedRollout.objects.get(node=other).reason == "edited"
 
 
@@ -439,40 +439,40 @@ def test_one_that_cannot_be_judged_does_not_keep_the_others(running: House, matr
 @pytest.mark.django_db
 def test_only_what_can_be_tried_is_started(house: House, matrix: Any) -> None:
     with pytest.raises(InvalidInput, match="steps"):
-        rollouts.start(house.pk, PLAN | {"steps": []}, OPS)
+        rollout_runs.start(house.pk, PLAN | {"steps": []}, OPS)
     bare = matrix.node("bare")
     with pytest.raises(InvalidInput, match="canary_template"):
-        rollouts.start(bare.pk, PLAN, OPS)
-    rollouts.start(house.pk, PLAN, OPS)
+        rollout_runs.start(bare.pk, PLAN, OPS)
+    rollout_runs.start(house.pk, PLAN, OPS)
     with pytest.raises(Conflict):
-        rollouts.start(house.pk, PLAN, OPS)
+        rollout_runs.start(house.pk, PLAN, OPS)
 
 
 @pytest.mark.django_db
 def test_a_person_decides_once(running: House) -> None:
     pk = running.rollout.pk
     with pytest.raises(Conflict):
-        rollouts.resume(pk, OPS)
-    rollouts.pause(pk, OPS)
+        rollout_runs.resume(pk, OPS)
+    rollout_runs.pause(pk, OPS)
     with pytest.raises(Conflict):
-        rollouts.pause(pk, OPS)
-    rollouts.stop(pk, OPS)
+        rollout_runs.pause(pk, OPS)
+    rollout_runs.stop(pk, OPS)
     assert running.state() == ("stopped", "", 0, [])
-    for act in (rollouts.pause, rollouts.resume, rollouts.stop):
+    for act in (rollout_runs.pause, rollout_runs.resume, rollout_runs.stop):
         with pytest.raises(Conflict):
             act(pk, OPS)
     assert [(move.verb, move.actor_name) for move in RolloutMove.objects.all()] == [
         ("started", "ops"), ("paused", "ops"), ("stopped", "ops")
     ]  # fmt: skip
-    rollouts.start(running.pk, PLAN, OPS)
+    rollout_runs.start(running.pk, PLAN, OPS)
 
 
 @pytest.mark.django_db
 def test_it_is_not_resumed_for_another_canary(running: House, matrix: Any) -> None:
-    rollouts.pause(running.rollout.pk, OPS)
+    rollout_runs.pause(running.rollout.pk, OPS)
     node = running.node
     node.canary_template = matrix.template("guide-v3")
     node.save()
     with pytest.raises(Conflict):
-        rollouts.resume(running.rollout.pk, OPS)
+        rollout_runs.resume(running.rollout.pk, OPS)
     assert running.node.canary_percent == 0

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduling.errors import InvalidInput
-from scheduling.guardrail import (
+from scheduling.policy.rollout import (
     GROW,
     PAUSE,
     RATES,
@@ -26,7 +26,7 @@ from scheduling.guardrail import (
     judge,
     read_plan,
 )
-from scheduling.shares import Share
+from scheduling.policy.shares import Share
 
 DAY = timedelta(days=1)
 PLAN = read_plan(USUAL)

@@ -12,12 +12,12 @@ import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
 
-from scheduling import intake
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
-from scheduling.intake import NewEvent, Receipt, record_events
 from scheduling.models import Complaint, Customer, DelayRule, Event, EventType, Touch
 from scheduling.models.ledger import WAITING
+from scheduling.planning import ingest
+from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from tests.scheduling.core.conftest import deliver_at_last, pass_time, rows
 
 pytestmark = pytest.mark.django_db
@@ -106,13 +106,13 @@ def test_a_batch_that_breaks_anywhere_leaves_nothing_behind(
 ) -> None:
     """I1: the touches come in one transaction with their events."""
     matrix.node()
-    whole = getattr(intake._Batch, step)
+    whole = getattr(ingest._Batch, step)
 
     def break_after(batch: Any) -> None:
         whole(batch)
         raise RuntimeError(step)
 
-    monkeypatch.setattr(intake._Batch, step, break_after)
+    monkeypatch.setattr(ingest._Batch, step, break_after)
     with pytest.raises(RuntimeError):
         record_events([new(), new(user="bob"), new("unheard.of")])
 
@@ -122,7 +122,7 @@ def test_a_batch_that_breaks_anywhere_leaves_nothing_behind(
 def test_a_type_beyond_the_limit_is_refused_with_its_whole_batch(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     matrix.node()
     record_events([new("known")])
-    monkeypatch.setattr(intake, "MAX_EVENT_TYPES", 1)
+    monkeypatch.setattr(ingest, "MAX_EVENT_TYPES", 1)
 
     with pytest.raises(InvalidInput, match=r"unheard\.of") as refused:
         record_events([new("known"), new("unheard.of")])
@@ -211,7 +211,7 @@ def test_nothing_is_announced_before_the_outermost_commit_or_without_one(matrix:
 @pytest.mark.django_db(transaction=True)
 def test_the_request_never_publishes_by_itself(matrix: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: a thread of its own hands the hints to the broker, and a broker that fails costs only the hint."""
-    from scheduling import dispatcher
+    from scheduling.dispatch import dispatcher
 
     matrix.node(delay=timedelta(0))
     published_by: list[str] = []
@@ -288,7 +288,7 @@ def test_within_a_batch_the_order_does_not_matter(matrix: Any, order: tuple[int,
 
 
 def test_what_a_worker_already_has_is_not_called_off(download: Any, happen: Any) -> None:
-    from scheduling.touches import touches
+    from scheduling.ledger.touches import touches
 
     (task_id, _) = download(occurred_at=now() - DAY).task_ids
     Touch.objects.update(due_at=now() - HOUR)

@@ -13,20 +13,21 @@ from django.db import connection
 from pytest_django import Settings
 
 from config.environment import ROOT
-from scheduling import broker, delivery, dispatcher, presence, sender
 from scheduling.channels.quota import QuotaGate
-from scheduling.ledger import HINT_LEASE
+from scheduling.delivery import pipeline, presence, sender
+from scheduling.dispatch import dispatcher, publisher
+from scheduling.ledger.transitions import HINT_LEASE
 from scheduling.models import ChannelConfig, Touch
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, lapse
 from tests.scheduling.core.puppets import Theatre
 
-PURE = ("matrix", "delay", "guard", "specs", "errors")
+PURE = ("policy.matrix", "policy.delay", "policy.guards", "policy.specs", "errors")
 
 
 @pytest.mark.parametrize("module", PURE)
 def test_what_is_pure_knows_no_django_no_celery_and_no_redis(module: str) -> None:
     """I10: by its imports, and by what is loaded once it is imported."""
-    tree = ast.parse(Path(ROOT, "scheduling", f"{module}.py").read_text(encoding="utf-8"))
+    tree = ast.parse(Path(ROOT, "scheduling", *module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
     named = {
         alias.name if isinstance(node, ast.Import) else node.module or ""
         for node in ast.walk(tree)
@@ -43,7 +44,7 @@ def test_what_is_pure_knows_no_django_no_celery_and_no_redis(module: str) -> Non
 @pytest.mark.parametrize("module", PURE)
 def test_what_is_pure_never_asks_for_the_time(module: str) -> None:
     """I10: `now` is a parameter."""
-    tree = ast.parse(Path(ROOT, "scheduling", f"{module}.py").read_text(encoding="utf-8"))
+    tree = ast.parse(Path(ROOT, "scheduling", *module.split(".")).with_suffix(".py").read_text(encoding="utf-8"))
     called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
     clocks = {"now", "utcnow", "today", "monotonic", "localtime", "perf_counter"}
     assert not {name for name in called if name.split(".")[-1] in clocks or name == "time.time"}
@@ -82,8 +83,8 @@ def test_where_the_broker_is_away_publishing_gives_up_soon_and_nothing_is_lost(
         lapse(task_id)
         assert dispatcher.rescue() == (0, 0), "it is not known how long the queue is"
         began = time.monotonic()
-        hints = [broker.Hint(task_id, Touch.objects.get().due_at, 1, 0)]
-        assert broker.publish_touches(hints, {}) == 0
+        hints = [publisher.Hint(task_id, Touch.objects.get().due_at, 1, 0)]
+        assert publisher.publish_touches(hints, {}) == 0
         assert time.monotonic() - began < 15  # a busy machine; what waits for ever is what must not be
     pools.reset()
     current_app.amqp._producer_pool = None
@@ -136,7 +137,7 @@ def test_nothing_outside_is_called_inside_a_transaction(
     witness = Witness()
     for module, name in [
         (dispatcher, "publish_touches"),
-        (delivery, "publish_touches"),
+        (pipeline, "publish_touches"),
         (dispatcher, "oldest_message_at"),
     ]:
         monkeypatch.setattr(module, name, witness.watch(name, getattr(module, name)))
@@ -167,7 +168,7 @@ def test_nothing_outside_is_called_inside_a_transaction(
 @pytest.mark.django_db(transaction=True)
 def test_an_announcement_of_a_batch_is_made_outside_of_its_transaction(matrix: Any) -> None:
     """I4: see also the intake's tests, where a second connection looks."""
-    from scheduling.intake import NewEvent, record_events
+    from scheduling.planning.ingest import NewEvent, record_events
 
     matrix.node()
     inside: list[bool] = []

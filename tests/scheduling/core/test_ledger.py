@@ -15,9 +15,9 @@ from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from scheduling import sql
-from scheduling.ledger import UNSEEN, Claim, Settlement
+from scheduling.ledger.touches import touches
+from scheduling.ledger.transitions import UNSEEN, Claim, Settlement
 from scheduling.models import Touch
-from scheduling.touches import touches
 from tests.scheduling.core.conftest import held_elsewhere, sendings
 
 LEASE = timedelta(seconds=45)

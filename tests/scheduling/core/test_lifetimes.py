@@ -21,15 +21,17 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from scheduling import delivery, dispatcher, failed_tasks, services
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.registry import channel_kinds
-from scheduling.failed_tasks import Actor
-from scheduling.intake import NewEvent, Receipt, record_events
+from scheduling.delivery import pipeline
+from scheduling.delivery.sender import Parcel, Result
+from scheduling.dispatch import dispatcher
+from scheduling.ledger.touches import touches
 from scheduling.models import ChannelConfig, FailedTask, Node, Pause, TemplateText, Touch
 from scheduling.models.ledger import WAITING
-from scheduling.sender import Parcel, Result
-from scheduling.touches import touches
+from scheduling.operations import commands, failed_tasks
+from scheduling.operations.failed_tasks import Actor
+from scheduling.planning.ingest import NewEvent, Receipt, record_events
 from tests.conftest import MatrixBuilder
 from tests.scheduling.core.conftest import pass_time
 from tests.scheduling.core.puppets import Died, Puppet, Theatre
@@ -93,7 +95,7 @@ class PromptSender:
                 answer = Puppet.theatre.play(parcel.message)
                 assert not isinstance(answer, Exception)
                 results.append((parcel, answer))
-        delivery.conclude(results)
+        pipeline.conclude(results)
 
 
 class Lives(RuleBasedStateMachine):
@@ -212,7 +214,7 @@ class Lives(RuleBasedStateMachine):
         dispatcher.hand_over_due()
         due = Touch.objects.filter(state__in=WAITING, parked="", due_at__lte=now()).order_by("pk")
         try:
-            delivery.deliver(list(due.values_list("pk", flat=True)))
+            pipeline.deliver(list(due.values_list("pk", flat=True)))
         except Died:
             pass
         finally:
@@ -246,7 +248,7 @@ class Lives(RuleBasedStateMachine):
         self.model.opted_out.add(user)
 
     def _opt_in_again(self, user: str, place: int) -> None:
-        services.put_customer(user, {"opted_out": False})
+        commands.put_customer(user, {"opted_out": False})
         self.model.opted_out.discard(user)
 
     def _a_worker_takes_one_and_vanishes(self, user: str, place: int) -> None:
@@ -255,7 +257,7 @@ class Lives(RuleBasedStateMachine):
             touches.claim([waiting[place % len(waiting)]], lease=timedelta(seconds=45))
 
     def _a_message_comes_twice(self, user: str, place: int) -> None:
-        delivery.deliver(list(Touch.objects.exclude(state__in=WAITING).values_list("pk", flat=True)))
+        pipeline.deliver(list(Touch.objects.exclude(state__in=WAITING).values_list("pk", flat=True)))
 
     def _switch(self, user: str, place: int) -> None:
         key = ("guide", "ask", "offer")[place % 3]
@@ -272,19 +274,19 @@ class Lives(RuleBasedStateMachine):
 
     def _pause(self, user: str, place: int) -> None:
         scope = ("all", "node:guide", "node:parcel")[place % 3]
-        services.pause(scope)
+        commands.pause(scope)
         self.model.paused.add(scope)
 
     def _resume(self, user: str, place: int) -> None:
         if self.model.paused:
             scope = sorted(self.model.paused)[place % len(self.model.paused)]
-            services.resume(scope)
+            commands.resume(scope)
             self.model.paused.remove(scope)
 
     def _cancel(self, user: str, place: int) -> None:
         waiting = self.waiting()
         if waiting:
-            services.cancel_touch(waiting[place % len(waiting)], actor="ann")
+            commands.cancel_touch(waiting[place % len(waiting)], actor="ann")
 
     def _a_person_retries(self, user: str, place: int) -> None:
         if row := self.failed(place):
@@ -356,7 +358,7 @@ class Lives(RuleBasedStateMachine):
     def drain(self) -> None:
         """I9: once everything may go on, each touch ends in exactly one way."""
         for scope in list(self.model.paused):
-            services.resume(scope)
+            commands.resume(scope)
         self.model.paused.clear()
         for _ in range(80):
             if not Touch.objects.exclude(state__in=ENDED).exists():
@@ -395,8 +397,8 @@ def _stage(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     channel_kinds.cache_clear()
     quiet: Callable[..., int] = lambda hints, channels: 0  # noqa: E731
     monkeypatch.setattr(dispatcher, "publish_touches", quiet)
-    monkeypatch.setattr(delivery, "publish_touches", quiet)
-    monkeypatch.setattr(delivery, "sender", PromptSender)
+    monkeypatch.setattr(pipeline, "publish_touches", quiet)
+    monkeypatch.setattr(pipeline, "sender", PromptSender)
     monkeypatch.setattr(dispatcher, "oldest_message_at", lambda queue: None)
     yield
     channel_kinds.cache_clear()

@@ -16,16 +16,20 @@ import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
 
-from scheduling import absence, configuration, delivery, dispatcher, services, sql
-from scheduling.bulk import jobs
-from scheduling.config_file.moving import move_waiting
+from scheduling import sql
+from scheduling.configuration import snapshot
+from scheduling.delivery import pipeline
+from scheduling.dispatch import dispatcher
 from scheduling.errors import AftertouchError
-from scheduling.failed_tasks import Actor
 from scheduling.ids import new_id
-from scheduling.intake import NewEvent, Receipt, record_events
+from scheduling.ledger.touches import touches
 from scheduling.models import Customer, FailedTask, HarassmentRule, Node, Touch
 from scheduling.models.ledger import WAITING
-from scheduling.touches import touches
+from scheduling.operations import bulk_actions, commands
+from scheduling.operations.failed_tasks import Actor
+from scheduling.planning import inactivity
+from scheduling.planning.ingest import NewEvent, Receipt, record_events
+from scheduling.planning.rescheduling import move_waiting
 from tests.scheduling.core.conftest import fall_due
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,21 +65,21 @@ def test_random_writers_on_the_same_customers_never_deadlock_and_lose_no_touch(
 
     def hand_in(dice: random.Random) -> None:
         waiting = list(Touch.objects.filter(state__in=WAITING).values_list("pk", flat=True)[:200])
-        delivery.deliver(dice.sample(waiting, min(len(waiting), 30)))
+        pipeline.deliver(dice.sample(waiting, min(len(waiting), 30)))
 
     def interfere(dice: random.Random) -> None:
-        services.put_customer(dice.choice(USERS), {"level": dice.choice(["vip", "normal"]), "opted_out": False})
+        commands.put_customer(dice.choice(USERS), {"level": dice.choice(["vip", "normal"]), "opted_out": False})
         for task_id in dice.sample(list(Touch.objects.values_list("pk", flat=True)), 1):
-            services.cancel_touch(task_id, actor="ann")
+            commands.cancel_touch(task_id, actor="ann")
 
     def call_off_many(_: random.Random) -> None:
         """Of one community, so that the others have something to deliver."""
-        jobs.advance(jobs.begin("call_off", {"q": CHATS[1]}, Actor("bob")).pk)
+        bulk_actions.advance(bulk_actions.begin("call_off", {"q": CHATS[1]}, Actor("bob")).pk)
 
     def keep_moving(dice: random.Random) -> None:
         dispatcher.hand_over_due()
         dispatcher.rescue()
-        absence.scan()
+        inactivity.scan()
 
     def act(number: int, work: Callable[[random.Random], None], rounds: int | None) -> None:
         dice = random.Random(SEED + number)
@@ -127,7 +131,7 @@ def _drain() -> None:
     while waiting := list(Touch.objects.filter(state__in=WAITING).values_list("pk", flat=True)):
         assert time.monotonic() < ends_at, f"{len(waiting)} never end"
         fall_due()
-        delivery.deliver(waiting)
+        pipeline.deliver(waiting)
 
 
 def test_whoever_delivers_waits_for_who_takes_an_event_in_and_sees_what_it_did(
@@ -153,7 +157,7 @@ def test_whoever_delivers_waits_for_who_takes_an_event_in_and_sees_what_it_did(
 
 def _deliver_and_close(task_id: Any) -> None:
     try:
-        delivery.deliver([task_id])
+        pipeline.deliver([task_id])
     finally:
         connection.close()
 
@@ -176,7 +180,7 @@ def test_moving_what_waits_waits_for_the_customer_and_not_among_their_touches(ma
     matrix.node(delay=timedelta(hours=1))
     first, second = sorted(happen().task_ids[0] for _ in range(2))
     Node.objects.update(delay=timedelta(hours=3))
-    config = configuration.load(())
+    config = snapshot.load(())
 
     errors = _while_events_call_off(
         second, first, lambda: move_waiting(list(config.nodes.values()), config.delay_rules)
@@ -190,9 +194,9 @@ def test_calling_many_off_waits_for_the_customer_and_not_among_their_touches(mat
     """A batch takes touch after touch in one transaction: it held the first and wanted the second."""
     matrix.node(delay=timedelta(hours=1))
     first, second, third = sorted(happen().task_ids[0] for _ in range(3))
-    row = jobs.begin("call_off", {}, Actor("ann"))
+    row = bulk_actions.begin("call_off", {}, Actor("ann"))
 
-    errors = _while_events_call_off(second, first, lambda: jobs.advance(row.pk))
+    errors = _while_events_call_off(second, first, lambda: bulk_actions.advance(row.pk))
 
     assert errors == []
     ends = Touch.objects.order_by("pk").values_list("pk", "state", "reason")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from scheduling import services
-from scheduling.delivery import deliver
+from scheduling.delivery.pipeline import deliver
 from scheduling.models import Customer, Touch
+from scheduling.operations import commands
 
 pytestmark = pytest.mark.django_db
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.django_db
 @pytest.mark.parametrize("type", ["material.downloaded", "order.paid", "conversation.started", "customer.inactive"])
 def test_event_after_an_opt_out_does_not_undo_it(matrix: Any, happen: Callable[..., Any], type: str) -> None:
     matrix.node("guide", trigger=type)
-    services.put_customer("ann", {"opted_out": True})
+    commands.put_customer("ann", {"opted_out": True})
     since = Customer.objects.get().opted_out_at
     receipt = happen(type, "ann")
     customer = Customer.objects.get()
@@ -28,8 +28,8 @@ def test_event_after_an_opt_out_does_not_undo_it(matrix: Any, happen: Callable[.
 
 
 def test_change_of_another_field_does_not_undo_an_opt_out(db: None) -> None:
-    services.put_customer("ann", {"opted_out": True})
-    services.put_customer("ann", {"name": "Ann", "level": "vip"})
+    commands.put_customer("ann", {"opted_out": True})
+    commands.put_customer("ann", {"name": "Ann", "level": "vip"})
     assert Customer.objects.get().opted_out
 
 

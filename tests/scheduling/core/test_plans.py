@@ -20,10 +20,14 @@ from django.utils.timezone import now
 from psycopg._queries import PostgresQuery
 from psycopg.adapt import Transformer
 
-from rpa_tasks.lanes import jobs
-from scheduling import calling_off, configuration, history, sql
-from scheduling.ledger import UNSEEN, Claim, Ledger, Settlement
-from scheduling.touches import Content, Decision, Sending, touches
+from rpa_tasks.jobs.pick import jobs
+from scheduling import sql
+from scheduling.configuration import snapshot
+from scheduling.delivery import due_batch
+from scheduling.ledger import locks
+from scheduling.ledger.touches import Content, Decision, Sending, touches
+from scheduling.ledger.transitions import UNSEEN, Claim, Ledger, Settlement
+from scheduling.planning import cancellation
 from tests.rpa_tasks.core.conftest import Market
 
 pytestmark = pytest.mark.django_db
@@ -71,7 +75,7 @@ def by_own_index(ledger: Ledger, table: str) -> dict[str, tuple[Callable[[], Any
 
 def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
     customers = _column("SELECT id FROM scheduling_customer ORDER BY id LIMIT 500")
-    (node,) = configuration.current().nodes.values()
+    (node,) = snapshot.current().nodes.values()
     sendings = [Sending(claim, node.id, node.channel.id, True, now()) for claim in ids.claims]
     decisions = {Decision("running", content=Content("guide", node.template.id, 1, True)): ids.waiting}
     window = {"window": timedelta(hours=72)}
@@ -86,16 +90,16 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "cancel, not waiting": lambda: touches.cancel(ids.waiting, reason="by:ann", wait=False),
         "decide": lambda: touches.decide(decisions, at=now(), lease=LEASE),
         "in_doubt": lambda: touches.in_doubt(ids.waiting),
-        "lock_due": lambda: history.lock_due(ids.waiting, most_bytes=10_000),
-        "lock_customers": lambda: history.lock_customers(ids.waiting),
-        "questions": lambda: history.questions(ids.waiting, configuration.current()),
+        "lock_due": lambda: due_batch.lock_due(ids.waiting, most_bytes=10_000),
+        "lock_customers": lambda: locks.lock_customers(ids.waiting),
+        "questions": lambda: due_batch.questions(ids.waiting, snapshot.current()),
     }
     return {name: (act, {KEY}) for name, act in by_key.items()} | {
-        "slots": (read(history._SLOTS, customers=customers, **window), {"touch_history"}),
-        "community_slots": (read(history._COMMUNITY_SLOTS, chats=["c1", "c2"], **window), {"touch_chat_history"}),
-        "important": (read(history._IMPORTANT, **important), {"touch_waiting"}),
+        "slots": (read(due_batch._SLOTS, customers=customers, **window), {"touch_history"}),
+        "community_slots": (read(due_batch._COMMUNITY_SLOTS, chats=["c1", "c2"], **window), {"touch_chat_history"}),
+        "important": (read(due_batch._IMPORTANT, **important), {"touch_waiting"}),
         "unsent": (
-            read(calling_off._UNSENT, customers=customers[:20], nodes=[node.id]),
+            read(cancellation._UNSENT, customers=customers[:20], nodes=[node.id]),
             {"touch_waiting", "touch_history", "scheduling_touch_customer_id"},
         ),
     }

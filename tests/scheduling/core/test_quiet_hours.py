@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from scheduling.guard import quiet_until
-from scheduling.specs import RuleSpec
+from scheduling.policy.guards import quiet_until
+from scheduling.policy.specs import RuleSpec
 
 BERLIN, NEW_YORK, SHANGHAI = ZoneInfo("Europe/Berlin"), ZoneInfo("America/New_York"), ZoneInfo("Asia/Shanghai")
 ZONES = [BERLIN, NEW_YORK, SHANGHAI, ZoneInfo("America/Havana"), ZoneInfo("Australia/Lord_Howe"), ZoneInfo("UTC")]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from scheduling.errors import InvalidInput
+from scheduling.policy.specs import TextSpec
 from scheduling.rendering import CannotRender, check_text, render
-from scheduling.specs import TextSpec
 from tests.scheduling.core.cast import ann, event, template
 
 

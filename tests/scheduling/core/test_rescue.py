@@ -9,7 +9,7 @@ import pytest
 import time_machine
 from django.utils.timezone import now
 
-from scheduling import dispatcher
+from scheduling.dispatch import dispatcher
 from scheduling.models import Touch
 from tests.scheduling.core.conftest import lapse
 

@@ -13,11 +13,13 @@ from django.contrib.sessions.models import Session
 from django.db import connection, transaction
 from pytest_django import Settings
 
-from config.embedded.processes import wait_until
-from scheduling import failed_tasks, intake, retention, sql, tasks
-from scheduling.failed_tasks import Actor
+from config.local.processes import wait_until
+from scheduling import sql, tasks
 from scheduling.ids import first_id_at, new_id
 from scheduling.models import Attempt, Complaint, Event, FailedTask, HarassmentRule, Touch, Verdict, WhatIfRun
+from scheduling.operations import failed_tasks, retention
+from scheduling.operations.failed_tasks import Actor
+from scheduling.planning import ingest
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
 from tests.scheduling.core.programs import is_connected, program, waits_for_a_lock
 
@@ -32,7 +34,7 @@ def once(happen: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Callabl
 
     def once(*args: Any, **changes: Any) -> Any:
         with monkeypatch.context() as patched:
-            patched.setattr(intake, "new_id", _old_id)
+            patched.setattr(ingest, "new_id", _old_id)
             return happen(*args, **changes)
 
     return once

@@ -9,12 +9,14 @@ from uuid import UUID
 import pytest
 from django.utils.timezone import now
 
-from scheduling import delivery, dispatcher, failed_tasks
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient
-from scheduling.failed_tasks import Actor
+from scheduling.delivery import pipeline
+from scheduling.delivery.sender import LEASE
+from scheduling.dispatch import dispatcher
+from scheduling.ledger.touches import touches
 from scheduling.models import Attempt, DisabledTarget, Event, FailedTask, Node, TemplateText, Touch
-from scheduling.sender import LEASE
-from scheduling.touches import touches
+from scheduling.operations import failed_tasks
+from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.core.conftest import PATIENCE, deliver, deliver_at_last, fall_due, lapse, rows, sendings
 from tests.scheduling.core.puppets import Theatre
 
@@ -273,7 +275,7 @@ def lose_a_sending_worker(task_id: UUID, theatre: Theatre) -> None:
     theatre.blocks = True
     theatre.on_stage.clear()
     fall_due(task_id)
-    delivery.deliver([task_id])
+    pipeline.deliver([task_id])
     assert theatre.on_stage.wait(PATIENCE)
     theatre.blocks = False
     lapse(task_id)
@@ -284,7 +286,7 @@ def deliver_until(state: str, task_id: UUID) -> Touch:
     """While another attempt still hangs, which keeps the sender from being drained."""
     attempts = Attempt.objects.count()
     fall_due(task_id)
-    delivery.deliver([task_id])
+    pipeline.deliver([task_id])
     ends_at = now() + timedelta(seconds=PATIENCE)
     while Attempt.objects.count() == attempts:
         assert now() < ends_at, "never settled"
@@ -365,13 +367,13 @@ def test_a_result_that_comes_after_its_lease_was_taken_is_dropped(
     theatre.play = lambda message: answers.pop(0)
 
     theatre.blocks = True
-    delivery.deliver([task_id])
+    pipeline.deliver([task_id])
     assert theatre.on_stage.wait(PATIENCE)
     lapse(task_id)
     dispatcher.rescue()
     theatre.blocks = False
     fall_due(task_id)
-    delivery.deliver([task_id])
+    pipeline.deliver([task_id])
     wait_for("delivered", task_id)
     theatre.let_go.set()
     deliver([])

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduling.specs import bucket, held_out, rolled_out, template_for
+from scheduling.policy.specs import bucket, held_out, rolled_out, template_for
 from tests.scheduling.core.cast import node, template
 
 CHATS = [f"chat-{number}" for number in range(4000)]

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from scheduling import rollout_figures, rollouts, sql
-from scheduling.failed_tasks import Actor
-from scheduling.guardrail import Tally
+from scheduling import sql
+from scheduling.experiments import rollout_runs, rollout_stats
+from scheduling.experiments.rollout_stats import count_for_good, tallies
 from scheduling.models import Configuration, GuardedRollout, Node
-from scheduling.rollout_figures import count_for_good, tallies
+from scheduling.operations.failed_tasks import Actor
+from scheduling.policy.rollout import Tally
 from tests.scheduling.core.conftest import pass_time
 
 TOUCHES = 600
@@ -30,7 +31,7 @@ def rollout(matrix: Any) -> GuardedRollout:
     node = matrix.node(canary_template=matrix.template("guide-v2", content_type="guide"))
     other = matrix.node("other", template=matrix.template("guide"))
     _fill(node, other)
-    row = rollouts.start(node.pk, PLAN, Actor("ops"))
+    row = rollout_runs.start(node.pk, PLAN, Actor("ops"))
     at = sql.now()
     row.step, row.started_at, row.step_at, row.judged_at = 1, at - 3 * HOUR, at - HOUR, at
     row.save()
@@ -40,7 +41,7 @@ def rollout(matrix: Any) -> GuardedRollout:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_figures, "STRETCH", 40)
+    monkeypatch.setattr(rollout_stats, "STRETCH", 40)
 
 
 def _fill(node: Node, other: Node) -> None:
@@ -80,20 +81,20 @@ def test_stretch_by_stretch_comes_to_the_same(rollout: GuardedRollout, step: int
         assert tallies(rollout) == expected
     assert stretches > 5
     assert tallies(rollout) == expected
-    assert sql.now() - until(rollout) >= rollout_figures.LATELY
+    assert sql.now() - until(rollout) >= rollout_stats.LATELY
 
 
 def test_another_step_begins_anew_and_the_last_one_compares_with_all(
     rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollout_figures, "LATELY", 40 * MINUTE)
+    monkeypatch.setattr(rollout_stats, "LATELY", 40 * MINUTE)
     while count_for_good(rollout):
         pass
     kept, before = until(rollout), in_one(rollout)
     rollout.step, rollout.step_at = 2, sql.now() - 30 * MINUTE
     assert tallies(rollout) == in_one(rollout) != before
     assert tallies(rollout)[1].ended > 100, "those of the steps before"
-    monkeypatch.setattr(rollout_figures, "LATELY", 20 * MINUTE)
+    monkeypatch.setattr(rollout_stats, "LATELY", 20 * MINUTE)
     count_for_good(rollout)
     assert until(rollout) > kept, "it went on where it was"
     assert tallies(rollout) == in_one(rollout)
@@ -133,7 +134,7 @@ def test_no_statement_reads_all_touches(rollout: GuardedRollout, monkeypatch: py
         cursor.execute("ANALYZE scheduling_touch, scheduling_verdict, scheduling_complaint, scheduling_customer")
         cursor.execute("SET LOCAL enable_seqscan = off")
     with monkeypatch.context() as patch:
-        patch.setattr(rollout_figures.sql, "rows", explained)
+        patch.setattr(rollout_stats.sql, "rows", explained)
         count_for_good(rollout)
         tallies(rollout)
     stretch, for_good, complained, opted_out, lately = plans
@@ -149,7 +150,7 @@ def test_no_statement_reads_all_touches(rollout: GuardedRollout, monkeypatch: py
 
 def test_a_pass_keeps_what_it_counted(rollout: GuardedRollout) -> None:
     expected = in_one(rollout)
-    rollouts.advance()
+    rollout_runs.advance()
     rollout.refresh_from_db()
     assert until(rollout) > rollout.started_at
     assert (rollout.figures["canary"]["ended"], rollout.figures["stable"]["ended"]) == tuple(
@@ -161,27 +162,27 @@ def test_a_pass_keeps_what_it_counted(rollout: GuardedRollout) -> None:
 def test_what_is_too_much_for_one_pass_is_gone_on_with_by_the_next(
     rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rollout_figures, "CATCHING_UP", -1.0)
+    monkeypatch.setattr(rollout_stats, "CATCHING_UP", -1.0)
     judged_at, reached = rollout.judged_at, []
     for _ in range(3):
-        assert rollouts.advance() == 0
+        assert rollout_runs.advance() == 0
         rollout.refresh_from_db()
         assert rollout.judged_at == judged_at, "half of the figures say nothing"
         reached.append(until(rollout))
     assert reached == sorted(set(reached))
-    monkeypatch.setattr(rollout_figures, "CATCHING_UP", 20.0)
+    monkeypatch.setattr(rollout_stats, "CATCHING_UP", 20.0)
     expected = in_one(rollout)
-    rollouts.advance()
+    rollout_runs.advance()
     rollout.refresh_from_db()
     assert rollout.figures["stable"]["ended"] == expected[1].ended
 
 
 @pytest.mark.django_db(transaction=True)
 def test_who_cannot_catch_up_goes_back_after_a_while(rollout: GuardedRollout, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollout_figures, "CATCHING_UP", -1.0)
-    assert rollouts.advance() == 0
+    monkeypatch.setattr(rollout_stats, "CATCHING_UP", -1.0)
+    assert rollout_runs.advance() == 0
     pass_time(minutes=6)
-    assert rollouts.advance() == 1
+    assert rollout_runs.advance() == 1
     rollout.refresh_from_db()
     assert (rollout.state, rollout.reason) == ("paused", "unseen")
 
@@ -195,11 +196,11 @@ def test_what_somebody_holds_is_left_to_them(
 
     def held_meanwhile(row: GuardedRollout) -> bool:
         more = count(row)
-        elsewhere(lambda: rollouts.pause(row.pk, Actor("ops")))
+        elsewhere(lambda: rollout_runs.pause(row.pk, Actor("ops")))
         return more
 
-    monkeypatch.setattr(rollout_figures, "count_for_good", held_meanwhile)
-    assert rollouts.advance() == 0
+    monkeypatch.setattr(rollout_stats, "count_for_good", held_meanwhile)
+    assert rollout_runs.advance() == 0
     rollout.refresh_from_db()
     assert (rollout.state, rollout.counted) == ("paused", None)
 

@@ -11,10 +11,10 @@ import pytest
 from django.conf import settings
 from django.db import connection
 
-from config.embedded.processes import wait_until
-from scheduling import delivery, sender
+from config.local.processes import wait_until
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.quota import QuotaGate
+from scheduling.delivery import pipeline, sender
 from scheduling.models import Attempt, ChannelConfig, Community, FailedTask, Touch
 from tests.scheduling.core.conftest import PATIENCE, deliver_at_last, fall_due, rows
 from tests.scheduling.core.puppets import Puppet, Theatre
@@ -68,7 +68,7 @@ def test_a_channel_that_cannot_name_its_target_fails_alone_and_leaks_nothing(
     assert [(row.state, row.reason) for row in found] == [
         ("delivered", ""), ("failed", "channel_error"), ("delivered", ""),
     ]  # fmt: skip
-    assert delivery.sender()._held == 0
+    assert pipeline.sender()._held == 0
     assert found[1].reserved_at is None
 
 
@@ -83,14 +83,14 @@ def test_a_dead_endpoint_with_more_than_a_process_may_hold_does_not_hold_up_anot
     theatre.blocks = True
     dead = [happen(user=f"user-{number}").task_ids[0] for number in range(12)]
     fall_due(*dead)
-    delivery.deliver(dead)
+    pipeline.deliver(dead)
     assert wait_until(lambda: len(theatre.heard) == 2, 15)
     theatre.blocks = False
 
     (alive,) = happen(type="other", user="bob").task_ids
     fall_due(alive)
     started_at = time.monotonic()  # it would stand still for the 20 s of a batch
-    delivery.deliver([alive])
+    pipeline.deliver([alive])
     assert time.monotonic() - started_at < 15, "it was not even taken over"
     while Touch.objects.get(pk=alive).state != "delivered":
         assert time.monotonic() - started_at < 15, "it waits for the dead one"
@@ -141,13 +141,13 @@ def test_whatever_takes_the_loops_own_threads_holds_up_no_marking(
     theatre.blocks = True
     busy = [happen(user=f"user-{number}").task_ids[0] for number in range(40)]
     fall_due(*busy)
-    delivery.deliver(busy)
+    pipeline.deliver(busy)
     assert wait_until(lambda: len(theatre.heard) == 40, PATIENCE)
     theatre.blocks = False
 
     (other,) = happen(type="other", user="bob").task_ids
     fall_due(other)
-    delivery.deliver([other])
+    pipeline.deliver([other])
 
     assert wait_until(lambda: Touch.objects.get(pk=other).state == "delivered", PATIENCE)
     assert {row.state for row in rows(busy)} == {"running"}, "it was marked when they had let go"
@@ -159,11 +159,11 @@ def test_a_process_that_leaves_lets_go_of_the_threads_and_the_connection_that_ma
     matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch,
     marked_in: list[tuple[threading.Thread, int]],
 ) -> None:  # fmt: skip
-    leaving = sender.Sender(delivery.conclude, QuotaGate.connect(settings.REDIS_URL))
-    monkeypatch.setattr(delivery, "sender", lambda: leaving)
+    leaving = sender.Sender(pipeline.conclude, QuotaGate.connect(settings.REDIS_URL))
+    monkeypatch.setattr(pipeline, "sender", lambda: leaving)
     matrix.node(channel=puppet())
     fall_due(*(ids := happen().task_ids))
-    delivery.deliver(ids)
+    pipeline.deliver(ids)
 
     assert leaving.finish(PATIENCE)
 

@@ -11,10 +11,10 @@ from uuid import UUID
 
 import pytest
 
-from config.embedded.processes import wait_until
-from scheduling import delivery
+from config.local.processes import wait_until
 from scheduling.channels.email import Email
 from scheduling.channels.smtp import AT_ONCE, mail_threads
+from scheduling.delivery import pipeline
 from scheduling.models import ChannelConfig, Customer, Touch
 from tests.scheduling.channels.relays import RelayServer, Talk
 from tests.scheduling.core.conftest import PATIENCE, fall_due, rows
@@ -58,7 +58,7 @@ def slow(_sending: None, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.Mo
     asyncio.run_coroutine_threadsafe(relay.server.__aenter__(), loop).result(PATIENCE)
     yield relay
     loop.call_soon_threadsafe(relay.let_go.set)
-    assert delivery.sender().drain(PATIENCE)
+    assert pipeline.sender().drain(PATIENCE)
     asyncio.run_coroutine_threadsafe(relay.server.__aexit__(None, None, None), loop).result(PATIENCE)
 
 
@@ -85,7 +85,7 @@ def mails(matrix: Any, happen: Callable[..., Any]) -> Callable[[RelayServer, int
         for user in users:
             Customer.objects.filter(user_id=user).update(addresses={"email": f"{user}@example.org"})
         fall_due(*ids)
-        delivery.deliver(ids)
+        pipeline.deliver(ids)
         return ids
 
     return mails
@@ -102,7 +102,7 @@ def test_a_mail_is_not_marked_as_sent_before_there_is_a_thread_for_it(
     assert Touch.objects.filter(state="running", sending_at__isnull=False).count() == A_FEW
     loop.call_soon_threadsafe(slow.let_go.set)
 
-    assert delivery.sender().drain(PATIENCE)
+    assert pipeline.sender().drain(PATIENCE)
     assert {(row.state, row.reason) for row in rows(ids)} == {("delivered", "")}
     assert slow.most == A_FEW
 

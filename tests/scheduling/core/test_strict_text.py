@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpa_tasks.admin.fields import JsonField
-from scheduling.admin.fields import DataField, LevelsField, SettingsField
-from scheduling.admin.schedule import PeriodicTaskForm
+from scheduling.admin.form_fields import DataField, LevelsField, SettingsField
+from scheduling.admin.system.schedule import PeriodicTaskForm
 from scheduling.strict_text import InvalidText, read_json, read_yaml, write_yaml
 
 ROOT = Path(__file__).resolve().parents[3]

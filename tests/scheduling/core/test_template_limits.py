@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduling.policy.specs import TextSpec
 from scheduling.rendering import CannotRender, render
-from scheduling.specs import TextSpec
 from scheduling.templating import FILTERS, MAX_TEXT
 from tests.scheduling.core.cast import ann, event, template
 from tests.scheduling.core.template_bombs import BOMBS

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from config.celery import app
-from scheduling.admin import pace
-from scheduling.metrics import of_house
+from config.celery.application import app
+from scheduling.admin.dashboard import pace
+from scheduling.monitoring.collectors import of_house
 from tests.faults.brokers import redis_server
 from tests.scheduling.metrics.test_figures import broker_is
 

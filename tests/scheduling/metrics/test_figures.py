@@ -16,15 +16,15 @@ from django.test import Client
 from django.utils.timezone import now
 from kombu import Connection
 
-from config.celery import app
-from scheduling import metrics
+from config.celery.application import app
 from scheduling.models import FailedTask, Pause, Touch
+from scheduling.monitoring import collectors
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 
 
 def told(text: bytes | None = None) -> dict[str, float]:
     """By series."""
-    lines = (metrics.of_house() if text is None else text).decode().splitlines()
+    lines = (collectors.of_house() if text is None else text).decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
@@ -70,7 +70,7 @@ def test_nothing_reads_a_whole_table() -> None:
     """With sequential scans made dear, none is left: every statement has an index that serves it."""
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL enable_seqscan = off")
-        for statement in (metrics._WAITING, metrics._LEASED, metrics._FAILED):
+        for statement in (collectors._WAITING, collectors._LEASED, collectors._FAILED):
             cursor.execute("EXPLAIN " + statement, {"most": 10})
             plan = "\n".join(row[0] for row in cursor.fetchall())
             assert "Seq Scan" not in plan
@@ -84,7 +84,7 @@ def test_a_database_that_is_away_takes_its_series_along_and_no_others(
     def away(*_: Any) -> Any:
         raise OperationalError("the database is away")
 
-    monkeypatch.setattr(metrics.sql, "rows", away)
+    monkeypatch.setattr(collectors.sql, "rows", away)
     answer = client.get("/metrics")
     assert answer.status_code == 200
     assert b"aftertouch_touches{" not in answer.content

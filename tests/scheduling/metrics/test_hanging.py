@@ -11,8 +11,8 @@ from django.db import OperationalError, connections
 from django.test import Client
 
 from rpa_tasks.models import Platform
-from scheduling import metrics, queue_figures
-from scheduling.deadline import Deadline
+from scheduling.db_timeouts import Deadline
+from scheduling.monitoring import collectors, queue_stats
 from tests.scheduling.api.serving import PATIENCE
 from tests.scheduling.hanging import Hanging, before_the_database
 from tests.scheduling.metrics.test_figures import told
@@ -52,15 +52,17 @@ def test_a_database_that_greets_nobody_is_asked_once(gate: Hanging, elsewhere: C
 def test_a_database_that_falls_silent_between_two_answers_is_not_waited_for(
     gate: Hanging, elsewhere: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "aftertouch_touches_oldest_overdue_seconds" in told(elsewhere(metrics.of_house))
+    assert "aftertouch_touches_oldest_overdue_seconds" in told(elsewhere(collectors.of_house))
     gate.hangs()
-    monkeypatch.setattr(metrics, "DEADLINE", 1.0)
-    found = told(elsewhere(metrics.of_house))
+    monkeypatch.setattr(collectors, "DEADLINE", 1.0)
+    found = told(elsewhere(collectors.of_house))
     assert found['celery_queue_length{queue_name="touch.high"}'] == 0
     assert not OF_THE_DATABASE & {name.partition("{")[0] for name in found}
     gate.answers()
-    monkeypatch.setattr(metrics, "DEADLINE", PATIENCE)
-    assert "aftertouch_rollouts_oldest_judged_seconds" in told(elsewhere(metrics.of_house)), "asked on a new connection"
+    monkeypatch.setattr(collectors, "DEADLINE", PATIENCE)
+    assert "aftertouch_rollouts_oldest_judged_seconds" in told(elsewhere(collectors.of_house)), (
+        "asked on a new connection"
+    )
 
 
 @pytest.mark.django_db
@@ -73,9 +75,9 @@ def test_who_was_waited_for_long_enough_is_not_asked(django_assert_num_queries: 
 def test_a_statement_that_is_too_dear_costs_the_others_nothing() -> None:
     deadline = Deadline(PATIENCE)
     with pytest.raises(OperationalError), deadline.asking(0.1):
-        metrics.sql.rows("SELECT pg_sleep(60)", {})
+        collectors.sql.rows("SELECT pg_sleep(60)", {})
     with deadline.asking(20.0):
-        assert metrics.sql.rows("SELECT 1", {}) == [(1,)]
+        assert collectors.sql.rows("SELECT 1", {}) == [(1,)]
 
 
 @pytest.mark.django_db
@@ -86,6 +88,6 @@ def test_queues_are_known_while_the_database_is_away(valkey: Any, monkeypatch: p
     def away(*_: Any) -> Any:
         raise OperationalError("the database is away")
 
-    monkeypatch.setattr(metrics.sql, "rows", away)
+    monkeypatch.setattr(collectors.sql, "rows", away)
     assert told()['celery_queue_length{queue_name="p.own.high"}'] == 0
-    assert "p.own.high" in {each.name for each in queue_figures.queue_figures()}
+    assert "p.own.high" in {each.name for each in queue_stats.queue_figures()}

@@ -14,8 +14,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.registry import REGISTRY
 
-from config import measuring
-from scheduling import delivery, measures
+from config.celery import metrics as measuring
+from scheduling import metrics
+from scheduling.delivery import pipeline
 from scheduling.models import Touch
 
 
@@ -27,13 +28,13 @@ def test_many_at_once_are_what_they_are_one_by_one() -> None:
     seconds = [random.choice([0.0, 0.01, 0.3, 7, 5000]) * random.random() for _ in range(500)] + [0.01, 3600.0]
     registry = CollectorRegistry()
     once, each = (
-        Histogram(name, "…", ["kind"], buckets=measures.LATENESS, registry=registry).labels("log")
+        Histogram(name, "…", ["kind"], buckets=metrics.LATENESS, registry=registry).labels("log")
         for name in ("once", "each")
     )
-    measures.observe_all(once, iter(seconds))
+    metrics.observe_all(once, iter(seconds))
     for value in seconds:
         each.observe(value)
-    for bound in (*map(str, map(float, measures.LATENESS)), "+Inf"):
+    for bound in (*map(str, map(float, metrics.LATENESS)), "+Inf"):
         labels = {"kind": "log", "le": bound}
         assert registry.get_sample_value("once_bucket", labels) == registry.get_sample_value("each_bucket", labels)
     total = registry.get_sample_value("each_sum", {"kind": "log"})
@@ -42,7 +43,7 @@ def test_many_at_once_are_what_they_are_one_by_one() -> None:
 
 def test_every_shared_instrument_has_labels() -> None:
     """One without takes its place as it is imported, before anybody says where."""
-    instruments = [each for each in vars(measures).values() if hasattr(each, "_labelnames")]
+    instruments = [each for each in vars(metrics).values() if hasattr(each, "_labelnames")]
     assert len(instruments) > 10
     assert [each._name for each in instruments if not each._labelnames] == []
 
@@ -60,7 +61,7 @@ def test_a_delivery_counts_its_lateness_its_verdict_and_its_end(
         sample("aftertouch_delivery_attempts_total", channel="log", outcome="delivered", reason=""),
     )
     Touch.objects.update(due_at=Touch.objects.get().due_at.replace(year=2020))
-    delivery.deliver([Touch.objects.get().task_id])
+    pipeline.deliver([Touch.objects.get().task_id])
     assert Touch.objects.get().state == "delivered"
     assert [
         sample("aftertouch_delivery_lateness_seconds_count", kind="log"),
@@ -72,7 +73,7 @@ def test_a_delivery_counts_its_lateness_its_verdict_and_its_end(
     suppressed = sample("aftertouch_verdicts_total", decision="suppress", rule="dedupe")
     (again,) = Touch.objects.exclude(state="delivered")
     Touch.objects.filter(pk=again.pk).update(due_at=again.due_at.replace(year=2020))
-    delivery.deliver([again.task_id])
+    pipeline.deliver([again.task_id])
     assert sample("aftertouch_verdicts_total", decision="suppress", rule="dedupe") == suppressed + 1
 
 
@@ -82,17 +83,17 @@ def test_what_cannot_be_measured_costs_nothing_else(
     def full(*_: Any) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(measures.lateness, "labels", full)
+    monkeypatch.setattr(metrics.lateness, "labels", full)
     matrix.node()
     happen()
     Touch.objects.update(due_at=Touch.objects.get().due_at.replace(year=2020))
-    delivery.deliver([Touch.objects.get().task_id])
+    pipeline.deliver([Touch.objects.get().task_id])
     assert Touch.objects.get().state == "delivered"
 
 
 def test_labels_are_few_whatever_the_reason() -> None:
-    assert measures.code("event:order.paid") == "event"
-    assert len(measures.code("x" * 500)) == 40
+    assert metrics.code("event:order.paid") == "event"
+    assert len(metrics.code("x" * 500)) == 40
 
 
 def test_a_task_counts_its_run_and_a_pass_that_it_ended() -> None:

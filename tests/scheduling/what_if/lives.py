@@ -11,10 +11,10 @@ from uuid import UUID
 
 from django.db import connection
 
-from scheduling.delivery import deliver
+from scheduling.delivery.pipeline import deliver
 from scheduling.ids import new_id
-from scheduling.intake import NewEvent, record_events
 from scheduling.models import WAITING, Customer, DelayRule, EventType, HarassmentRule, Node, Touch, Verdict
+from scheduling.planning.ingest import NewEvent, record_events
 from tests.scheduling.core.conftest import pass_time
 
 HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)

@@ -9,12 +9,12 @@ from uuid import UUID
 import pytest
 from django.db.models import Q
 
-from scheduling import configuration
-from scheduling.guard import Verdict
+from scheduling.configuration import snapshot
+from scheduling.experiments.replay import history, results
+from scheduling.experiments.replay.simulation import SimulatedTouch
 from scheduling.models import Touch
-from scheduling.specs import NodeSpec
-from scheduling.what_if import past, replay
-from scheduling.what_if.world import SimulatedTouch
+from scheduling.policy.guards import Verdict
+from scheduling.policy.specs import NodeSpec
 from tests.scheduling.what_if.lives import Life, Story, add, database_now, told
 
 pytestmark = pytest.mark.django_db
@@ -42,8 +42,8 @@ class Recorder:
 
 def replayed(since: datetime, until: datetime) -> dict[tuple[UUID, int], Story]:
     recorder = Recorder()
-    within = past.window(since, until)
-    replay.run({"live": (configuration.current(), recorder)}, within, past.carried(within.since).touches)
+    within = history.window(since, until)
+    results.run({"live": (snapshot.current(), recorder)}, within, history.carried(within.since).touches)
     return recorder.told()
 
 

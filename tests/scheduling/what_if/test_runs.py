@@ -13,14 +13,14 @@ from django.contrib.auth.models import User
 from django.db import OperationalError, connection
 from django.utils.timezone import now
 
-from scheduling import configuration
-from scheduling.config_file.document import InvalidDocument
-from scheduling.config_file.plan import InvalidConfiguration
+from scheduling.configuration import snapshot
+from scheduling.configuration.file.apply import InvalidConfiguration
+from scheduling.configuration.file.document import InvalidDocument
 from scheduling.errors import Conflict
-from scheduling.failed_tasks import Actor
+from scheduling.experiments.replay import draft, history, runs
+from scheduling.experiments.replay.results import replay
 from scheduling.models import Event, HarassmentRule, Node, Touch, Verdict, WhatIfRun
-from scheduling.what_if import draft, past, runs
-from scheduling.what_if.replay import replay
+from scheduling.operations.failed_tasks import Actor
 from tests.scheduling.core.conftest import pass_time
 
 pytestmark = pytest.mark.django_db
@@ -72,13 +72,13 @@ def test_a_lower_cap_sends_less_and_says_why(lived: Any) -> None:
 
 def test_a_replay_writes_nothing_but_its_row(lived: Any) -> None:
     before = (list(Touch.objects.order_by("pk").values()), Verdict.objects.count(), Node.objects.get().version)
-    version = configuration.current().version
+    version = snapshot.current().version
     run = replayed(edited(delay="1h", key="renamed"))
     assert set(run.result["draft"]["nodes"]) == {"renamed"}
     assert (
         list(Touch.objects.order_by("pk").values()), Verdict.objects.count(), Node.objects.get().version
     ) == before  # fmt: skip
-    assert configuration.current().version == version
+    assert snapshot.current().version == version
     assert Node.history.count() == 1
     assert HarassmentRule.objects.get(kind="cap").limit == 3
 
@@ -108,17 +108,17 @@ def test_more_that_waits_than_may_be_carried_is_not_kept_secret(
     pass_time(days=1)
     until = now()
     for most, carried, incomplete in ((3, 3, False), (2, 2, True)):
-        monkeypatch.setattr(past, "MOST_CARRIED", most)
-        told = replay({"live": configuration.current()}, past.window(until, until))
+        monkeypatch.setattr(history, "MOST_CARRIED", most)
+        told = replay({"live": snapshot.current()}, history.window(until, until))
         assert (told["live"]["totals"]["carried"], told["waiting_incomplete"]) == (carried, incomplete)
 
 
 def test_more_events_than_may_be_replayed_shorten_the_window(lived: Any) -> None:
-    whole = past.window(now() - timedelta(days=7), now())
+    whole = history.window(now() - timedelta(days=7), now())
     assert (whole.events, whole.shortened) == (6, False)
-    short = past.window(now() - timedelta(days=7), now(), most=4)
+    short = history.window(now() - timedelta(days=7), now(), most=4)
     assert (short.events, short.shortened) == (4, True)
-    assert sum(len(events) for some in past.batches(short) for _, events in some) == 4
+    assert sum(len(events) for some in history.batches(short) for _, events in some) == 4
 
 
 def test_a_wrong_draft_names_its_fields(lived: Any) -> None:
@@ -175,17 +175,17 @@ def test_a_slow_replay_is_heard_of_before_its_first_events(
     for user in ("ann", "bob"):
         happen(user=user)
     pass_time(days=2)
-    monkeypatch.setattr(past, "CHUNK", 1)
+    monkeypatch.setattr(history, "CHUNK", 1)
     told: list[int] = []
-    window = past.window(now() - timedelta(days=1), now())
-    replay({"live": configuration.current()}, window, told.append)
+    window = history.window(now() - timedelta(days=1), now())
+    replay({"live": snapshot.current()}, window, told.append)
     assert told == [0] * len(told)
     assert len(told) >= 4  # what waits is read, Ann, Bob, the end
 
-    found, run = past.window, runs.begin(draft.live_text(), 1, OPS)
+    found, run = history.window, runs.begin(draft.live_text(), 1, OPS)
     hour_ago = now() - timedelta(hours=1)
 
-    def slowly(*given: Any) -> past.Window:
+    def slowly(*given: Any) -> history.Window:
         WhatIfRun.objects.update(beat_at=hour_ago)
         return found(*given)
 
@@ -193,7 +193,7 @@ def test_a_slow_replay_is_heard_of_before_its_first_events(
         run.refresh_from_db()
         return {}
 
-    monkeypatch.setattr(past, "window", slowly)
+    monkeypatch.setattr(history, "window", slowly)
     monkeypatch.setattr(runs, "replay", look)
     assert runs.execute_next()
     assert run.beat_at is not None
@@ -226,9 +226,9 @@ def test_a_discarded_run_ends_while_it_runs(lived: Any, monkeypatch: pytest.Monk
 
 def test_a_page_is_read_when_its_turn_comes_without_a_cursor(lived: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a pooler. What a later event says is not in memory yet while the first are replayed."""
-    monkeypatch.setattr(past, "CHUNK", 2)
+    monkeypatch.setattr(history, "CHUNK", 2)
     monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
-    pages = past.batches(past.window(now() - timedelta(days=7), now()))
+    pages = history.batches(history.window(now() - timedelta(days=7), now()))
     seen = [event.id for _, events in next(pages) for event in events]
     *_, before_last, last = Event.objects.order_by("received_at").values_list("pk", flat=True)
     Event.objects.filter(pk=last).update(data={"read": "late"})

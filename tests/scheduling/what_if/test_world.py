@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from scheduling.guard import Slot
+from scheduling.experiments.replay.figures import Figures
+from scheduling.experiments.replay.simulation import Person, World
 from scheduling.ids import new_id
-from scheduling.specs import NodeSpec, RuleSpec
-from scheduling.what_if.figures import Figures
-from scheduling.what_if.world import Person, World
+from scheduling.policy.guards import Slot
+from scheduling.policy.specs import NodeSpec, RuleSpec
 from tests.scheduling.core.cast import ARTICLE, CAP, CONVERSATION, DAY, DEDUPE, HOUR, NIGHT, NOON, ann, event, node
 
 MINUTE = timedelta(minutes=1)

@@ -14,12 +14,12 @@ from django.utils.timezone import now
 
 from scheduling.ids import first_id_at
 from scheduling.models import Customer, Event, EventType
-from scheduling.past import Past
-from sessions import reports, store
-from sessions.cards import card
+from scheduling.monitoring.past import Past
+from sessions.admin.cards import card
+from sessions.detection.presence import SILENT
 from sessions.models import NudgeTally
-from sessions.presence import SILENT
-from sessions.reports import Report
+from sessions.store import sessions, stats
+from sessions.store.stats import Report
 
 pytestmark = pytest.mark.django_db
 
@@ -45,20 +45,20 @@ def told(request: Any) -> dict[str, tuple[Any, str]]:
 
 
 def test_chats_and_watchers_are_counted(chats: Any, request_of_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "live", lambda: chats.store)
+    monkeypatch.setattr(sessions, "live", lambda: chats.store)
     for session in ("s1", "s2"):
         chats.user(session)
     alone = card(request_of_ops)
     assert alone is not None
     assert alone.note
-    reports.send(chats.store, Report(), (), waits=False)
+    stats.send(chats.store, Report(), (), waits=False)
     found = list(told(request_of_ops).values())
     assert [value for value, _tone in found] == [2, 0, 0, 1]
     assert [tone for _value, tone in found] == ["", "", "", ""]
 
 
 def test_watchers_that_fall_behind_are_told(chats: Any, request_of_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "live", lambda: chats.store)
+    monkeypatch.setattr(sessions, "live", lambda: chats.store)
     chats.user("s1")
     chats.pass_time(300)
     assert [tone for _value, tone in told(request_of_ops).values()][-1] == "bad"
@@ -68,7 +68,7 @@ def test_watchers_that_fall_behind_are_told(chats: Any, request_of_ops: Any, mon
 def test_silences_and_guide_messages_are_told_by_the_hour(
     request_of_ops: Any, monkeypatch: pytest.MonkeyPatch, client: Any
 ) -> None:
-    monkeypatch.setattr(store, "live", lambda: store._on("redis://127.0.0.1:1/0"))
+    monkeypatch.setattr(sessions, "live", lambda: sessions._on("redis://127.0.0.1:1/0"))
     here = now().replace(minute=0, second=0, microsecond=0)
     ann = Customer.objects.create(user_id="ann")
     EventType.objects.create(key=SILENT)
@@ -93,8 +93,8 @@ def test_silences_and_guide_messages_are_told_by_the_hour(
 
 
 def test_a_store_that_is_away_costs_the_card_only(request_of_ops: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    away = store._on("redis://127.0.0.1:1/0")
-    monkeypatch.setattr(store, "live", lambda: away)
+    away = sessions._on("redis://127.0.0.1:1/0")
+    monkeypatch.setattr(sessions, "live", lambda: away)
     found = card(request_of_ops)
     assert found is not None
     assert found.note

@@ -12,10 +12,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils.timezone import now
 
-from config.embedded.ports import free_port
-from sessions import reports, store
+from config.local.ports import free_port
 from sessions.models import Campaign, NudgeTally
-from sessions.policy_set import Policy
+from sessions.policy import Policy
+from sessions.store import sessions, stats
 from tests.sessions.admin.conftest import text, url
 from tests.sessions.conftest import Chats
 
@@ -40,10 +40,10 @@ def test_it_counts_chats_silences_and_messages(editor: Client, chats: Chats) -> 
     chats.agent("v2", kind="transfer")
     chats.user("s1")
     chats.pass_time(62)
-    report, claims = reports.Report(), chats.claim()
+    report, claims = stats.Report(), chats.claim()
     report.count(claims, claims[0].deadline_ms + 40)
     report.count(claims * 119, 0)
-    reports.send(chats.store, report, {"vip"}, waits=False)
+    stats.send(chats.store, report, {"vip"}, waits=False)
     for tag, sent, answered, false in (("vip", 200, 50, 3), ("default", 1_000, 250, 17)):
         for hours in (1, 30):
             at = now() - timedelta(hours=hours)
@@ -65,11 +65,11 @@ def test_it_counts_chats_silences_and_messages(editor: Client, chats: Chats) -> 
 def test_what_waits_too_long_is_said(editor: Client, chats: Chats) -> None:
     chats.user()
     chats.pass_time(75)
-    store.live().clock_offset = chats.store.clock_offset
+    sessions.live().clock_offset = chats.store.clock_offset
     try:
         page = text(editor.get(url("live")))
     finally:
-        store.live().clock_offset = 0
+        sessions.live().clock_offset = 0
     assert re.search(r'at-figure bad">\s*Watchers are behind by<b>[1-9]\d seconds', page), figures(page)
     assert "No watcher has been heard of" in page
 
@@ -89,7 +89,7 @@ def test_without_the_store_it_opens_and_says_so(editor: Client, settings: Any) -
     try:
         page = text(editor.get(url("live")))
     finally:
-        store._on.cache_clear()
+        sessions._on.cache_clear()
     assert "cannot be reached" in page
     assert (figures(page)["Live chats"], figures(page)["Guide messages sent"]) == ("–", "10")
     assert rows(page) == [["vip", "–", "–", "10", "4 · 40.0 %", "0 · 0.0 %"]]

@@ -11,10 +11,11 @@ import pytest
 from django.test import Client
 from django.utils.timezone import now
 
-from sessions import policies, store
 from sessions.admin.campaign import CampaignForm
-from sessions.admin.policy import SilencePolicyForm
+from sessions.admin.policies import SilencePolicyForm
+from sessions.detection import policies
 from sessions.models import Campaign, SilencePolicy
+from sessions.store import sessions
 from tests.sessions.admin.conftest import text, url
 from tests.sessions.conftest import Chats
 
@@ -46,19 +47,19 @@ def test_a_saved_policy_is_in_the_store_at_once_and_holds_from_the_next_frame_on
     editor: Client, chats: Chats, default: SilencePolicy, django_capture_on_commit_callbacks: Committed
 ) -> None:
     policies.push()
-    armed = store.live().note_activity([_frame("s1", "vip")])[0].deadline_ms
+    armed = sessions.live().note_activity([_frame("s1", "vip")])[0].deadline_ms
     with django_capture_on_commit_callbacks(execute=True):
         assert editor.post(url("silencepolicy_add"), VIP).status_code == 302
     row = SilencePolicy.objects.get(tag="vip")
     assert (row.threshold, row.max_nudges) == (180 * SECOND, 2)
-    assert store.live().claim_silent(1, SECOND).versions == {policies.read().version}
-    later = store.live().note_activity([_frame("s2", "vip")])[0].deadline_ms
+    assert sessions.live().claim_silent(1, SECOND).versions == {policies.read().version}
+    later = sessions.live().note_activity([_frame("s2", "vip")])[0].deadline_ms
     assert later - armed > 100_000
     # Shorter for new waits; nobody who waits already falls silent for it.
     with django_capture_on_commit_callbacks(execute=True):
         editor.post(url("silencepolicy_change", row.pk), {**VIP, "threshold": "2s", "jitter": "0s"})
-    assert store.live().claim_silent(10, SECOND).silences == []
-    assert store.live().note_activity([_frame("s3", "vip")])[0].deadline_ms < later - 100_000
+    assert sessions.live().claim_silent(10, SECOND).silences == []
+    assert sessions.live().note_activity([_frame("s3", "vip")])[0].deadline_ms < later - 100_000
 
 
 def test_who_saves_a_policy_or_a_campaign_brings_back_none_that_was_retired_meanwhile(

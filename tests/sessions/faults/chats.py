@@ -9,10 +9,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from sessions import keys
 from sessions.frames import Frame
-from sessions.server import Server, StoreAway
-from sessions.store import Store
+from sessions.store import keys
+from sessions.store.client import Server, StoreAway
+from sessions.store.sessions import Store
 from tests.sessions.faults.house import POLICIES, THRESHOLD, House
 
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 import requests
 
-from config.embedded.processes import wait_until
+from config.local.processes import wait_until
 from tests.sessions.faults.crowd import Crowd
 from tests.sessions.faults.crowd_count import Count
 from tests.sessions.faults.house import House, Program, house, seed_of_this_run

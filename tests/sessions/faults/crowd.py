@@ -15,8 +15,8 @@ from typing import Any
 
 import aiohttp
 
-from sessions import tokens
 from sessions.client import Ended, SessionClient
+from sessions.websocket import tokens
 
 HOUR = 3600.0
 STARTED_WITHIN = 120.0

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sessions import keys
-from sessions.inbox import Inbox, position
-from sessions.server import Server
+from sessions.store import keys
+from sessions.store.client import Server
+from sessions.store.inbox import Inbox, position
 from tests.sessions.faults.crowd import Crowd, Person
 from tests.sessions.faults.house import THRESHOLD, House
 

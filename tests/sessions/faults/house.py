@@ -18,15 +18,15 @@ from uuid import uuid4
 
 import psycopg
 
-from config.embedded.ports import free_port
-from config.embedded.processes import wait_until
 from config.environment import ROOT
-from config.stack import RunningStack, running_stack
-from config.stack.programs import chosen
-from sessions.policy_set import Policy, PolicySet
-from sessions.reports import watchers
-from sessions.server import Server, StoreAway
-from sessions.store import Store
+from config.local.isolated import RunningStack, running_stack
+from config.local.ports import free_port
+from config.local.processes import wait_until
+from config.local.programs import chosen
+from sessions.policy import Policy, PolicySet
+from sessions.store.client import Server, StoreAway
+from sessions.store.sessions import Store
+from sessions.store.stats import watchers
 
 PATIENCE = 120.0
 THRESHOLD = 2.0  #: seconds, of the policy

@@ -11,8 +11,8 @@ from uuid import uuid4
 import psutil
 import pytest
 
-from config.embedded.processes import wait_until
-from sessions.server import Server
+from config.local.processes import wait_until
+from sessions.store.client import Server
 from tests.sessions.faults.chats import Chatter, armings, count
 from tests.sessions.faults.house import PATIENCE, House, Program, seed_of_this_run
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from scheduling import services
 from scheduling.management.commands.bootstrap import EVENT_TYPES
 from scheduling.models import Configuration, EventType, Scope
+from scheduling.operations import commands
 from sessions.models import SilencePolicy
 from tests.scheduling.api.serving import Client
 from tests.sessions.front.serving import Page, web
@@ -45,4 +45,4 @@ def enter(address: str, house: None) -> Iterator[Callable[..., Page]]:
 
 @pytest.fixture
 def api(address: str, house: None) -> Client:
-    return Client(f"http://{address}", services.create_api_key("gateway", Scope.values))
+    return Client(f"http://{address}", commands.create_api_key("gateway", Scope.values))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from channels.layers import get_channel_layer
 
-from sessions import hub
-from sessions.consumer import SessionConsumer
-from sessions.inbox import Entry, Inbox, Post
-from sessions.inbox import live as inbox
+from sessions.store.inbox import Entry, Inbox, Post
+from sessions.store.inbox import live as inbox
+from sessions.websocket import hub
+from sessions.websocket.consumer import SessionConsumer
 from tests.scheduling.api.serving import PATIENCE
 from tests.sessions.front.serving import token
 

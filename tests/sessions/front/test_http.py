@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import requests
 
-from scheduling import services
-from sessions import tokens
-from sessions.inbox import live as inbox
+from scheduling.operations import commands
+from sessions.store.inbox import live as inbox
+from sessions.websocket import tokens
 from tests.scheduling.api.serving import NOWHERE, Client, eventually
 from tests.sessions.conftest import Chats
 from tests.sessions.front.serving import Page, web
@@ -187,7 +187,7 @@ def test_get_session_tells_how_it_stands(api: Client) -> None:
     api("POST", "/sessions/s1/activity", ANN | {"from": "agent", "kind": "close"})
     assert api("GET", "/sessions/s1").json()["state"] == "closed"
     assert api("GET", f"/sessions/{'x' * 129}").json()["errors"][0]["field"] == "session_id"
-    stranger = Client(api.address, services.create_api_key("shop", ["events"]))
+    stranger = Client(api.address, commands.create_api_key("shop", ["events"]))
     assert stranger("GET", "/sessions/s1").status_code == 403
 
 
@@ -205,7 +205,7 @@ def test_get_session_after_a_silence_counts_the_message(api: Client, chats: Chat
 def test_post_activity_over_the_rate_renews_known_sessions(api: Client) -> None:
     """Chats whose renewals are refused fall silent together."""
     assert api("POST", "/sessions/s1/activity", ANN).status_code == 200
-    slow = Client(api.address, services.create_api_key("slow", ["sessions"], rate_per_minute=1))
+    slow = Client(api.address, commands.create_api_key("slow", ["sessions"], rate_per_minute=1))
     answers = [slow("POST", f"/sessions/new-{number}/activity", ANN) for number in range(3)]
     assert answers[-1].status_code == 429
     before = deadline("s1")
@@ -233,7 +233,7 @@ def test_deleting_a_session_closes_it_and_its_connections(api: Client, enter: Ca
 
 
 def test_another_scope_does_not_open_this_door(api: Client) -> None:
-    stranger = Client(api.address, services.create_api_key("shop", ["events"]))
+    stranger = Client(api.address, commands.create_api_key("shop", ["events"]))
     assert stranger("POST", "/sessions/s1/activity", ANN).status_code == 403
     assert stranger("POST", "/sessions/s1/token", {"user_id": "ann"}).status_code == 403
     assert stranger("DELETE", "/sessions/s1").status_code == 403
@@ -246,7 +246,7 @@ def cut_off(house: None) -> Iterator[str]:
 
 
 def test_while_redis_is_away_everybody_is_told_to_come_again(cut_off: str) -> None:
-    api = Client(f"http://{cut_off}", services.create_api_key("gateway", ["sessions"]))
+    api = Client(f"http://{cut_off}", commands.create_api_key("gateway", ["sessions"]))
     everybody_comes_again(api)
     comes_again(api("DELETE", "/sessions/s1"))
     assert eventually(lambda: api("POST", "/sessions/s1/token", {"user_id": "ann"})).status_code == 200

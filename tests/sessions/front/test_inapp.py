@@ -12,11 +12,11 @@ import pytest
 from scheduling.channels.base import Delivered, Message, Permanent, Transient, Unknown
 from scheduling.ids import new_id
 from scheduling.models import ChannelConfig
-from sessions import store
 from sessions.frames import Frame
-from sessions.inapp import InApp
-from sessions.inbox import MOST, MOST_KEYS, Post
-from sessions.inbox import live as inbox
+from sessions.inapp_channel import InApp
+from sessions.store import sessions
+from sessions.store.inbox import MOST, MOST_KEYS, Post
+from sessions.store.inbox import live as inbox
 from tests.scheduling.api.serving import NOWHERE
 from tests.scheduling.core.conftest import deliver_at_last
 from tests.sessions.front.serving import Page
@@ -55,7 +55,7 @@ def texts(session: str = "s1") -> list[str]:
 @pytest.fixture
 def chat(house: None) -> Callable[..., None]:
     def chat(session: str = "s1", user: str = "ann") -> None:
-        store.live().note_activity([Frame(session, user, "c1")])
+        sessions.live().note_activity([Frame(session, user, "c1")])
 
     return chat
 
@@ -103,7 +103,7 @@ def test_without_a_live_session_it_says_so(house: None) -> None:
 
 def test_a_closed_session_takes_nothing(chat: Callable[..., None]) -> None:
     chat()
-    store.live().close("s1", "ann")
+    sessions.live().close("s1", "ann")
     (outcome,) = send(message())
     assert isinstance(outcome, Permanent)
     assert texts() == []
@@ -129,7 +129,7 @@ def test_an_inbox_is_bounded_and_ends(chat: Callable[..., None]) -> None:
     posts = [Post("s1", f"m{number}", "system", "x" * 100, key=f"k{number}") for number in range(MOST_KEYS + 50)]
     inbox().put(posts)
     assert len(inbox().since("s1", "0-0", most=10_000)) == MOST
-    client = store.live().server.client
+    client = sessions.live().server.client
     names = [name for name in client.keys("*s1*") if b":in:" in name or b":once:" in name]
     assert len(names) == 2
     assert all(0 < client.pttl(name) <= 24 * 3600 * 1000 for name in names)
@@ -137,8 +137,8 @@ def test_an_inbox_is_bounded_and_ends(chat: Callable[..., None]) -> None:
 
 
 def test_it_lies_in_the_slot_of_its_session() -> None:
-    from sessions import keys
-    from sessions.inbox import _put
+    from sessions.store import keys
+    from sessions.store.inbox import _put
 
     names = _put(Post("s1", "m1", "system", "x"))[1]
     assert len({name[: name.index("}")] for name in names}) == 1

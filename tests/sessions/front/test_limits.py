@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from channels.layers import get_channel_layer
 
-from sessions import connection, consumer, hub, layer
-from sessions.consumer import SessionConsumer
-from sessions.desk import Clerk
-from sessions.hub import Hub, group_of
-from sessions.inbox import Post
-from sessions.inbox import live as inbox
+from sessions.store.inbox import Post
+from sessions.store.inbox import live as inbox
+from sessions.websocket import connection, consumer, hub, layer
+from sessions.websocket.consumer import SessionConsumer
+from sessions.websocket.frame_writer import Clerk
+from sessions.websocket.hub import Hub, group_of
 from tests.scheduling.api.serving import PATIENCE
 from tests.sessions.front.test_catch_up import Wire, scope
 

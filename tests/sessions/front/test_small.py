@@ -17,8 +17,8 @@ from config.environment import ROOT
 from config.settings.layers import layer_host
 from config.settings.logging import WithoutTokens
 from scheduling.models import Customer
-from sessions import tokens
 from sessions.models import SilencePolicy
+from sessions.websocket import tokens
 
 PAGE, BEGIN, STATE = "/demo/chat/", "/demo/chat/begin", "/demo/chat/state"
 

@@ -13,9 +13,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from config.environment import environment
-from sessions import hub
-from sessions.inbox import Post
-from sessions.inbox import live as inbox
+from sessions.store.inbox import Post
+from sessions.store.inbox import live as inbox
+from sessions.websocket import hub
 from tests.scheduling.api.serving import PATIENCE, Gate
 from tests.sessions.front.serving import Page, token, web
 
@@ -47,7 +47,7 @@ def push(count: int, session: str = "s1") -> None:
         await get_channel_layer().flush()
 
     from sessions.frames import Frame
-    from sessions.store import live
+    from sessions.store.sessions import live
 
     live().note_activity([Frame(session, "ann")])
     asyncio.run(tell())

@@ -1,0 +1,111 @@
+"""A core worker whose pool grows and shrinks between AFTERTOUCH_WORKER_MIN and AFTERTOUCH_WORKER_MAX."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from celery.apps import worker
+from celery.concurrency import get_implementation
+from celery.concurrency.asynpool import AsynPool
+from celery.concurrency.prefork import TaskPool
+from celery.worker import state
+from celery.worker.autoscale import Autoscaler
+from django.conf import settings
+
+from config.celery.pool_size import Seen, Sizer
+from config.celery.queues import CORE_QUEUES
+from scheduling import metrics
+
+log = structlog.get_logger(__name__)
+
+LOOK = 0.5  #: seconds between two looks
+
+
+class Worker(worker.Worker):  # type: ignore[misc]
+    def prepare_args(self, **kwargs: Any) -> dict[str, Any]:
+        """The bounds hold where only touches are worked on: what an execution node runs at once is what it has
+        browsers for. `--autoscale` on the command line goes before them."""
+        queues = kwargs.get("queues") or ()
+        asked = set(queues.split(",") if isinstance(queues, str) else queues)
+        most = settings.AFTERTOUCH_WORKER_MAX
+        if most and asked and asked <= set(CORE_QUEUES) and not kwargs.get("autoscale"):
+            if not issubclass(get_implementation(self.pool_cls), TaskPool):
+                sys.exit(f"AFTERTOUCH_WORKER_MAX needs the pool prefork, and this worker has {self.pool_cls}")
+            kwargs["autoscale"] = [most, settings.AFTERTOUCH_WORKER_MIN]
+        return kwargs
+
+
+class Scaler(Autoscaler):  # type: ignore[misc]
+    """Celery's own, with other eyes and another way to shrink. It runs between two events of the worker's loop."""
+
+    def __init__(self, *args: Any, keepalive: float = LOOK, **kwargs: Any) -> None:
+        super().__init__(*args, keepalive=keepalive, **kwargs)
+        now = time.monotonic()
+        self._sizer = Sizer(settings.AFTERTOUCH_WORKER_SHRINK_AFTER.total_seconds(), now)
+        self._looks_at = now
+
+    def maybe_scale(self, req: Any = None) -> None:
+        """Also called for each message."""
+        now = time.monotonic()
+        if now < self._looks_at:
+            return
+        self._looks_at = now + LOOK
+        seen = self._look()
+        wanted = self._sizer.size(seen, least=self.min_concurrency, most=self.max_concurrency, now=now)
+        if wanted > seen.processes:
+            self._grow(wanted - seen.processes, seen)
+        elif wanted < seen.processes:
+            self._shrink(seen.processes - wanted)
+        metrics.pool_has(self.worker.hostname, self.processes)
+
+    def _look(self) -> Seen:
+        now, active = datetime.now(UTC), state.active_requests
+        waiting = [request for request in state.reserved_requests if request not in active]
+        soon = now + timedelta(seconds=1)
+        return Seen(
+            processes=self.processes,
+            busy=len(active),
+            waiting=len(waiting),
+            oldest=max((_age(request, now) for request in waiting), default=0.0),
+            soon=sum(request.eta <= soon for request in state.scheduled_requests),
+        )
+
+    def _grow(self, n: int, seen: Seen | None = None) -> None:
+        self.pool.grow(n)
+        self.pool.maintain_pool()
+        log.info("pool_grows", by=n, processes=self.processes, why=str(seen or "asked"))
+
+    def _shrink(self, n: int) -> None:
+        """Only whoever has no task leaves, and gets none from then on. Celery's own way asks one to leave that may get
+        another message, and asks again while it still settles what it has sent, which ends it at once."""
+        pool: AsynPool = self.pool._pool
+        for child in [] if pool.outbound_buffer else _idle(pool)[:n]:
+            pool._busy_workers.add(child.inqW_fd)
+            pool._processes -= 1
+            pool._putlock.shrink()
+            child.terminate_controlled()  # `config.celery.application.finish_sending` runs in it
+            log.info("pool_shrinks", pid=child.pid, processes=self.processes)
+
+
+def _idle(pool: AsynPool) -> list[Any]:
+    return [
+        child
+        for child in pool._pool
+        if child.inqW_fd in pool._all_inqueues
+        and child.inqW_fd not in pool._busy_workers
+        and child.inqW_fd not in pool._active_writes
+        and not getattr(child, "_controlled_termination", False)
+    ]
+
+
+def _age(request: Any, now: datetime) -> float:
+    """0 for what carries no time, such as ticks of beat."""
+    published_at = request.request_dict.get("published_at")
+    if not isinstance(published_at, int | float):
+        return 0.0
+    ready_at = max(published_at, request.eta.timestamp() if request.eta else 0.0)
+    return max(0.0, now.timestamp() - ready_at)

@@ -1,0 +1,171 @@
+"""Guards against what can end a Celery 5.7 / kombu 5.7 worker or make it lose a message silently.
+
+Each is tested against the real thing; the test that shows the trap without its guard fails on the day upstream
+mends it.
+"""
+
+from __future__ import annotations
+
+from json import JSONDecodeError
+from typing import Any
+
+import structlog
+from celery.app import base as celery_app
+from celery.contrib.django.task import DjangoTask
+from celery.worker.consumer import delayed_delivery
+from celery.worker.consumer.consumer import Consumer
+from django.db import close_old_connections
+from kombu.transport import pyamqp
+from kombu.transport import redis as redis_transport
+from kombu.transport.redis import QoS, Transport
+
+from config.celery.schedule import PASSES
+from scheduling.dispatch import broker_health
+
+log = structlog.get_logger(__name__)
+
+TICK = "periodic_task_name"  #: the header by which django-celery-beat names the row that it sends for
+
+
+class SafeTask(DjangoTask):
+    """A task that cannot take its worker down, and whose failure is kept."""
+
+    abstract = True
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        cls.send_events = cls.name not in PASSES
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        close_old_connections()
+        try:
+            return super().__call__(*args, **kwargs)
+        except MemoryError as error:
+            # Celery re-raises MemoryError in the main process, which ends the worker with all its children.
+            raise RuntimeError(f"out of memory: {error}") from None
+
+    def on_failure(self, exc: Any, task_id: Any, args: Any, kwargs: Any, einfo: Any) -> None:
+        """What comes again by itself, a tick or a touch whose database was away, is not for a person. The rest is."""
+        super().on_failure(exc, task_id, args, kwargs, einfo)
+        if not getattr(self, "is_tick", False) and not isinstance(exc, getattr(self, "autoretry_for", ())):
+            _bury("task_error", {"task": self.name, "args": args, "kwargs": kwargs}, f"{type(exc).__name__}: {exc}")
+
+
+class BuryingConsumer(Consumer):
+    """Keeps what Celery would discard: unknown tasks and messages that nobody can read."""
+
+    def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:
+        """A body that is JSON but no task (not three parts, no id) raises where Celery catches nothing."""
+        receive = super().create_task_handler(*args, **kwargs)
+
+        def receive_or_bury(message: Any) -> Any:
+            try:
+                return receive(message)
+            except (ValueError, TypeError, KeyError) as error:
+                return self.on_invalid_task(None, message, error)
+
+        return receive_or_bury
+
+    def on_unknown_message(self, body: Any, message: Any) -> None:
+        _bury("unknown_format", message.body, queue=_queue(message))
+        super().on_unknown_message(body, message)
+
+    def on_unknown_task(self, body: Any, message: Any, exc: Any) -> None:
+        """A tick comes again by itself. One that nobody here knows is of another version, in an upgrade or after one
+        was taken back, and would otherwise be buried every few seconds."""
+        if (message.headers or {}).get(TICK):
+            log.info("tick_unknown", task=str(exc), queue=_queue(message))
+            message.reject_log_error(log, self.connection_errors)
+            return
+        _bury("unknown_task", {"headers": message.headers, "body": message.body}, str(exc), _queue(message))
+        super().on_unknown_task(body, message, exc)
+
+    def on_invalid_task(self, body: Any, message: Any, exc: Any) -> None:
+        _bury("invalid_task", {"headers": message.headers, "body": message.body}, str(exc), _queue(message))
+        super().on_invalid_task(body, message, exc)
+
+    def on_decode_error(self, message: Any, exc: Any) -> None:
+        _bury("undecodable", message.body, str(exc), _queue(message))
+        super().on_decode_error(message, exc)
+
+
+class Unreadable:
+    """An item of a queue's list that is no message at all."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+
+def install() -> None:
+    """Put the guards that have no hook of their own into kombu. Idempotent."""
+    if getattr(QoS, "aftertouch", False):
+        return
+    restore_unacked_once = QoS.restore_unacked_once
+    loads, deliver = redis_transport.loads, Transport._deliver
+
+    def restore_while_connected(self: Any, stderr: Any = None) -> Any:
+        """kombu 5.7 tears the transport down before it restores, and the AttributeError that follows ends the worker.
+        What is left unacknowledged then comes back by the rows' leases."""
+        connection = getattr(self.channel, "connection", None)
+        if connection is None or getattr(connection, "client", None) is None:
+            self._on_collect.cancel()
+            return None
+        return restore_unacked_once(self, stderr)
+
+    def loads_or_unreadable(raw: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return loads(raw, *args, **kwargs)
+        except (JSONDecodeError, UnicodeDecodeError):
+            return Unreadable(raw)
+
+    def deliver_readable(self: Any, message: Any, queue: str) -> Any:
+        """A raw item in a queue's list ends the worker as kombu decodes it; it is buried instead."""
+        if isinstance(message, Unreadable) or not _is_envelope(message):
+            _bury("unreadable", getattr(message, "raw", message), queue=queue)
+            return None
+        return deliver(self, message, queue)
+
+    _keep_our_delays()
+    pyamqp.Transport.Connection = broker_health.Connection
+    QoS.restore_unacked_once = restore_while_connected
+    redis_transport.loads = loads_or_unreadable
+    Transport._deliver = deliver_readable
+    QoS.aftertouch = True
+
+
+def _keep_our_delays() -> None:
+    """Where queues are quorum, Celery hands delays to exchanges of its own, in whole seconds. Ours are milliseconds and
+    short: the worker keeps them, as from any other queue. That it counts such messages otherwise stays."""
+    for module in (celery_app, delayed_delivery):
+        module.detect_quorum_queues = lambda app, driver_type: (False, "")
+
+
+def _is_envelope(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and "body" in message
+        and isinstance(message.get("properties"), dict)
+        and "delivery_tag" in message["properties"]
+        and isinstance(message["properties"].get("delivery_info"), dict)
+    )
+
+
+def _queue(message: Any) -> str:
+    return str((message.delivery_info or {}).get("routing_key", ""))
+
+
+def _bury(reason: str, body: Any, detail: str = "", queue: str = "") -> None:
+    """In the worker's main process, which must not keep a database connection that its children would inherit."""
+    from django.db import connection
+
+    from scheduling.ledger.dead_letters import bury_message
+
+    log.error("message_buried", reason=reason, detail=detail, queue=queue)
+    try:
+        close_old_connections()
+        bury_message(reason, body, detail=detail, queue=queue)
+    except Exception:
+        log.exception("message_not_buried", reason=reason, body=repr(body)[:20_000])
+    finally:
+        if not connection.in_atomic_block:
+            connection.close()

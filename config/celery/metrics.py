@@ -1,0 +1,104 @@
+"""What Celery's signals tell of workers and messages (see `scheduling.metrics`)."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import Any
+
+from celery.signals import (
+    beat_init,
+    before_task_publish,
+    celeryd_init,
+    task_failure,
+    task_postrun,
+    task_prerun,
+    task_retry,
+    task_success,
+    worker_process_init,
+    worker_ready,
+)
+
+from scheduling import metrics
+from scheduling.monitoring.multiprocess import share
+
+
+@celeryd_init.connect
+def share_of_worker(**_: Any) -> None:
+    """Before its children are forked."""
+    share()
+
+
+@beat_init.connect
+def share_of_beat(**_: Any) -> None:
+    share()
+    metrics.alive("beat")
+
+
+@worker_ready.connect
+def count_worker(sender: Any, **_: Any) -> None:
+    metrics.worker_up.labels(sender.hostname).set(1)
+    for queue in sender.app.amqp.queues.consume_from:
+        metrics.consumers.labels(queue).set(1)
+
+
+@worker_process_init.connect
+def count_process(**_: Any) -> None:
+    metrics.alive("worker")
+
+
+@before_task_publish.connect
+@metrics.harmless
+def count_published(routing_key: str | None = None, **_: Any) -> None:
+    metrics.published.labels(_queue(routing_key)).inc()
+
+
+@task_prerun.connect
+@metrics.harmless
+def time_wait(task: Any, **_: Any) -> None:
+    request = task.request
+    queue = _queue((request.delivery_info or {}).get("routing_key"))
+    metrics.taken.labels(queue).inc()
+    published_at = (request.headers or {}).get("published_at")
+    if isinstance(published_at, int | float):
+        ready_at = max(published_at, _instant(request.eta))
+        metrics.queue_wait.labels(task.name, queue).observe(max(0.0, time.time() - ready_at))
+    request.measured_from = time.monotonic()
+
+
+@task_postrun.connect
+@metrics.harmless
+def time_run(task: Any, state: str | None = None, **_: Any) -> None:
+    began_at = getattr(task.request, "measured_from", None)
+    if began_at is not None:
+        metrics.runtime.labels(task.name).observe(time.monotonic() - began_at)
+    if state == "SUCCESS" and getattr(task, "is_tick", False):
+        metrics.pass_ended_at.labels(task.name).set(time.time())
+
+
+@task_success.connect
+@metrics.harmless
+def count_success(sender: Any, **_: Any) -> None:
+    metrics.succeeded.labels(sender.name).inc()
+
+
+@task_failure.connect
+@metrics.harmless
+def count_failure(sender: Any, exception: Any = None, **_: Any) -> None:
+    metrics.failed.labels(sender.name, type(exception).__name__).inc()
+
+
+@task_retry.connect
+@metrics.harmless
+def count_retry(sender: Any, **_: Any) -> None:
+    metrics.retried.labels(sender.name).inc()
+
+
+def _queue(routing_key: str | None) -> str:
+    """On RabbitMQ the shared queues of RPA hang on `task.<platform>.<tier>`."""
+    name = routing_key or ""
+    return name.rpartition(".")[2] if name.startswith("task.") else name
+
+
+def _instant(eta: Any) -> float:
+    return datetime.fromisoformat(eta).timestamp() if isinstance(eta, str) else 0.0

@@ -1,0 +1,69 @@
+"""Under whose name the embedded servers run.
+
+PostgreSQL refuses to run as root, and initdb refuses a uid without a name, so root lends both servers to `nobody`.
+The folders above may be 0700 and root's: the account keeps the right to look through them and no other. PostgreSQL
+asks with access(2), which forgets such rights for an account that is not root unless `no_setuid_fixup` is set.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from config.local.server_errors import EmbeddedServerError
+
+LENT_ACCOUNT = "nobody"
+# The narrower right first: containers often have only the wider one to give.
+LOOK_THROUGH = (("dac_read_search", 2), ("dac_override", 1))
+
+
+@dataclass(frozen=True)
+class Account:
+    uid: int
+    gid: int
+    becoming: tuple[str, ...]
+
+    def own(self, path: Path) -> None:
+        if os.geteuid() == 0:
+            os.chown(path, self.uid, self.gid)
+
+
+def server_account() -> Account:
+    """This user's own account, or, for root, the lent one and the command that becomes it."""
+    if os.geteuid() != 0:
+        return Account(os.geteuid(), os.getegid(), ())
+    try:
+        lent = pwd.getpwnam(LENT_ACCOUNT)
+    except KeyError:
+        raise EmbeddedServerError(
+            f"the embedded servers cannot run as root and there is no account {LENT_ACCOUNT!r} to lend them to; "
+            "run as an ordinary user, or set DATABASE_URL and REDIS_URL"
+        ) from None
+    return Account(lent.pw_uid, lent.pw_gid, becoming(lent.pw_uid, lent.pw_gid))
+
+
+def becoming(uid: int, gid: int) -> tuple[str, ...]:
+    setpriv = shutil.which("setpriv", path="/usr/bin:/bin:/usr/local/bin")
+    if setpriv is None:
+        raise EmbeddedServerError(
+            "root needs the command setpriv (Debian: util-linux) to run the embedded servers as another account; "
+            "install it, run as an ordinary user, or set DATABASE_URL and REDIS_URL"
+        )
+    identity = (f"--reuid={uid}", f"--regid={gid}", "--clear-groups", "--no-new-privs")
+    right = held_right()
+    if right is None:
+        return (setpriv, *identity)
+    kept = f"-all,+{right}"
+    return (setpriv, *identity, "--securebits=+no_setuid_fixup", f"--inh-caps={kept}", f"--ambient-caps={kept}")
+
+
+def held_right() -> str | None:
+    """The right to look through closed folders that this process can pass on."""
+    held = 0
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("CapPrm:"):
+            held = int(line.split()[1], 16)
+    return next((name for name, bit in LOOK_THROUGH if held >> bit & 1), None)

@@ -1,0 +1,189 @@
+"""`python -m config.local run`: servers, tables, programs, then a watch over all of them until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from types import FrameType
+from xmlrpc.client import Error as RpcError
+
+from config.environment import ROOT, Environment
+from config.local import servers
+from config.local.ownership import LEFTOVERS_WITHIN, end_leftovers, marked, sole_owner
+from config.local.ports import is_free
+from config.local.processes import wait_until
+from config.local.programs import Program, stop_within
+from config.local.secrets import secret
+from config.local.stack_errors import StackError
+from config.local.supervisor import Supervisor, start_supervisor, write_configuration
+from config.local.watch import Watch
+
+LIVE_WITHIN = 240.0
+LOOK_EVERY = 1.0  #: seconds; each look asks the supervisor
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 compared with, not bound
+
+
+def run(settings: Environment, programs: Sequence[Program]) -> None:
+    """Returns after Ctrl-C or SIGTERM, with everything stopped. Raises what kept it from running."""
+    state_dir = settings.aftertouch_state_dir.resolve()
+    servers.open_state_dir(state_dir)
+    for number in ENDING:
+        signal.signal(number, interrupt)  # SIGINT too: a shell starts background jobs with it ignored
+    with sole_owner(state_dir):
+        end_leftovers(state_dir)
+        refuse_taken_ports(settings, programs)
+        stack = Foreground(settings, state_dir, programs)
+        try:
+            stack.start()
+            stack.watch()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            for number in ENDING:
+                signal.signal(number, signal.SIG_IGN)  # stopping is bounded already
+            stack.stop()
+
+
+def interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def refuse_taken_ports(settings: Environment, programs: Sequence[Program]) -> None:
+    wanted = {
+        "web": ("AFTERTOUCH_PORT", settings.aftertouch_port, settings.aftertouch_host),
+        "flower": ("AFTERTOUCH_FLOWER_PORT", settings.aftertouch_flower_port, "127.0.0.1"),
+    }
+    taken = [wanted[program.name] for program in programs if program.name in wanted]
+    taken = [(variable, port, host) for variable, port, host in taken if not is_free(port, host)]
+    if taken:
+        lines = [f"  port {port} on {host} is taken; set {variable} to a free one" for variable, port, host in taken]
+        raise StackError("nothing was started:\n" + "\n".join(lines))
+
+
+class Foreground:
+    def __init__(self, settings: Environment, state_dir: Path, programs: Sequence[Program]) -> None:
+        self.settings = settings
+        self.state_dir = state_dir
+        self.programs = programs
+        host = "127.0.0.1" if settings.aftertouch_host in ANY_ADDRESS else settings.aftertouch_host
+        self.web_host = host
+        self.base_url = f"http://{f'[{host}]' if ':' in host else host}:{settings.aftertouch_port}"
+        self.flower_auth = settings.aftertouch_flower_auth.get_secret_value() or (
+            f"aftertouch:{secret(state_dir, 'flower')}"
+        )
+        self.environment = self.child_environment()
+        self.supervisor: subprocess.Popen[bytes] | None = None
+
+    def child_environment(self) -> dict[str, str]:
+        ours = {
+            "AFTERTOUCH_STATE_DIR": str(self.state_dir),
+            "AFTERTOUCH_BASE_URL": self.settings.aftertouch_base_url or self.base_url,
+            "DJANGO_SETTINGS_MODULE": os.environ.get("DJANGO_SETTINGS_MODULE") or "config.settings.local",
+            "FLOWER_BASIC_AUTH": self.flower_auth,
+            "PYTHONUNBUFFERED": "1",
+        }
+        return marked({**os.environ, **ours}, self.state_dir)
+
+    def start(self) -> None:
+        say(f"Aftertouch starts; logs are in {self.state_dir / 'logs'}")
+        self.start_servers()
+        self.manage("migrate")
+        greeting = self.manage("bootstrap")
+        configuration = write_configuration(self.settings, self.state_dir, self.programs)
+        self.supervisor = start_supervisor(configuration, self.environment)
+        self.await_live()
+        self.announce(greeting)
+
+    def start_servers(self) -> None:
+        servers.start(self.state_dir, postgres=not self.settings.database_url, valkey=not self.settings.redis_url)
+
+    def manage(self, command: str) -> str:
+        """What the command printed. Its own words are the error where it fails."""
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "manage.py"), command],
+            cwd=ROOT, env=self.environment, text=True, check=False, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        if done.returncode:
+            raise StackError(f"`manage.py {command}` failed:\n{done.stdout}")
+        return done.stdout
+
+    def await_live(self) -> None:
+        if not wait_until(self.is_live, LIVE_WITHIN, pause=0.1):
+            raise StackError(f"not live after {LIVE_WITHIN:.0f} s. {self.last_words()}")
+
+    def is_live(self) -> bool:
+        if self.supervisor is None or self.supervisor.poll() is not None:
+            raise StackError(f"the supervisor ended at once. {self.last_words()}")
+        try:
+            states = Supervisor(self.state_dir).states()
+        except (OSError, HTTPException, RpcError):
+            return False
+        if broken := [program for program, state in states.items() if state == "FATAL"]:
+            raise StackError(f"{' and '.join(broken)} cannot be started. {self.last_words()}")
+        if any(state != "RUNNING" for state in states.values()):
+            return False
+        return "web" not in states or self.web_answers()
+
+    def web_answers(self) -> bool:
+        connection = HTTPConnection(self.web_host, self.settings.aftertouch_port, timeout=5)
+        try:
+            connection.request("GET", "/health/live")
+            return connection.getresponse().status == 200
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def last_words(self) -> str:
+        """The end of each log, for whoever must find out why."""
+        logs = [self.state_dir / "logs" / "supervisor.err"]
+        logs += [self.state_dir / "logs" / f"{program.name}.log" for program in self.programs]
+        ends = ((log, log.read_text(errors="replace").splitlines()[-8:]) for log in logs if log.exists())
+        return "".join(f"\n{log}:\n" + "\n".join(f"  {line}" for line in lines) for log, lines in ends if lines)
+
+    def announce(self, greeting: str) -> None:
+        flower = f"http://127.0.0.1:{self.settings.aftertouch_flower_port}"
+        say(f"  web     {self.base_url}/\n  admin   {self.base_url}/admin/\n  API     {self.base_url}/api/v1/docs")
+        say(f"  Flower  {flower}/  (login: {self.flower_auth})")
+        say(greeting.strip())
+        say("Aftertouch runs. Ctrl-C stops it.")
+        ready = {"pid": os.getpid(), "base_url": self.base_url, "flower_url": flower}
+        draft = self.state_dir / "stack.json.new"
+        draft.write_text(json.dumps(ready))
+        draft.replace(self.state_dir / "stack.json")
+
+    def watch(self) -> None:
+        watch = Watch(self.state_dir, self.start_servers, say)
+        while self.supervisor is not None and self.supervisor.poll() is None:
+            watch.look()
+            time.sleep(LOOK_EVERY)
+        raise StackError(f"the supervisor ended. {self.last_words()}")
+
+    def stop(self) -> None:
+        say("Aftertouch stops.")
+        (self.state_dir / "stack.json").unlink(missing_ok=True)
+        if self.supervisor is not None and self.supervisor.poll() is None:
+            self.supervisor.terminate()
+            try:
+                self.supervisor.wait(stop_within(self.programs))
+            except subprocess.TimeoutExpired:
+                self.supervisor.kill()
+                self.supervisor.wait()
+        end_leftovers(self.state_dir, patience=LEFTOVERS_WITHIN)
+        servers.stop(self.state_dir)
+        say("Aftertouch has stopped.")
+
+
+def say(text: str) -> None:
+    if text:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()

@@ -1,0 +1,141 @@
+"""A whole stack for the demo and the tests: its own servers, free ports, a state directory of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from config.environment import ROOT
+from config.local import ownership, processes, servers
+from config.local.endpoints import Endpoints, read_endpoints
+from config.local.ports import free_port
+from config.local.stack_errors import StackError
+from config.local.supervisor import Supervisor, dying_with_us
+
+READY_WITHIN = 600.0  # a stack that ends is noticed at once
+# Somebody else's servers are not for trying things out on; `env` may name them on purpose.
+NOT_INHERITED = (
+    "DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL",
+    "AFTERTOUCH_BASE_URL", "AFTERTOUCH_HOST", "DJANGO_SETTINGS_MODULE",
+)  # fmt: skip
+
+
+@dataclass
+class RunningStack:
+    state_dir: Path
+    base_url: str
+    flower_url: str
+    environment: dict[str, str] = field(repr=False)
+    supervisor: Supervisor = field(repr=False)
+
+    @property
+    def endpoints(self) -> Endpoints:
+        found = read_endpoints(self.state_dir)
+        return Endpoints(
+            self.environment.get("DATABASE_URL") or (found.database_url if found else ""),
+            self.environment.get("REDIS_URL") or (found.redis_url if found else ""),
+        )
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """The programs that run now."""
+        return self.supervisor.pids()
+
+    @property
+    def server_pids(self) -> dict[str, int]:
+        """ "PostgreSQL" and "Valkey", where they run."""
+        return {label: pid for label, pid in servers.status(self.state_dir).items() if pid}
+
+    def kill(self, program: str, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal to a program or server. The pid it had."""
+        pid = {**self.pids, **self.server_pids}[program]
+        os.kill(pid, number)
+        return pid
+
+    def restart(self, program: str) -> None:
+        self.supervisor.restart(program)
+
+    def stop(self, program: str) -> None:
+        self.supervisor.stop(program)
+
+    def start(self, program: str) -> None:
+        self.supervisor.start(program)
+
+    def manage(self, *words: str) -> str:
+        """Run manage.py against this stack. What it printed."""
+        return subprocess.run(
+            [sys.executable, str(ROOT / "manage.py"), *words],
+            cwd=ROOT, env=self.environment, text=True, check=True, stdout=subprocess.PIPE,
+        ).stdout  # fmt: skip
+
+    def log(self, program: str) -> str:
+        return (self.state_dir / "logs" / f"{program}.log").read_text(errors="replace")
+
+    def wait_until(self, happened: Callable[[], bool], timeout: float, what: str = "it") -> None:
+        if not processes.wait_until(happened, timeout):
+            raise StackError(f"{what} has not happened within {timeout:g} s; logs in {self.state_dir / 'logs'}")
+
+
+@contextmanager
+def running_stack(
+    env: Mapping[str, str] | None = None, programs: Sequence[str] | None = None, state_dir: Path | None = None
+) -> Iterator[RunningStack]:
+    """Start servers and programs (all, or those named), yield once they are live, stop everything at the end.
+
+    Without a state directory it gets a new one, which is removed at the end.
+    """
+    folder = (state_dir or Path(tempfile.mkdtemp(prefix="aftertouch-"))).resolve()
+    servers.open_state_dir(folder)
+    environment = stack_environment(env or {}, folder)
+    owner = start_owner(environment, programs, folder)
+    try:
+        yield await_ready(owner, environment, folder)
+    finally:
+        stop_owner(owner, folder)
+        if state_dir is None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def stack_environment(env: Mapping[str, str], state_dir: Path) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
+    ports = {"AFTERTOUCH_PORT": str(free_port()), "AFTERTOUCH_FLOWER_PORT": str(free_port())}
+    return {**inherited, **ports, **env, "AFTERTOUCH_STATE_DIR": str(state_dir)}
+
+
+def start_owner(environment: dict[str, str], programs: Sequence[str] | None, folder: Path) -> subprocess.Popen[bytes]:
+    (folder / "logs").mkdir(mode=0o700, exist_ok=True)
+    (folder / "stack.json").unlink(missing_ok=True)
+    with (folder / "logs" / "stack.log").open("wb") as log:
+        return subprocess.Popen(
+            [*dying_with_us(), sys.executable, "-m", "config.local", "run", *(programs or [])],
+            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+
+
+def await_ready(owner: subprocess.Popen[bytes], environment: dict[str, str], folder: Path) -> RunningStack:
+    ready = folder / "stack.json"
+    processes.wait_until(lambda: ready.exists() or owner.poll() is not None, READY_WITHIN)
+    if not ready.exists():
+        raise StackError("the stack does not start:\n" + (folder / "logs" / "stack.log").read_text(errors="replace"))
+    told = json.loads(ready.read_text())
+    return RunningStack(folder, told["base_url"], told["flower_url"], environment, Supervisor(folder))
+
+
+def stop_owner(owner: subprocess.Popen[bytes], folder: Path) -> None:
+    owner.terminate()
+    try:
+        owner.wait(ownership.OWNER_WITHIN)
+    except subprocess.TimeoutExpired:
+        owner.kill()
+        owner.wait()
+    ownership.stop(folder)  # a killed owner could not

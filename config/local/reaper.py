@@ -1,0 +1,164 @@
+"""End every process that a run of tests, benchmarks or the demo started, however that run ends.
+
+A second process watches the run. It acts when the run asks for it or has ended, also by SIGKILL. It finds the
+processes by an inherited variable. Runs may be nested: a test worker in a test run, a demo in a test. The value of the
+variable then holds the names of the outer runs too.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import psutil  # type: ignore[import-untyped,unused-ignore]
+
+from config.local.processes import MARK, ROOT, command_line, end, is_alive, send, wait_until
+
+POLITE = 20.0  #: seconds from SIGTERM to SIGKILL; a test stack ends within them unless the machine is overloaded
+END_WITHIN = 90.0  #: seconds that a run waits for its reaper
+LOOK_EVERY = 0.5  #: seconds between two looks at the run
+
+
+class Reaper:
+    """The second process of this run."""
+
+    def __init__(self, process: subprocess.Popen[bytes], outer: str | None) -> None:
+        self._process = process
+        self._outer = outer
+
+    @classmethod
+    def start(cls, state_dir: Path | None = None) -> Reaper:
+        """Mark this process and all that it starts from now on.
+
+        Args:
+            state_dir: its embedded servers are stopped too, also those that an earlier run left.
+        """
+        outer, name = os.environ.get(MARK), f"{os.getpid()}-{time.time_ns()}"
+        mark = f"{outer}/{name}" if outer else name
+        environment = {key: value for key, value in os.environ.items() if key != MARK}
+        folder = [str(state_dir.resolve())] if state_dir else []
+        process = subprocess.Popen(
+            [sys.executable, "-m", "config.local.reaper", str(os.getpid()), mark, *folder],
+            cwd=ROOT, env=environment, stdin=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        os.environ[MARK] = mark
+        return cls(process, outer)
+
+    def end(self) -> None:
+        """End what this run started, and wait for it. A second call does nothing.
+
+        Raises:
+            TimeoutError: after 90 s. The reaper goes on.
+        """
+        if self._outer is None:
+            os.environ.pop(MARK, None)
+        else:
+            os.environ[MARK] = self._outer
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(b"end\n")
+                self._process.stdin.close()
+        try:
+            self._process.wait(END_WITHIN)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"processes of this run have not ended within {END_WITHIN:.0f} s") from None
+
+
+@contextmanager
+def bounded_run(state_dir: Path | None = None) -> Iterator[None]:
+    """A run that ends all its processes. SIGTERM and SIGHUP end it like Ctrl-C, so that its own clean-up runs first."""
+    reaper = Reaper.start(state_dir)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        reaper.end()
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes of this run and of the runs inside it, with their descendants.
+
+    The environment of a process that is not dumpable can be read by root only; its parent's usually can.
+    """
+    found = {process.pid: process for process in psutil.process_iter() if _carries(process, mark)}
+    for process in list(found.values()):
+        with suppress(psutil.NoSuchProcess):
+            found.update({child.pid: child for child in process.children(recursive=True)})
+    return [process for process in found.values() if process.pid != os.getpid() and is_alive(process)]
+
+
+def _carries(process: psutil.Process, mark: str) -> bool:
+    try:
+        return bool(f"{process.environ().get(MARK, '')}/".startswith(f"{mark}/"))
+    except (psutil.Error, OSError):
+        return False
+
+
+def watch(owner: psutil.Process | None) -> None:
+    """Return when the owner has ended or has asked for the end."""
+    while owner is not None and is_alive(owner):
+        readable, _, _ = select.select([sys.stdin], [], [], LOOK_EVERY)
+        if readable and os.read(sys.stdin.fileno(), 100):
+            return
+        if readable:  # the end of the pipe: the owner has ended, or is about to
+            wait_until(lambda: not is_alive(owner), LOOK_EVERY)
+            return
+
+
+def reap(mark: str, state_dir: Path | None) -> list[psutil.Process]:
+    """What could not be ended."""
+    for process in marked(mark):
+        # PostgreSQL waits for its clients after SIGTERM, and ends them after SIGINT.
+        is_postgres = any(os.path.basename(word) == "postgres" for word in command_line(process)[:1])
+        send(process, signal.SIGINT if is_postgres else signal.SIGTERM)
+    if state_dir is not None:
+        _stop_servers(state_dir)
+    wait_until(lambda: not marked(mark), POLITE, pause=0.2)
+    for _ in range(10):
+        left = marked(mark)
+        if not left:
+            return []
+        for process in left:
+            end(process, (signal.SIGKILL, 2.0))
+    return marked(mark)
+
+
+def _stop_servers(state_dir: Path) -> None:
+    from config.local import servers  # imports clients that a watching process does not need
+    from config.local.server_errors import EmbeddedServerError
+
+    try:
+        servers.stop(state_dir)
+    except EmbeddedServerError as error:
+        sys.stderr.write(f"Aftertouch: {error}\n")
+
+
+def main(pid: str, mark: str, state_dir: str = "") -> int:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        owner = psutil.Process(int(pid))
+    except psutil.NoSuchProcess:
+        owner = None
+    watch(owner)
+    left = reap(mark, Path(state_dir) if state_dir else None)
+    for process in left:
+        sys.stderr.write(f"Aftertouch: process {process.pid} of this run does not end\n")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,131 @@
+"""How any embedded server is started: a kill -9 of it, or of its starter, at any moment is repaired by a start."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import psutil  # type: ignore[import-untyped,unused-ignore]
+
+from config.local.account import Account
+from config.local.ports import free_port
+from config.local.processes import command_line, is_alive, running, start_apart
+from config.local.server_errors import EmbeddedServerError, PasswordRefusedError
+
+RETRY_FOR = 15.0  # a killed server's children, lock file and shared memory are gone long before
+ANSWER_WITHIN = 120.0  # crash recovery replays the log before the first answer
+REFUSED_FOR = 2.0  # a stranger on the port answers so too, until ours has found the port taken and is gone
+LOG_LIMIT = 10 * 1024 * 1024
+
+
+class Server(ABC):
+    program: str  # the name of the binary
+    label: str
+    port_option: str
+
+    def __init__(self, state_dir: Path, account: Account) -> None:
+        self.state_dir = state_dir
+        self.account = account
+        self.folder = state_dir / self.program.split("-")[0]
+        self.log = state_dir / "logs" / f"{self.folder.name}.log"
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make what a start needs, once, and tidy what a crash left."""
+
+    @abstractmethod
+    def command(self, port: int) -> list[str]: ...
+
+    @abstractmethod
+    def marker(self) -> Path:
+        """The path in the command line that only this server has."""
+
+    @abstractmethod
+    def url(self, port: int) -> str: ...
+
+    @abstractmethod
+    def prove(self, port: int) -> None:
+        """Ask the server something with our password; raises where the answer is wrong or missing."""
+
+    @abstractmethod
+    def is_refusal(self, error: Exception) -> bool:
+        """Whether the answer was that our password is wrong."""
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    def process(self) -> psutil.Process | None:
+        return running(self.program, self.marker())
+
+    def port_of(self, process: psutil.Process) -> int | None:
+        words = command_line(process)
+        return int(words[words.index(self.port_option) + 1]) if self.port_option in words else None
+
+    def last_port(self) -> int | None:
+        try:
+            return int((self.state_dir / f"{self.folder.name}.port").read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def remember_port(self, port: int) -> None:
+        (self.state_dir / f"{self.folder.name}.port").write_text(str(port))
+
+    def start(self) -> str:
+        """Its address, once it answers. Where it runs already, only the proof that it does."""
+        while (process := self.process()) is not None:
+            port = self.port_of(process)
+            try:
+                if port is not None and self.answers(port, process):
+                    return self.url(port)
+            except PasswordRefusedError:
+                self.stop()
+        self.make_folder()
+        return self.url(self.start_stubbornly())
+
+    def make_folder(self) -> None:
+        self.folder.mkdir(mode=0o755, exist_ok=True)
+        self.log.parent.mkdir(mode=0o700, exist_ok=True)
+        if self.log.exists() and self.log.stat().st_size > LOG_LIMIT:
+            self.log.replace(self.log.with_suffix(".log.1"))
+
+    def start_stubbornly(self) -> int:
+        deadline, pause = time.monotonic() + RETRY_FOR, 0.1
+        while True:
+            self.prepare()
+            port = free_port(self.last_port())
+            self.remember_port(port)
+            process = start_apart([*self.account.becoming, *self.command(port)], self.log)
+            if process is not None and self.answers(port, process):
+                return port
+            if time.monotonic() >= deadline:
+                raise EmbeddedServerError(f"{self.label} does not start. The end of {self.log}:\n{self.last_words()}")
+            time.sleep(pause)
+            pause = min(pause * 2, 2.0)
+
+    def answers(self, port: int, process: psutil.Process) -> bool:
+        """Wait for the first right answer. False where the process died before it."""
+        asked_at = time.monotonic()
+        while True:
+            try:
+                self.prove(port)
+            except Exception as error:
+                if not is_alive(process):
+                    return False
+                waited, where = time.monotonic() - asked_at, f"{self.label} (pid {process.pid}, port {port})"
+                if waited >= REFUSED_FOR and self.is_refusal(error):
+                    raise PasswordRefusedError(
+                        f"{where} refuses the password in {self.state_dir / 'secrets'}; "
+                        "bring that file back, or remove the state folder and lose its data"
+                    ) from error
+                if waited >= ANSWER_WITHIN:
+                    raise EmbeddedServerError(f"{where} runs but does not answer: {error}") from error
+                time.sleep(0.05)
+            else:
+                return True
+
+    def last_words(self) -> str:
+        try:
+            return "\n".join("  " + line for line in self.log.read_text(errors="replace").splitlines()[-12:])
+        except FileNotFoundError:
+            return "  (empty)"

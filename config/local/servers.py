@@ -1,0 +1,102 @@
+"""Start, stop and look at the embedded servers of one state directory. One starter or stopper at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+
+from config.local import postgres, valkey
+from config.local.account import server_account
+from config.local.endpoints import Endpoints, read_endpoints, write_endpoints
+from config.local.postgres import Postgres
+from config.local.processes import wait_until
+from config.local.server import Server
+from config.local.server_errors import EmbeddedServerError
+from config.local.valkey import Valkey
+
+TURN_WITHIN = 180.0
+STOP_WITHIN = sum(seconds for steps in (postgres.STOP_STEPS, valkey.STOP_STEPS) for _, seconds in steps)
+
+
+def start(state_dir: Path, *, postgres: bool = True, valkey: bool = True) -> Endpoints:
+    """The addresses of the servers asked for, each proved to answer. Starts those that do not run."""
+    state_dir = state_dir.resolve()
+    open_state_dir(state_dir)
+    with one_at_a_time(state_dir):
+        before = read_endpoints(state_dir) or Endpoints("", "")
+        account = server_account()
+        now = Endpoints(
+            database_url=Postgres(state_dir, account).start() if postgres else before.database_url,
+            redis_url=Valkey(state_dir, account).start() if valkey else before.redis_url,
+        )
+        write_endpoints(state_dir, now)
+    return now
+
+
+def stop(state_dir: Path) -> None:
+    """End what runs here and withdraw the addresses. Nothing to end is no error."""
+    state_dir = state_dir.resolve()
+    if not state_dir.exists():
+        return
+    with one_at_a_time(state_dir):
+        (state_dir / "endpoints.json").unlink(missing_ok=True)
+        for server in servers(state_dir):
+            server.stop()
+
+
+def administer(state_dir: Path, *statements: str) -> None:
+    """Run statements as the administrator of the running PostgreSQL: what tests and benchmarks need beyond the
+    application's rights."""
+    state_dir = state_dir.resolve()
+    server = Postgres(state_dir, server_account())
+    process = server.process()
+    port = server.port_of(process) if process else None
+    if port is None:
+        raise EmbeddedServerError(f"PostgreSQL of {state_dir} does not run")
+    with psycopg.connect(server.admin_url(port), connect_timeout=10, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def status(state_dir: Path) -> dict[str, int | None]:
+    """The pid of each server, None where it does not run. Looks, and touches nothing."""
+    found = ((server.label, server.process()) for server in servers(state_dir.resolve()))
+    return {label: process.pid if process else None for label, process in found}
+
+
+def servers(state_dir: Path) -> list[Server]:
+    account = server_account()
+    return [Postgres(state_dir, account), Valkey(state_dir, account)]
+
+
+def open_state_dir(state_dir: Path) -> None:
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    owner = state_dir.stat().st_uid
+    if owner != os.geteuid():
+        raise EmbeddedServerError(
+            f"the state folder {state_dir} belongs to uid {owner}, this is uid {os.geteuid()}; "
+            "run as its owner, or set AFTERTOUCH_STATE_DIR to a folder of your own"
+        )
+    state_dir.chmod(0o700)
+
+
+@contextmanager
+def one_at_a_time(state_dir: Path) -> Iterator[None]:
+    """Wait for our turn. The lock goes with the process that holds it; the servers do not inherit it."""
+    with (state_dir / "servers.lock").open("a") as lock:
+
+        def taken() -> bool:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+        if not wait_until(taken, TURN_WITHIN):
+            raise EmbeddedServerError(f"another start or stop of {state_dir} has not ended for {TURN_WITHIN:.0f} s")
+        yield

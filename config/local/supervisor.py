@@ -1,0 +1,171 @@
+"""The supervisor that keeps the programs alive: its configuration, its process and its socket."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+from xmlrpc.client import ServerProxy
+
+from supervisor.xmlrpc import SupervisorTransport  # type: ignore[import-untyped,unused-ignore]
+
+from config.environment import ROOT, Environment
+from config.local.programs import Program, command
+from config.local.secrets import secret
+from config.local.stack_errors import StackError
+
+SOCKET_PATH_LIMIT = 90  # the kernel takes 107 bytes, and the supervisor first binds a longer name beside it
+OPEN_FILES = 65_536
+
+SUPERVISOR = """\
+[supervisord]
+nodaemon=true
+silent=true
+{user}directory={root}
+logfile={logs}/supervisor.log
+logfile_maxbytes=10MB
+logfile_backups=2
+pidfile={state}/supervisor.pid
+childlogdir={logs}
+minfds={open_files}
+
+[unix_http_server]
+file={socket}
+chmod=0700
+username=aftertouch
+password={password}
+
+[rpcinterface:supervisor]
+supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+"""
+
+GROUP = "aftertouch"  # the supervisor ends one group after another, and the programs of a group at once
+GROUP_OF_ALL = """
+[group:{group}]
+programs={names}
+"""
+
+PROGRAM = """
+[program:{name}]
+command={command}
+directory={root}
+autorestart=true
+startsecs=1
+startretries=4
+stopsignal=TERM
+stopwaitsecs={stop_within}
+killasgroup=true
+redirect_stderr=true
+stdout_logfile={logs}/{name}.log
+stdout_logfile_maxbytes=10MB
+stdout_logfile_backups=3
+"""
+
+
+def write_configuration(settings: Environment, state_dir: Path, programs: Sequence[Program]) -> Path:
+    logs = state_dir / "logs"
+    logs.mkdir(mode=0o700, exist_ok=True)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = SUPERVISOR.format(
+        user="user=root\n" if os.geteuid() == 0 else "",
+        root=escaped(ROOT), logs=escaped(logs), state=escaped(state_dir),
+        open_files=min(hard, OPEN_FILES) if hard != resource.RLIM_INFINITY else OPEN_FILES,
+        socket=escaped(socket_path(state_dir)), password=secret(state_dir, "supervisor"),
+    )  # fmt: skip
+    for program in programs:
+        text += PROGRAM.format(
+            name=program.name, command=escaped(command(program, settings)), stop_within=program.stop_within,
+            root=escaped(ROOT), logs=escaped(logs),
+        )  # fmt: skip
+    text += GROUP_OF_ALL.format(group=GROUP, names=",".join(program.name for program in programs))
+    path = state_dir / "supervisor.conf"
+    path.touch(mode=0o600)
+    path.write_text(text)
+    return path
+
+
+def escaped(value: object) -> str:
+    return str(value).replace("%", "%%")
+
+
+def socket_path(state_dir: Path) -> Path:
+    """In the state directory; where its name is too long for a socket, in a short folder of our own."""
+    path = state_dir / "supervisor.sock"
+    if len(os.fsencode(path)) <= SOCKET_PATH_LIMIT:
+        return path
+    name = hashlib.sha256(os.fsencode(state_dir)).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"aftertouch-{os.geteuid()}-{name}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.geteuid():
+        raise StackError(f"{folder} belongs to somebody else; set AFTERTOUCH_STATE_DIR to a folder with a shorter path")
+    return folder / "supervisor.sock"
+
+
+def dying_with_us() -> list[str]:
+    """The words before a command that let it get SIGTERM when this process is killed."""
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig=TERM"] if setpriv else []
+
+
+def start_supervisor(configuration: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with (configuration.parent / "logs" / "supervisor.err").open("wb") as complaints:
+        return subprocess.Popen(
+            [*dying_with_us(), sys.executable, "-m", "supervisor.supervisord", "-c", str(configuration)],
+            cwd=ROOT, env=dict(environment), start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints,
+        )  # fmt: skip
+
+
+class Supervisor:
+    """What can be asked of the running supervisor. Each call opens a connection of its own."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+
+    def ask(self, method: str, *arguments: object) -> Any:
+        transport = SupervisorTransport(
+            "aftertouch", secret(self.state_dir, "supervisor"), f"unix://{socket_path(self.state_dir)}"
+        )
+        with ServerProxy("http://127.0.0.1", transport=transport) as proxy:
+            return getattr(proxy.supervisor, method)(*arguments)
+
+    def programs(self) -> dict[str, dict[str, Any]]:
+        """name → state and pid, as the supervisor tells them."""
+        return {row["name"]: row for row in cast(list[dict[str, Any]], self.ask("getAllProcessInfo"))}
+
+    def states(self) -> dict[str, str]:
+        return {name: str(row["statename"]) for name, row in self.programs().items()}
+
+    def pids(self) -> dict[str, int]:
+        return pids_of(self.programs())
+
+    def start(self, program: str) -> None:
+        self.ask("startProcess", f"{GROUP}:{program}")
+
+    def stop(self, program: str) -> None:
+        self.ask("stopProcess", f"{GROUP}:{program}")
+
+    def restart(self, program: str) -> None:
+        if self.states()[program] in ("RUNNING", "STARTING", "BACKOFF"):
+            self.stop(program)
+        self.start(program)
+
+
+def end_group(leader: int) -> None:
+    """End what a killed program left behind; the group keeps its number as long as it has members."""
+    with suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+
+
+def pids_of(programs: dict[str, dict[str, Any]]) -> dict[str, int]:
+    """Of those that run."""
+    return {name: int(row["pid"]) for name, row in programs.items() if row["pid"]}

@@ -1,0 +1,228 @@
+"""Publish, read and cancel jobs; read and operate shops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from ninja import Path, Query, Router
+from ninja.responses import Status
+
+from rpa_tasks.api.schemas import (
+    JobFilters,
+    JobIn,
+    JobOut,
+    JobsOut,
+    RebalancedOut,
+    RebalanceIn,
+    ReceiptOut,
+    ShopFilters,
+    ShopOut,
+    ShopsOut,
+)
+from rpa_tasks.jobs import publish as publishing
+from rpa_tasks.jobs import queries, shops
+from rpa_tasks.models import Evidence, Job, Run, Shop
+from rpa_tasks.worker.evidence import unpacked
+from scheduling import sql
+from scheduling.api.auth import ApiKeyAuth, actor_of, principal_of
+from scheduling.api.errors import Problem
+from scheduling.api.pagination import page_of, reading
+from scheduling.api.schemas import ProblemOut, Text
+from scheduling.errors import InvalidInput, NotFound
+from scheduling.models import Priority
+
+PUBLISH, READ, OPERATE = ApiKeyAuth("rpa.publish"), ApiKeyAuth("rpa.read"), ApiKeyAuth("rpa.operate")
+router = Router(tags=["RPA"], auth=READ)
+PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
+LARGEST_KEY = 2**63 - 1
+SAME = (
+    "task_id", "retry_of", "state", "reason", "parked", "dedupe_key", "requests", "source", "due_at", "planned_at",
+    "created_at", "settled_at", "attempt", "failures", "node", "progress", "progress_message", "cancel_requested_at",
+)  # fmt: skip
+RUN = ("number", "lease_no", "node", "started_at", "ended_at", "outcome", "reason", "exit_code", "detail")
+SHOP = ("shop_id", "name", "login_lost_at", "paused", "dedicated_queue")
+STATE = ("waiting", "running", "last_served_at", "last_success_at", "breaker_open_until")
+
+
+@router.post("/rpa/jobs", auth=PUBLISH, response={202: ReceiptOut, PROBLEMS: ProblemOut})
+def publish(request: HttpRequest, wish: JobIn) -> Status[dict[str, Any]]:
+    """Publish a job for a shop. While a job of the same shop, task type and `dedupe_key` waits (also for a retry), the
+    request merges into it: latest payload, highest priority, earliest time. The response then has `duplicate`.
+    Without a `dedupe_key` the flow decides which requests merge. A request with an empty one never merges."""
+    try:
+        with sql.brief_lock_waits():
+            receipt = publishing.publish(
+                publishing.Request(
+                    platform=wish.platform,
+                    shop_id=wish.shop_id,
+                    task_type=wish.task_type,
+                    payload=wish.payload,
+                    priority=Priority[wish.priority.upper()],
+                    delay=timedelta(seconds=wish.delay_seconds),
+                    dedupe_key=wish.dedupe_key,
+                    source=actor_of(request).name,
+                )
+            )
+    except publishing.Refused as refused:
+        raise Problem(429, str(refused), retry_after=refused.retry_after) from refused
+    return Status(202, {"task_id": receipt.task_id, "duplicate": receipt.duplicate, "state": receipt.state})
+
+
+@router.get("/rpa/jobs", response={200: JobsOut, PROBLEMS: ProblemOut})
+def list_jobs(request: HttpRequest, filters: Query[JobFilters]) -> dict[str, Any]:
+    """List jobs, newest first. `shop` is a shop id; `platform` makes it unique. A list that takes too long returns
+    503: filter by a shop then."""
+    with reading():
+        rows = queries.jobs_page(
+            platform=filters.platform,
+            shop=filters.shop,
+            task_type=filters.task_type,
+            state=filters.state or "",
+            before=filters.before(),
+            limit=filters.limit + 1,
+        )
+        again = queries.retried_as(row.task_id for row in rows)
+        return page_of([_brief(row, again) for row in rows], [row.task_id for row in rows], filters.limit)
+
+
+@router.get("/rpa/jobs/{task_id}", response={200: JobOut, PROBLEMS: ProblemOut})
+def get_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
+    """Return one job with all runs and their evidence."""
+    return _job(task_id)
+
+
+@router.post("/rpa/jobs/{task_id}/cancel", auth=OPERATE, response={200: JobOut, PROBLEMS: ProblemOut})
+def cancel_job(request: HttpRequest, task_id: UUID) -> dict[str, Any]:
+    """Cancel a job. A waiting job ends at once. A running job gets `cancel_requested_at`, and its node ends it within
+    seconds. 409 if the job has ended. A key without `rpa.read` gets no payload, result or runs."""
+    with sql.brief_lock_waits():
+        publishing.cancel(task_id, by=actor_of(request).name)
+    unread: dict[str, Any] = (
+        {} if READ.scope in principal_of(request).scopes else {"payload": None, "result": None, "runs": []}
+    )
+    return _job(task_id) | unread
+
+
+@router.get("/rpa/jobs/{task_id}/evidence/{evidence_id}", url_name="rpa_evidence", response={PROBLEMS: ProblemOut})
+def get_evidence(request: HttpRequest, task_id: UUID, evidence_id: int) -> HttpResponse:
+    """Download evidence of a failed run: a screenshot, the page's HTML, or its log."""
+    row = None
+    if 0 < evidence_id <= LARGEST_KEY:
+        row = Evidence.objects.filter(pk=evidence_id, run__job_id=task_id).first()
+    if row is None:
+        raise NotFound(f"There is no such evidence of job {task_id}.")
+    content = bytes(row.content)
+    if row.kind == Evidence.Kind.SCREENSHOT:
+        kind, name = ("image/png", "png") if content.startswith(b"\x89PNG") else ("image/jpeg", "jpg")
+    else:
+        content, kind, name = unpacked(content), "text/plain; charset=utf-8", "txt"
+    disposition = f'attachment; filename="{task_id}-{row.run_id}-{row.kind}.{name}"'
+    return HttpResponse(content, content_type=kind, headers={"Content-Disposition": disposition})
+
+
+@router.get("/rpa/shops", response={200: ShopsOut, PROBLEMS: ProblemOut})
+def list_shops(request: HttpRequest, filters: Query[ShopFilters]) -> dict[str, Any]:
+    """List shops with their state."""
+    with reading():
+        states = queries.shops_page(
+            platform=filters.platform, login=filters.login or "", after=_after(filters), limit=filters.limit + 1
+        )
+        return page_of([_shop(each) for each in states], [UUID(int=each.shop.pk) for each in states], filters.limit)
+
+
+@router.post("/rpa/shops/rebalance", auth=OPERATE, response={200: RebalancedOut, PROBLEMS: ProblemOut})
+def rebalance(request: HttpRequest, wish: RebalanceIn) -> shops.Rebalanced:
+    """Release the preferred node of many shops. Nodes with free slots take the shops with a new browser profile, so
+    platforms may ask for a login again. Shops with a running job keep their node and count as `running`."""
+    return shops.rebalance(by=actor_of(request).name, platform=wish.platform, shop_ids=wish.shop_ids, node=wish.node)
+
+
+@router.post("/rpa/shops/{platform}/{shop_id}/logged-in", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
+def logged_in(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
+    """Confirm that an operator logged the shop in. Its jobs continue."""
+    return _act(request, platform, shop_id, shops.logged_in)
+
+
+@router.post("/rpa/shops/{platform}/{shop_id}/pause", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
+def pause(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
+    """Start no more jobs of this shop. A running job continues. Idempotent."""
+    return _act(request, platform, shop_id, shops.pause)
+
+
+@router.post("/rpa/shops/{platform}/{shop_id}/resume", auth=OPERATE, response={200: ShopOut, PROBLEMS: ProblemOut})
+def resume(request: HttpRequest, platform: Path[Text], shop_id: Path[Text]) -> dict[str, Any]:
+    """End the pause of the shop."""
+    return _act(request, platform, shop_id, shops.resume)
+
+
+def _act(request: HttpRequest, platform: str, shop_id: str, act: Callable[..., bool]) -> dict[str, Any]:
+    found = Shop.objects.filter(platform__key=platform, shop_id=shop_id, retired_at=None)
+    row = found.first()
+    if row is None:
+        raise NotFound(f"There is no shop {platform}/{shop_id}.")
+    with sql.brief_lock_waits():
+        act(row.pk, by=actor_of(request).name)
+    (state,) = queries.shop_states(found)
+    return _shop(state)
+
+
+def _after(filters: ShopFilters) -> int:
+    before = filters.before()
+    if before is not None and before.int > LARGEST_KEY:
+        raise InvalidInput.of("cursor", "is not one that this list has given out")
+    return before.int if before else 0
+
+
+def _job(task_id: UUID) -> dict[str, Any]:
+    row = queries.job(task_id)
+    if row is None:
+        raise NotFound(f"There is no job {task_id}.")
+    evidence = Evidence.objects.filter(run__job=row).defer("content").order_by("pk")
+    left: dict[int, list[Evidence]] = {}
+    for each in evidence:
+        left.setdefault(each.run_id, []).append(each)
+    return _brief(row, queries.retried_as([task_id])) | {
+        "payload": row.payload,
+        "result": row.result,
+        "runs": [_run(run, row, left.get(run.pk, [])) for run in row.runs.all()],
+    }
+
+
+def _brief(row: Job, again: dict[UUID, UUID]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in SAME} | {
+        "delivery_key": row.root_id,
+        "retried_as": again.get(row.task_id),
+        "platform": row.shop.platform.key,
+        "shop_id": row.shop.shop_id,
+        "task_type": row.flow.task_type,
+        "priority": Priority(row.priority).name.lower(),
+        "touch": row.touch_key,
+    }
+
+
+def _run(run: Run, job: Job, left: list[Evidence]) -> dict[str, Any]:
+    return {name: getattr(run, name) for name in RUN} | {
+        "pool_wait_seconds": run.pool_wait.total_seconds() if run.pool_wait is not None else None,
+        "evidence": [
+            {
+                "kind": each.kind,
+                "url": reverse("api:rpa_evidence", args=[job.task_id, each.pk]),
+                "created_at": each.created_at,
+            }
+            for each in left
+        ],
+    }
+
+
+def _shop(state: queries.ShopState) -> dict[str, Any]:
+    shop = state.shop
+    return (
+        {name: getattr(shop, name) for name in SHOP}
+        | {name: getattr(state, name) for name in STATE}
+        | {"platform": shop.platform.key, "login": shop.login_state, "platform_paused": shop.platform.paused}
+    )

@@ -1,0 +1,12 @@
+"""The browsers of this node, one a shop, shared by all its worker processes through the state directory."""
+
+from __future__ import annotations
+
+from rpa_tasks.browsers.devtools import NoAnswer, clear_cookies
+from rpa_tasks.browsers.errors import BROWSER_FAILED, BROWSER_WAIT, DISK_FULL, PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.pool import Borrowed, borrow
+
+__all__ = [
+    "BROWSER_FAILED", "BROWSER_WAIT", "DISK_FULL", "PROFILE_BUSY", "Borrowed", "NoAnswer", "NoBrowser", "borrow",
+    "clear_cookies",
+]  # fmt: skip

@@ -1,0 +1,189 @@
+"""Starting one Chromium on a shop's profile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.conf import settings
+
+from rpa_tasks import isolation
+from rpa_tasks.browsers import devtools, places
+from rpa_tasks.browsers.browser_processes import MARKER, is_alive, left_on, listens, strangers
+from rpa_tasks.browsers.errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.singleton import release_singleton
+from rpa_tasks.supervisor.processes import end, look
+
+START_TIMEOUT = 20.0  #: seconds, beyond the wait for a slot
+LEAST_FREE = 100 * 1024 * 1024  #: bytes without which Chromium damages the profile instead of failing
+SPAWNER = Path(__file__).with_name("spawn_process.py")
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PATH = "/usr/local/bin:/usr/bin:/bin:/snap/bin"
+
+FLAGS = [
+    "--headless=new",
+    # The kernel picks a free port and Chromium says which: no two ever want the same one.
+    "--remote-debugging-port=0",
+    "--no-first-run",
+    "--no-default-browser-check",
+    "--no-service-autorun",
+    "--noerrdialogs",
+    "--hide-crash-restore-bubble",
+    "--disable-search-engine-choice-screen",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-default-apps",
+    "--disable-sync",
+    "--disable-breakpad",
+    "--disable-crash-reporter",
+    "--metrics-recording-only",
+    "--password-store=basic",
+    "--mute-audio",
+    "--disable-gpu",
+    # Pages that nobody looks at must not be slowed down.
+    "--disable-background-timer-throttling",
+    "--disable-backgrounding-occluded-windows",
+    "--disable-renderer-backgrounding",
+    "--disable-features=Translate,OptimizationHints,MediaRouter",
+    "--disk-cache-size=52428800",
+    "--window-size=1366,900",
+    "--log-level=3",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    pid: int
+    ticks: int
+    port: int
+    path: str
+
+
+def find_chromium() -> str:
+    """NoBrowser: there is none."""
+    wanted = settings.RPA_CHROMIUM_PATH
+    for name in [wanted] if wanted else NAMES:
+        if found := shutil.which(name):
+            return found
+    raise NoBrowser(BROWSER_FAILED, f"Chromium was not found ({wanted or ', '.join(NAMES)}).")
+
+
+def start(slot: int, profile_id: str) -> Running:
+    """Start a browser and wait until it answers. The caller has slot and profile, and its record names both.
+    NoBrowser: what was started may still live; end it."""
+    profile = places.profile(profile_id)
+    if shutil.disk_usage(profile).free < LEAST_FREE:
+        raise NoBrowser(DISK_FULL, f"Less than {LEAST_FREE // 2**20} MB are free.")
+    if others := strangers(str(profile)):
+        raise NoBrowser(PROFILE_BUSY, f"A browser that is not ours uses the profile: {others}.")
+    # Whoever has the profile's lock may end what is on it: no record names it, so nobody else would.
+    end(lambda: left_on(str(profile)), grace=2.0)
+    release_singleton(profile)
+    port_file = profile / "DevToolsActivePort"
+    port_file.unlink(missing_ok=True)
+    log = places.logs() / f"browser-{slot}.log"
+    pid = _spawn([find_chromium(), *_flags(profile)], log=log, slot=slot, profile=profile, profile_id=profile_id)
+    process = look(pid)
+    for _ in _moments(START_TIMEOUT):
+        if process is None or not is_alive(pid, process.started):
+            break
+        # The profile is not ours alone to write: the port must be this very browser's.
+        if (found := _port(port_file)) and listens(pid, found[0]) and _answers(*found):
+            return Running(pid, process.started, *found)
+    raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_last_words(log)}")
+
+
+def _flags(profile: Path) -> list[str]:
+    flags = [*FLAGS, f"--user-data-dir={profile}"]
+    try:
+        kind = isolation.mode()
+    except isolation.CannotIsolate as error:
+        raise NoBrowser(BROWSER_FAILED, str(error)) from error
+    if (os.geteuid() == 0 and kind != isolation.UID) or not may_use_namespaces():
+        flags.append("--no-sandbox")  # it refuses to run as root, or without namespaces, otherwise
+    if shutil.disk_usage("/dev/shm").free < 512 * 1024 * 1024:  # noqa: S108  (the kernel's, not ours)
+        flags.append("--disable-dev-shm-usage")
+    return [*flags, "about:blank"]
+
+
+def may_use_namespaces() -> bool:
+    """Whether the kernel lets an ordinary user make user namespaces, of which Chromium makes its sandbox."""
+    try:
+        return int(Path("/proc/sys/user/max_user_namespaces").read_text()) > 0
+    except (OSError, ValueError):
+        return True
+
+
+def _spawn(command: list[str], *, log: Path, slot: int, profile: Path, profile_id: str) -> int:
+    """The pid. NoBrowser: it cannot be executed."""
+    try:
+        with isolation.plan_for_browser(profile_id) as plan:
+            answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
+                [sys.executable, "-I", "-S", str(SPAWNER), str(log), json.dumps(plan.confine), *plan.prefix, *command],
+                env=_environment(slot, profile),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=START_TIMEOUT,
+                check=False,
+                pass_fds=plan.descriptors,
+            )
+    except isolation.CannotIsolate as error:
+        raise NoBrowser(BROWSER_FAILED, str(error)) from error
+    except subprocess.TimeoutExpired as error:
+        raise NoBrowser(BROWSER_FAILED, "It could not be started in time.") from error
+    try:
+        return int(json.loads(answer.stdout)["pid"])
+    except (ValueError, KeyError) as error:
+        raise NoBrowser(BROWSER_FAILED, f"{answer.stdout!r} {answer.stderr[-500:]!r}") from error
+
+
+def _environment(slot: int, profile: Path) -> dict[str, str]:
+    """Nothing of the worker's: neither its secrets nor the markers of a run, which would make it a run's process.
+
+    The mark of a test run stays, because a test run ends all its processes (`config.local.reaper`)."""
+    return {
+        **{name: os.environ[name] for name in ("AFTERTOUCH_RUN",) if name in os.environ},
+        "PATH": PATH,
+        "HOME": str(profile),
+        "LANG": "C.UTF-8",
+        "TZ": settings.TIME_ZONE,
+        MARKER: places.marker(slot),
+    }
+
+
+def _port(port_file: Path) -> tuple[int, str] | None:
+    try:
+        port, path = places.read_own(port_file).decode().split()
+        return int(port), path
+    except (OSError, ValueError):
+        return None
+
+
+def _answers(port: int, path: str) -> bool:
+    try:
+        return devtools.address(port) == path
+    except devtools.NoAnswer:
+        return False
+
+
+def _moments(seconds: float) -> Iterator[None]:
+    """Every 20 ms until the time is over."""
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        yield
+        time.sleep(0.02)
+
+
+def _last_words(log: Path) -> str:
+    """Without the NUL bytes of a log that was cut under its writer: PostgreSQL keeps none."""
+    try:
+        return log.read_text(errors="replace")[-500:].replace("\0", "\ufffd").strip()
+    except OSError as error:
+        return str(error)

@@ -1,0 +1,226 @@
+"""Playwright, as far as the pool and the evidence need it: a timed page, cookies, a picture of what is shown.
+
+    python -m rpa_tasks.browsers.playwright_driver check --port 9222 --profile DIR
+    python -m rpa_tasks.browsers.playwright_driver clear-cookies --port 9222
+    python -m rpa_tasks.browsers.playwright_driver snapshot --port 9222 --dir DIR
+
+prints one JSON object and ends 0, or `{"error": …}` and ends 1. A worker runs it like that, so that no event loop and
+no driver process live in a worker. `examine` does checks on request, for the maintainer: one question a line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Error, Page, Playwright, sync_playwright
+
+from rpa_tasks.browsers import devtools
+
+LIMIT = 1_000_000  #: bytes of a snapshot's picture, and of its HTML
+TIMEOUT = 10.0  #: seconds
+PAGE = "data:text/html,<title>check</title><p>checked</p>"
+#: A picture smaller than the limit is found among these.
+PICTURES: tuple[dict[str, Any], ...] = (
+    {"type": "png"},
+    {"type": "jpeg", "quality": 70},
+    {"type": "jpeg", "quality": 20},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a page was shown."""
+
+    ok: bool
+    seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The most recent page."""
+
+    screenshot: bytes
+    html: str
+    url: str
+    title: str
+
+
+def check(port: int, profile_dir: str | Path, *, timeout: float = TIMEOUT) -> Health:
+    """Show a page in a tab of its own, and compare the profile. Raises nothing about the browser."""
+    with sync_playwright() as playwright:
+        try:
+            browser = _connect(playwright, port, timeout)
+        except Error as error:
+            return Health(False, 0.0, _first_line(error))
+        return _navigate(browser, str(profile_dir), timeout)
+
+
+def clear_cookies(port: int, *, timeout: float = TIMEOUT) -> None:
+    """Of the whole profile. playwright.Error."""
+    with _connected(port, timeout) as browser:
+        browser.contexts[0].clear_cookies()
+
+
+def snapshot(port: int, *, timeout: float = TIMEOUT) -> Snapshot:
+    """What the browser shows, each piece at most 1 MB. playwright.Error, devtools.NoAnswer."""
+    with _connected(port, timeout) as browser:
+        page = _latest(browser, port)
+        html = page.content().encode(errors="replace")[:LIMIT].decode(errors="ignore")
+        return Snapshot(screenshot=_picture(page, timeout), html=html, url=page.url, title=page.title())
+
+
+@contextmanager
+def _connected(port: int, timeout: float) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        yield _connect(playwright, port, timeout)
+
+
+def _connect(playwright: Playwright, port: int, timeout: float) -> Browser:
+    """Leaving Playwright lets go of the browser; closing it would end a browser that is not ours to end."""
+    return playwright.chromium.connect_over_cdp(f"http://127.0.0.1:{port}", timeout=timeout * 1000)
+
+
+def _navigate(browser: Browser, profile_dir: str, timeout: float) -> Health:
+    began = time.monotonic()
+    try:
+        page = browser.contexts[0].new_page()
+        try:
+            page.goto(PAGE, timeout=timeout * 1000)
+            shown = page.inner_text("p", timeout=timeout * 1000)
+            seconds = time.monotonic() - began
+            page.goto("chrome://version", timeout=timeout * 1000)
+            profile = page.inner_text("#profile_path", timeout=timeout * 1000)
+        finally:
+            page.close()
+    except (Error, IndexError) as error:
+        return Health(False, time.monotonic() - began, _first_line(error))
+    if shown != "checked":
+        return Health(False, seconds, "the page was not shown")
+    if Path(profile).parent.resolve() != Path(profile_dir).resolve():
+        return Health(False, seconds, f"another profile: {profile}")
+    return Health(True, seconds)
+
+
+def _latest(browser: Browser, port: int) -> Page:
+    """The page that was active last, by the browser's own account; Playwright's order says nothing about that."""
+    ids = [page["id"] for page in devtools.pages(port)]
+    ranked: list[tuple[bool, int, Page]] = []
+    for page in (page for context in browser.contexts for page in context.pages):
+        target = browser.contexts[0].new_cdp_session(page).send("Target.getTargetInfo")["targetInfo"]["targetId"]
+        ranked.append((page.url == "about:blank", ids.index(target) if target in ids else len(ids), page))
+    if not ranked:
+        raise Error("The browser has no page.")
+    return min(ranked, key=lambda each: each[:2])[2]
+
+
+def _picture(page: Page, timeout: float) -> bytes:
+    picture = b""
+    for form in PICTURES:
+        picture = page.screenshot(timeout=timeout * 1000, animations="disabled", **form)
+        if len(picture) <= LIMIT:
+            break
+    return picture if len(picture) <= LIMIT else b""
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+# --- the process of its own -------------------------------------------------------------------------------------
+
+
+def main(words: list[str]) -> int:
+    order = _parser().parse_args(words)
+    if order.what == "examine":
+        examine()
+        return 0
+    # Some of a page's answers have no time limit of their own: a script without an end would keep us for ever.
+    signal.alarm(int(order.timeout) + 5)
+    try:
+        _say(COMMANDS[order.what](order))
+    except (Error, OSError, IndexError, devtools.NoAnswer) as error:
+        _say({"error": _first_line(error)})
+        return 1
+    return 0
+
+
+def examine() -> None:
+    """Says {"ready": true}; then one question a line: {"do": "connect" | "navigate", "port", "profile", "seconds"}, and
+    one health a line back."""
+    with sync_playwright() as playwright:
+        _say({"ready": True})
+        browsers: dict[int, Browser] = {}
+        for line in sys.stdin:
+            question = json.loads(line)
+            _say(dataclasses.asdict(_answer(playwright, browsers, question)))
+
+
+def _answer(playwright: Playwright, browsers: dict[int, Browser], question: dict[str, Any]) -> Health:
+    port, timeout = question["port"], question["seconds"]
+    try:
+        if port not in browsers:
+            browsers[port] = _connect(playwright, port, timeout)
+    except Error as error:
+        return Health(False, 0.0, _first_line(error))
+    if question["do"] == "connect":
+        return Health(True, 0.0)
+    return _navigate(browsers[port], question["profile"], timeout)
+
+
+def _check(order: argparse.Namespace) -> dict[str, Any]:
+    return dataclasses.asdict(check(order.port, order.profile, timeout=order.timeout))
+
+
+def _clear_cookies(order: argparse.Namespace) -> dict[str, Any]:
+    clear_cookies(order.port, timeout=order.timeout)
+    return {"cleared": True}
+
+
+def _snapshot(order: argparse.Namespace) -> dict[str, Any]:
+    found = snapshot(order.port, timeout=order.timeout)
+    order.dir.mkdir(parents=True, exist_ok=True)
+    (order.dir / "screenshot").write_bytes(found.screenshot)
+    (order.dir / "page.html").write_text(found.html, encoding="utf-8")
+    return {"screenshot": "screenshot", "html": "page.html", "url": found.url, "title": found.title}
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "check": _check,
+    "clear-cookies": _clear_cookies,
+    "snapshot": _snapshot,
+}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m rpa_tasks.browsers.playwright_driver")
+    commands = parser.add_subparsers(dest="what", required=True)
+    commands.add_parser("examine")
+    for name in COMMANDS:
+        command = commands.add_parser(name)
+        command.add_argument("--port", type=int, required=True)
+        command.add_argument("--timeout", type=float, default=TIMEOUT)
+        if name == "check":
+            command.add_argument("--profile", type=Path, required=True)
+        if name == "snapshot":
+            command.add_argument("--dir", type=Path, required=True)
+    return parser
+
+
+def _say(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,192 @@
+"""Lending a shop its browser for one run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import structlog
+
+from rpa_tasks.browsers import chromium, devtools, places, profiles, recent, wear
+from rpa_tasks.browsers.browser_processes import command_line, is_alive, listens, names_profile
+from rpa_tasks.browsers.errors import BROWSER_FAILED, BROWSER_WAIT, PROFILE_BUSY, NoBrowser, refusal
+from rpa_tasks.browsers.lock import Lock
+from rpa_tasks.browsers.registry import BUSY, IDLE, Record
+from rpa_tasks.browsers.slots import Slot, own_records, take_slot
+
+log = structlog.get_logger(__name__)
+
+LOOK_EVERY = 0.03  #: seconds
+ALIVE_WITHIN = 1.0  #: seconds in which a browser that is in order says who it is
+TIME_TO_START = 1.0  #: seconds of the wait that must be left to start a browser, except at the first look
+
+
+class Borrowed:
+    """A browser that is this process's until it is given back. As a context manager it is given back at the end, dirty
+    where an exception ended it."""
+
+    def __init__(self, slot: Slot, profile_lock: Lock, record: Record, *, waited: timedelta, warm: bool) -> None:
+        self.port = record.port
+        self.pid = record.pid
+        self.slot = record.slot
+        self.profile_id = record.profile
+        self.profile_dir: Path = places.profile(record.profile)
+        self.waited = waited  #: from the request to the browser
+        self.warm = warm  #: it was running already
+        self._slot = slot
+        self._profile_lock = profile_lock
+        self._given_back = False
+
+    def give_back(self, dirty: bool = False) -> None:
+        """Once is enough, twice does no harm. `dirty`: nobody knows what state it is in, so it is ended."""
+        if self._given_back or not self._slot.held:
+            return
+        self._given_back = True  # before anything that can be interrupted
+        try:
+            _put_back(self._slot, "dirty" if dirty else "")
+        except OSError as error:
+            # Still marked busy with a free lock: the next who comes ends it.
+            log.warning("browser_not_recorded", slot=self.slot, error=str(error))
+        finally:
+            self._slot.release()
+            self._profile_lock.release()
+
+    def clear_cookies(self) -> None:
+        """Of the whole profile. NoBrowser: it would not."""
+        try:
+            devtools.clear_cookies(self.port)
+            profiles.forget(self.profile_dir)
+        except devtools.NoAnswer as error:
+            raise NoBrowser(BROWSER_FAILED, f"Cookies were not cleared: {error}") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.give_back(dirty=kind is not None)
+
+
+def borrow(profile_id: str, shop: str, *, wait: timedelta, lease_no: int) -> Borrowed:
+    """The shop's browser, for nobody else until it is given back. Waits at most `wait` for profile and slot; starting
+    one may take `chromium.START_TIMEOUT` more. NoBrowser."""
+    began = time.monotonic()
+    ends_at = began + wait.total_seconds()
+    try:
+        profile_lock = _take_profile(profile_id, ends_at)
+        try:
+            slot = _take_slot(profile_id, ends_at)
+            try:
+                record, warm = _ready(slot, profile_id, shop, lease_no)
+            except BaseException:
+                slot.release()
+                raise
+        except BaseException:
+            profile_lock.release()
+            raise
+    except OSError as error:
+        raise refusal(error) from error
+    waited = timedelta(seconds=time.monotonic() - began)
+    return Borrowed(slot, profile_lock, record, waited=waited, warm=warm)
+
+
+def _take_profile(profile_id: str, ends_at: float) -> Lock:
+    lock = Lock(places.profile_lock(profile_id))
+    for _ in _looks(ends_at):
+        if lock.take():
+            return lock
+    raise NoBrowser(PROFILE_BUSY, "Another run or the maintainer has the shop's profile.")
+
+
+def _take_slot(profile_id: str, ends_at: float) -> Slot:
+    for look in _looks(ends_at):
+        may_start = look == 0 or time.monotonic() + TIME_TO_START < ends_at
+        if slot := take_slot(profile_id, may_start=may_start):
+            return slot
+    if own_records(profile_id):
+        raise NoBrowser(PROFILE_BUSY, "The shop's former browser is still being ended, or could not be.")
+    raise NoBrowser(BROWSER_WAIT, "Every slot was busy.")
+
+
+def _looks(ends_at: float) -> Iterator[int]:
+    """At once, then again and again until the time is over."""
+    look = 0
+    while look == 0 or time.monotonic() < ends_at:
+        yield look
+        look += 1
+        time.sleep(max(0.0, min(LOOK_EVERY, ends_at - time.monotonic())))
+
+
+def _ready(slot: Slot, profile_id: str, shop: str, lease_no: int) -> tuple[Record, bool]:
+    """Mark it busy with its own browser, if that is in order, or a fresh one."""
+    found = slot.record
+    if found and found.state == IDLE and is_in_order(found):
+        slot.write(replace(found, state=BUSY, shop=shop, lease_no=lease_no))
+        assert slot.record is not None
+        return slot.record, True
+    if not slot.empty("its user died" if found and found.state == BUSY else "not in order"):
+        raise NoBrowser(PROFILE_BUSY, "The shop's former browser could not be ended.")
+    return started(slot, profile_id, shop, lease_no), False
+
+
+def started(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record:
+    """Start the shop's browser in this empty slot, marked busy. NoBrowser: the slot is empty again, or quarantined."""
+    slot.write(Record(slot=slot.number, state=BUSY, shop=shop, profile=profile_id, lease_no=lease_no))
+    assert slot.record is not None
+    try:
+        running = chromium.start(slot.number, profile_id)
+        profiles.bring_back(running.port, running.path, places.profile(profile_id))
+        now = time.time()
+        slot.write(
+            replace(
+                slot.record,
+                pid=running.pid,
+                ticks=running.ticks,
+                port=running.port,
+                path=running.path,
+                started_at=now,
+                last_used_at=now,
+            )
+        )
+    except (NoBrowser, OSError):
+        slot.empty("did not start")
+        raise
+    log.info("browser_started", slot=slot.number, profile=profile_id, port=running.port)
+    return slot.record
+
+
+def is_in_order(record: Record) -> bool:
+    """Whether it is the very browser that was recorded: process, profile, port and its own random address."""
+    profile = str(places.profile(record.profile))
+    if not (
+        is_alive(record.pid, record.ticks)
+        and names_profile(command_line(record.pid), profile)
+        and listens(record.pid, record.port)
+    ):
+        return False
+    try:
+        return devtools.address(record.port, timeout=ALIVE_WITHIN) == record.path
+    except devtools.NoAnswer:
+        return False
+
+
+def _put_back(slot: Slot, why: str) -> None:
+    record = slot.record
+    assert record is not None
+    record = replace(record, uses=record.uses + 1, last_used_at=time.time())
+    recent.remember(record.profile, record.shop)
+    if why := why or wear.reason(record) or _untidied(record):
+        slot.empty(why)
+    else:
+        slot.write(replace(record, state=IDLE, lease_no=0))
+
+
+def _untidied(record: Record) -> str:
+    try:
+        return "" if devtools.leave_one_blank_page(record.port) else "a page would not close"
+    except devtools.NoAnswer:
+        return "does not answer"

@@ -1,0 +1,120 @@
+"""Finding a slot for a shop's browser.
+
+What keeps two processes apart: a slot is changed only by who has its lock, and a browser is started on a profile only
+by who has the profile's lock. A shop whose browser somebody is just evicting sees its own slot locked and waits until
+the record names another shop; by then the old browser is proven dead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from django.conf import settings
+
+from rpa_tasks.browsers import places, registry, shutdown
+from rpa_tasks.browsers.lock import Lock
+from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Record
+
+
+class Slot:
+    """A slot whose lock this process has."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.record: Record | None = None
+        self._lock = Lock(places.slot_lock(number))
+
+    @property
+    def held(self) -> bool:
+        return self._lock.held
+
+    def take(self) -> bool:
+        """Try to get it, with what it holds now."""
+        if not self._lock.take():
+            return False
+        self.record = registry.read(self.number)
+        return True
+
+    def write(self, record: Record) -> None:
+        registry.write(record)
+        self.record = record
+
+    def empty(self, why: str) -> bool:
+        """End its browser. What cannot be proven dead is quarantined, and the answer False."""
+        if self.record is None:
+            return True
+        if not shutdown.end(self.record, why):
+            self.write(replace(self.record, state=QUARANTINED, reason=why))
+            return False
+        registry.forget(self.number)
+        self.record = None
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+@contextmanager
+def unused(number: int) -> Iterator[Slot | None]:
+    """The slot for a moment, if nobody has it."""
+    slot = Slot(number)
+    if not slot.take():
+        yield None
+        return
+    try:
+        yield slot
+    finally:
+        slot.release()
+
+
+def take_slot(profile_id: str, *, may_start: bool) -> Slot | None:
+    """One look: this shop's own browser, else a slot without one, else one whose user died, else the place of the
+    idle browser that was used longest ago. The slot is locked; it holds the shop's own browser or none. The caller
+    has the profile's lock. OSError where the disk is full."""
+    if own := own_records(profile_id):
+        return next((slot for record in own if (slot := _own(record.slot, profile_id))), None)
+    if not may_start:
+        return None
+    return next((slot for number in _places() if (slot := _emptied(number))), None)
+
+
+def own_records(profile_id: str) -> list[Record]:
+    """Where a browser of this profile is, or is said to be; at most one."""
+    records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
+    return [record for record in records if record and record.profile == profile_id]
+
+
+def _places() -> list[int]:
+    records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS)
+    usable = range(1, settings.AFTERTOUCH_RPA_BROWSERS + 1)
+    browsers = [record for slot, record in records.items() if record and slot in usable]
+    empty = [slot for slot, record in records.items() if record is None and slot in usable]
+    busy = [record.slot for record in browsers if record.state == BUSY]
+    idle = sorted((record for record in browsers if record.state == IDLE), key=lambda record: record.last_used_at)
+    return [*empty, *busy, *(record.slot for record in idle)]
+
+
+def _own(number: int, profile_id: str) -> Slot | None:
+    slot = Slot(number)
+    if not slot.take():
+        return None
+    if slot.record and slot.record.profile == profile_id and slot.record.state != QUARANTINED:
+        return slot
+    slot.release()
+    return None
+
+
+def _emptied(number: int) -> Slot | None:
+    slot = Slot(number)
+    if not slot.take():
+        return None
+    try:
+        if (slot.record is None or slot.record.state != QUARANTINED) and slot.empty("evicted"):
+            return slot
+    except BaseException:
+        slot.release()
+        raise
+    slot.release()
+    return None

@@ -1,0 +1,48 @@
+"""Starts a command away from its starter: in a session of its own, with a parent that is gone at once.
+
+A browser outlives the run, and often the worker process, that started it; as its child it would end as a zombie that
+nobody reaps. Run as `python -I -S spawn_process.py LOG PLAN COMMAND…`, where PLAN says in JSON how the command is
+confined (`rpa_tasks.supervisor.confine`); prints {"pid": …} or {"error": …}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+
+from rpa_tasks.supervisor import confine
+
+
+def main(log: str, plan: str, command: list[str]) -> None:
+    error_out, error_in = os.pipe()  # closes itself where the command starts
+    pid = os.fork()
+    if pid == 0:
+        _become(command, json.loads(plan), log, error_in)
+    os.close(error_in)
+    with os.fdopen(error_out, encoding="utf-8") as errors:
+        error = errors.read()
+    sys.stdout.write(json.dumps({"error": error} if error else {"pid": pid}) + "\n")
+
+
+def _become(command: list[str], plan: dict[str, object], log: str, error_in: int) -> None:
+    try:
+        os.setsid()
+        os.umask(0o077)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        # Appending, so that a log cut down by the maintainer starts anew instead of keeping a hole.
+        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        for target, source in enumerate((nothing, output, output)):
+            os.dup2(source, target)
+        confine.enter(plan)
+        os.execvp(command[0], command)  # noqa: S606  (no shell is meant)
+    except OSError as error:
+        os.write(error_in, str(error).encode())
+    finally:
+        os._exit(127)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3:])

@@ -1,0 +1,77 @@
+"""Keeping the browsers of the shops that ran last ready for their next run, in slots that nobody needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import structlog
+from django.conf import settings
+
+from rpa_tasks.browsers import places, recent, registry
+from rpa_tasks.browsers.errors import NoBrowser
+from rpa_tasks.browsers.lock import Lock
+from rpa_tasks.browsers.pool import started
+from rpa_tasks.browsers.recycling import recorded
+from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED
+from rpa_tasks.browsers.slots import Slot, unused
+
+log = structlog.get_logger(__name__)
+
+RETRY_AFTER = 300.0  #: seconds until a shop whose browser did not start is tried again
+
+
+class Warmth:
+    def __init__(self) -> None:
+        self._failed: dict[str, float] = {}  #: by profile, when
+
+    def keep(self) -> None:
+        """Start what is lacking to the number of idle browsers, the shop that ran last first."""
+        lacking = settings.AFTERTOUCH_RPA_WARM_BROWSERS - len(recorded(IDLE))
+        for use in recent.last_uses():
+            if lacking > 0 and self._may_try(use.profile) and not _has_browser(use.profile):
+                lacking -= self._start(use)
+
+    def _may_try(self, profile: str) -> bool:
+        failed_at = self._failed.get(profile)
+        return failed_at is None or time.monotonic() - failed_at >= RETRY_AFTER
+
+    def _start(self, use: recent.Use) -> bool:
+        try:
+            with _profile_alone(use.profile) as alone, _empty_slot() as slot:
+                # Looked at again: its run may have started one before the lock was ours.
+                if not alone or slot is None or _has_browser(use.profile):
+                    return False
+                slot.write(replace(started(slot, use.profile, use.shop), state=IDLE, last_used_at=use.at))
+                return True
+        except (NoBrowser, OSError) as error:
+            log.warning("browser_not_warmed", profile=use.profile, error=str(error))
+            self._failed[use.profile] = time.monotonic()
+            return False
+
+
+def _has_browser(profile: str) -> bool:
+    return any(record.profile == profile for record in recorded(IDLE, BUSY, QUARANTINED))
+
+
+@contextmanager
+def _profile_alone(profile: str) -> Iterator[bool]:
+    lock = Lock(places.profile_lock(profile))
+    taken = lock.take()
+    try:
+        yield taken
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _empty_slot() -> Iterator[Slot | None]:
+    for number, record in registry.records(settings.AFTERTOUCH_RPA_BROWSERS).items():
+        if record is None:
+            with unused(number) as slot:
+                if slot and slot.record is None:
+                    yield slot
+                    return
+    yield None

@@ -1,0 +1,192 @@
+"""Validate platforms, flows and shops for admin forms and configuration files, as `scheduling.configuration.validation`
+does: values by the names of the model's fields, absent ones are skipped, and one `InvalidInput` names everything that
+is wrong. `platform` is always the platform's key.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+import jsonschema_rs
+
+from rpa_tasks.jobs.storable import unstorable
+from rpa_tasks.models import DedupeBy, Shop
+from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
+from rpa_tasks.supervisor.markers import MARKERS
+from scheduling.durations import format_duration
+from scheduling.errors import Findings, is_number
+
+MIN_TIMEOUT, MAX_TIMEOUT = timedelta(seconds=1), timedelta(hours=24)
+MAX_RETRY_DELAY = timedelta(days=7)
+MAX_RETRIES = 20
+MAX_BACKLOG = 1_000_000
+MAX_SCHEMA = 65_536  #: characters
+EXIT_CLASSES = ("transient", "business", "session", "platform")
+MAX_VARIABLES = 50
+#: What a run gets from its runner; a flow that named one of these would be surprised by its value.
+OWN_VARIABLES = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", *MARKERS}
+#: With these a command could sign in as anybody and read every channel's secret.
+KEPT_BACK = {
+    "DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS", "REDIS_URL", "CELERY_BROKER_URL", "AFTERTOUCH_GATEWAY_REDIS_URL",
+    "AFTERTOUCH_EMAIL_URL", "AFTERTOUCH_FLOWER_AUTH", "FLOWER_BASIC_AUTH",
+}  # fmt: skip
+
+#: It is part of a directory's and a queue's name.
+_SHOP_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+
+
+def check_platform(values: Mapping[str, Any]) -> None:
+    found = Findings()
+    found.key(values)
+    _check_name(values, found, longest=100)
+    found.number(values, "backlog_limit", 1, MAX_BACKLOG)
+    found.number(values, "breaker_threshold", 1, 100)
+    found.settle()
+
+
+def check_flow(values: Mapping[str, Any]) -> None:
+    """The words of the command, not whether this machine has its program: see `missing_program`."""
+    found = Findings()
+    found.key(values, "task_type")
+    if "command" in values:
+        for problem in check_words(values["command"]):
+            found.add("command", problem)
+        if values.get("needs_browser") is False and any("{debug_port}" in word for word in map(str, values["command"])):
+            found.add("command", "{debug_port} is empty without a browser; set needs_browser")
+    _check_path(values, found)
+    if values.get("dedupe_by", DedupeBy.PAYLOAD) not in DedupeBy.values:
+        found.add("dedupe_by", f"must be one of {', '.join(DedupeBy.values)}")
+    timeout = values.get("timeout")
+    if timeout is not None and not MIN_TIMEOUT <= timeout <= MAX_TIMEOUT:
+        found.add("timeout", f"must be between {format_duration(MIN_TIMEOUT)} and {format_duration(MAX_TIMEOUT)}")
+    _check_exit_codes(values.get("exit_codes", {}), found)
+    _check_schema(values.get("payload_schema", {}), found)
+    _check_retry_delays(values.get("retry_delays", []), found)
+    _check_environment(values, found)
+    found.settle()
+
+
+def missing_program(values: Mapping[str, Any]) -> str:
+    """Why the command of a valid flow cannot be started on this machine, which may be no execution node; "" where it
+    can."""
+    return check_program(values["command"][0], values.get("path", []))
+
+
+def _check_path(values: Mapping[str, Any], found: Findings) -> None:
+    found.texts(values, "path", longest=1_000)
+    folders = values.get("path", [])
+    if not isinstance(folders, list):
+        return
+    if len(folders) > MOST_FOLDERS:
+        found.add("path", f"must not name more than {MOST_FOLDERS} folders")
+    for folder in folders:
+        if not isinstance(folder, str) or not folder.startswith("/") or ":" in folder or "\0" in folder:
+            found.add("path", f"“{folder}” is not an absolute folder without “:”")
+
+
+def check_shop(values: Mapping[str, Any], taken: Mapping[str, str] | None = None) -> None:
+    """`taken` is the browser profile of every other shop there is or was, and whose it is (see `profiles`): a profile
+    holds the cookies of its shop, so it is never handed to another one."""
+    found = Findings()
+    if "shop_id" in values and not _SHOP_ID.fullmatch(str(values["shop_id"])):
+        found.add(
+            "shop_id", "must begin with a letter or digit and have only letters, digits, “-”, “_” and “.”, at most 64"
+        )
+    _check_name(values, found, longest=200)
+    profile = values.get("profile_id", "")
+    if profile and not _PROFILE.fullmatch(profile):
+        found.add(
+            "profile_id", "names a directory: only letters, digits, “-”, “_” and “.”, at most 140, no “.” in front"
+        )
+    elif (name := profile_of(values)) in (taken or {}):
+        found.add("profile_id", f"browser profile “{name}” belongs to {(taken or {})[name]}; set another one")
+    found.number(values, "backlog_limit", 1, MAX_BACKLOG)
+    found.settle()
+
+
+def profile_of(values: Mapping[str, Any]) -> str:
+    """What `Shop.profile` would say for these values, "" where they do not tell."""
+    if values.get("profile_id"):
+        return str(values["profile_id"])
+    known = values.get("platform") and values.get("shop_id")
+    return f"{values['platform']}-{values['shop_id']}" if known else ""
+
+
+def profiles(shops: Iterable[Shop]) -> dict[str, str]:
+    """By browser profile, whose it is. The shops come with their platforms."""
+    return {shop.profile: f"{shop.platform.key}/{shop.shop_id}" for shop in shops}
+
+
+def _check_name(values: Mapping[str, Any], found: Findings, *, longest: int) -> None:
+    if len(values.get("name", "")) > longest:
+        found.add("name", f"must not be longer than {longest} characters")
+
+
+def _check_exit_codes(table: Any, found: Findings) -> None:
+    if not isinstance(table, dict):
+        found.add("exit_codes", f"must be a mapping of {', '.join(EXIT_CLASSES)} to lists of exit codes")
+        return
+    owner: dict[int, str] = {}
+    for name, codes in table.items():
+        field = f"exit_codes.{name}"
+        if name not in EXIT_CLASSES:
+            found.add(field, f"is not known here; known are {', '.join(EXIT_CLASSES)}")
+        elif not isinstance(codes, list) or not all(_is_exit_code(code) for code in codes):
+            found.add(field, "must be a list of whole numbers from 1 to 255")
+        else:
+            for code in codes:
+                if code in owner:
+                    found.add(field, f"{code} is listed already, as {owner[code]}")
+                owner.setdefault(code, name)
+
+
+def _is_exit_code(code: Any) -> bool:
+    return isinstance(code, int) and not isinstance(code, bool) and 1 <= code <= 255
+
+
+def _check_schema(schema: Any, found: Findings) -> None:
+    if not isinstance(schema, dict):
+        found.add("payload_schema", "must be a mapping: a JSON schema")
+        return
+    if problem := unstorable(schema):
+        found.add("payload_schema", problem[:200])
+        return
+    if len(repr(schema)) > MAX_SCHEMA:
+        found.add("payload_schema", f"must not be longer than {MAX_SCHEMA} characters")
+        return
+    try:
+        # A schema that is fetched from elsewhere would let whoever edits one make our servers call any address.
+        jsonschema_rs.validator_for(schema, offline=True)
+    except jsonschema_rs.ValidationError as error:
+        where = ".".join(["payload_schema", *map(str, error.instance_path)])
+        found.add(where, error.message.splitlines()[0][:200])
+    except ValueError as error:  # nested too deeply
+        found.add("payload_schema", str(error)[:200])
+
+
+def _check_retry_delays(delays: Any, found: Findings) -> None:
+    if not isinstance(delays, list) or len(delays) > MAX_RETRIES or not all(is_number(each) for each in delays):
+        found.add("retry_delays", f"must be a list of at most {MAX_RETRIES} durations")
+    elif any(not 0 < each <= MAX_RETRY_DELAY.total_seconds() for each in delays):
+        found.add("retry_delays", f"each must be above zero and at most {format_duration(MAX_RETRY_DELAY)}")
+
+
+def _check_environment(values: Mapping[str, Any], found: Findings) -> None:
+    found.texts(values, "environment", longest=100)
+    names = values.get("environment", [])
+    if not isinstance(names, list):
+        return
+    if len(names) > MAX_VARIABLES:
+        found.add("environment", f"must not name more than {MAX_VARIABLES} variables")
+    for name in names:
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            found.add("environment", f"“{name}” is not the name of an environment variable")
+        elif name in OWN_VARIABLES:
+            found.add("environment", f"{name} is set for every run anyway")
+        elif name in KEPT_BACK:
+            found.add("environment", f"{name} is never given to a command")

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rpa_tasks.flow_sdk import discovery, running, starting_new
+from rpa_tasks.flow_sdk.errors import Misused
+
+
+def main(words: list[str]) -> int:
+    order = _parser().parse_args(words)
+    if order.what == "run":
+        return running.run(order.flow, order.param, order.timeout)
+    try:
+        return {"new": _new, "try": _try, "list": _list}[order.what](order)
+    except Misused as error:
+        sys.stderr.write(f"{error}\n")
+        return error.exit_code
+
+
+def _list(order: argparse.Namespace) -> int:
+    for name, description, path in discovery.known():
+        sys.stdout.write(f"{name:<28} {description}  ({path})\n")
+    return 0
+
+
+def _new(order: argparse.Namespace) -> int:
+    path = starting_new.write_starter(order.name, order.to)
+    sys.stdout.write(f"Wrote {path}\n")
+    if not starting_new.is_found(path):
+        sys.stdout.write(f"It is found after: {starting_new.hint(path)}\n")
+    return 0
+
+
+def _try(order: argparse.Namespace) -> int:
+    from rpa_tasks.flow_sdk import trying  # what it needs would make each run of the workers begin later
+
+    return trying.try_flow(
+        order.flow,
+        shop=order.shop,
+        payload=order.payload,
+        timeout=order.timeout,
+        profile=order.profile,
+        show=order.show,
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]
+        """With the status that our other refusals have, too."""
+        self.print_usage(sys.stderr)
+        self.exit(Misused.exit_code, f"{self.prog}: {message}\n")
+
+
+def _seconds(word: str) -> float:
+    seconds = float(word)
+    if not 0 < seconds <= 86_400:
+        raise ValueError
+    return seconds
+
+
+_seconds.__name__ = "number of seconds between 0 and 86400"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m rpa_tasks.flow_sdk", description="Runs flows: Python files with a run(flow).")
+    commands = parser.add_subparsers(dest="what", required=True)
+    run = commands.add_parser("run", help="one run, as the workers start it")
+    run.add_argument("--param", required=True, help="JSON: shop_id, debug_port, payload, …")
+    attempt = commands.add_parser("try", help="one run by hand, in a browser that is opened for it")
+    attempt.add_argument("--shop", default="s1", help="the shop id (default: s1)")
+    attempt.add_argument("--payload", default="{}", help="JSON (default: {})")
+    attempt.add_argument("--profile", type=Path, help="keep the browser's profile, with its logins, in this directory")
+    attempt.add_argument("--show", action="store_true", help="open a window, and leave it open at the end")
+    for each in (run, attempt):
+        each.add_argument("--flow", required=True, help="its file's name without .py")
+        each.add_argument("--timeout", type=_seconds, default=600.0, help="seconds (default: 600)")
+    new = commands.add_parser("new", help="write the file that a new flow begins with")
+    new.add_argument("name")
+    new.add_argument("--to", type=Path, help=f"the directory (default: the first of {discovery.VARIABLE})")
+    commands.add_parser("list", help="the flows that can be found")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,77 @@
+"""Where flows are: `<name>.py` in the directories of AFTERTOUCH_RPA_FLOWS, separated by colons, then among ours."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rpa_tasks.flow_sdk.errors import Misused
+
+VARIABLE = "AFTERTOUCH_RPA_FLOWS"
+OURS = Path(__file__).resolve().parent.parent / "flows"
+#: `<platform>_<task type>`; no path gets through.
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
+
+Run = Callable[[Any], object]
+
+
+def directories() -> list[Path]:
+    """Your own first, so that a flow of yours may take the place of one of ours."""
+    named = [Path(word).expanduser().absolute() for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
+    return [*named, OURS]
+
+
+def find(name: str) -> Path:
+    """Misused: there is none of this name, and where it was looked for."""
+    if not NAME.fullmatch(name):
+        raise Misused(f"{name!r} is no name for a flow: letters, digits, “_”, “-” and “.”, at most 140.")
+    for folder in directories():
+        if (path := folder / f"{name}.py").is_file():
+            return path
+    looked = ", ".join(str(folder) for folder in directories())
+    raise Misused(f"There is no flow {name}. Looked for {name}.py in {looked}. More directories: {VARIABLE}.")
+
+
+def load(name: str) -> Run:
+    """Misused: the file cannot be imported, or has no `run`."""
+    path = find(name)
+    # Behind everything else: a flow may import what lies beside it, and hides no module of the library by its name.
+    sys.path.append(str(path.parent))
+    module_name = "rpa_flow_" + re.sub(r"\W", "_", name)
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[module_name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception:
+        raise Misused(f"{path} cannot be imported.\n{traceback.format_exc()}") from None
+    run = getattr(module, "run", None)
+    if not callable(run):
+        raise Misused(f"{path} has no function run(flow).")
+    return run  # type: ignore[no-any-return]
+
+
+def known() -> list[tuple[str, str, Path]]:
+    """Name, first line of its description, and file of every flow that can be found."""
+    found: dict[str, tuple[str, str, Path]] = {}
+    for folder in directories():
+        for path in sorted(folder.glob("*.py")):
+            if NAME.fullmatch(path.stem) and path.stem not in found:
+                found[path.stem] = (path.stem, _description(path), path)
+    return sorted(found.values())
+
+
+def _description(path: Path) -> str:
+    try:
+        text = ast.get_docstring(ast.parse(path.read_bytes()))
+    except (SyntaxError, ValueError) as error:
+        return f"(cannot be read: {error})"
+    return (text or "").partition("\n")[0]

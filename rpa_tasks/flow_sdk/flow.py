@@ -1,0 +1,96 @@
+"""What a flow is told, and what it works with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rpa_tasks.flow_sdk.errors import BusinessError, Misused
+from rpa_tasks.flow_sdk.tab import Tab
+from rpa_tasks.flow_sdk.wire import Wire
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+#: By name: the types that fit, and what stands in where the parameter says nothing.
+FIELDS: Mapping[str, tuple[type | tuple[type, ...], str, Any]] = {
+    "shop_id": (str, "a string", None),
+    "platform": (str, "a string", ""),
+    "profile_id": (str, "a string", ""),
+    "task_id": (str, "a string", ""),
+    "delivery_key": (str, "a string", ""),
+    "lease_no": (int, "a whole number", 0),
+    "payload": (dict, "an object", {}),
+    "debug_port": ((int, type(None)), "a port number or null", None),
+}
+HIGHEST_PORT = 65_535
+
+
+@dataclass(slots=True, kw_only=True)
+class Flow:
+    """One run. `page` is a fresh tab in the shop's own browser, logged in as the shop was left."""
+
+    shop_id: str
+    platform: str
+    profile_id: str
+    #: The job. Constant over its retries.
+    task_id: str
+    #: The same for a job and for every job that a person published again in its place: an idempotency key.
+    delivery_key: str
+    #: Raised by each run of the shop. Store it with what you write, and refuse to write over a higher one.
+    lease_no: int
+    payload: dict[str, Any]
+    #: Seconds.
+    timeout: float
+    tab: Tab
+    wire: Wire
+
+    @property
+    def page(self) -> Page:
+        """Misused: the job has no browser. Transient: the browser does not answer."""
+        return self.tab.page
+
+    @property
+    def browser(self) -> Browser:
+        """The shop's browser; its one context has the shop's cookies. Raises like `page`."""
+        return self.tab.browser
+
+    def text(self, name: str) -> str:
+        """What the payload must say under this name. BusinessError: it does not."""
+        value = self.payload.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise BusinessError(f"payload: {name} must be a text that is not empty.")
+        return value
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Between 0 and 1, shown with the job."""
+        self.wire.progress(fraction, message)
+
+
+def read_param(text: str) -> dict[str, Any]:
+    """The fields of `--param`, each of the right type. Misused: it says what does not fit, and repeats no value, as a
+    payload may be secret."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Misused(f"--param is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise Misused("--param must be a JSON object.")
+    read = {name: _field(given, name) for name in FIELDS}
+    if read["debug_port"] is not None and not 0 < read["debug_port"] <= HIGHEST_PORT:
+        raise Misused("--param: debug_port must be between 1 and 65535.")
+    return read
+
+
+def _field(given: Mapping[str, Any], name: str) -> Any:
+    fitting, wanted, otherwise = FIELDS[name]
+    if name not in given:
+        if name == "shop_id":
+            raise Misused("--param: shop_id is missing.")
+        return otherwise
+    value = given[name]
+    if not isinstance(value, fitting) or isinstance(value, bool):
+        raise Misused(f"--param: {name} must be {wanted}.")
+    return value

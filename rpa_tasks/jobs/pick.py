@@ -1,0 +1,246 @@
+"""The ledger of jobs: one lane a shop, and a pick that goes through free lanes, never through jobs.
+
+A job moves as every ledger row does (see `scheduling.ledger.transitions`), but it is claimed together with its shop's
+lane, in one statement. The number that fences it is the lane's: a later run of a shop has a higher number, whatever
+the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from django.conf import settings
+from django.db import transaction
+
+from rpa_tasks.models import Job
+from scheduling import sql
+from scheduling.ledger.transitions import Claim, Ledger, Settlement
+
+TIERS = {0: "high", 1: "normal", 2: "low"}
+#: A node that has not described itself for so long is taken to be down. For how long its shops wait for it is a
+#: setting of its own, `AFTERTOUCH_RPA_HOME_LEASE`.
+NODE_SILENT = timedelta(minutes=2)
+
+# The lanes on which something could start now, each with the oldest job of each tier that is due. A lane costs three
+# probes of an index, however many jobs wait on it; where a shop is busy, paused or logged out, none. `bound` says, by
+# tier, that the shop's browser profile is on another node, which carries the tier: only jobs without a browser start
+# here then.
+_LANES = """
+    SELECT lane.shop_id, lane.lease_no, home.name AS home, home.queues AS home_queues, lane.last_served_at,
+           platform.id AS platform_id, breaker.open_until IS NOT NULL AS probes, oldest.*, queue.*,
+           ARRAY[{bound}] AS bound, {ranks} AS rank
+    FROM rpa_tasks_lane AS lane
+    JOIN rpa_tasks_shop AS shop ON shop.id = lane.shop_id
+    JOIN rpa_tasks_platform AS platform ON platform.id = shop.platform_id
+    JOIN rpa_tasks_breaker AS breaker ON breaker.platform_id = platform.id
+    LEFT JOIN rpa_tasks_executionnode AS home ON home.name = lane.home
+        AND platform.waits_for_home AND home.seen_at > statement_timestamp() - %(home_lease)s
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN shop.dedicated_queue THEN 's.' || platform.key || '.' || shop.shop_id
+                    WHEN platform.dedicated_queue THEN 'p.' || platform.key || '.' ELSE '' END AS prefix,
+               CASE WHEN shop.dedicated_queue THEN ARRAY['', '', ''] ELSE ARRAY['high', 'normal', 'low'] END AS tiers
+    ) AS queue
+    CROSS JOIN LATERAL (
+        SELECT {oldest}
+        OFFSET 0 -- else each mention of a tier would probe once more
+    ) AS oldest
+    WHERE lane.task_id IS NULL
+      AND NOT shop.paused AND shop.login_state = 'ok' AND shop.retired_at IS NULL
+      AND NOT platform.paused AND platform.retired_at IS NULL
+      AND (breaker.open_until IS NULL
+           OR (breaker.open_until <= statement_timestamp() AND breaker.probe IS NULL))
+      AND NOT EXISTS (SELECT FROM scheduling_pause WHERE scope = 'all')
+      AND COALESCE({names}) IS NOT NULL
+"""
+#: Whether a job needs no browser. The array depends on no row, so it is read once a statement and only on demand.
+_BROWSERLESS = "job.flow_id = ANY(ARRAY(SELECT id FROM rpa_tasks_flow WHERE NOT needs_browser))"
+_BOUND = "CASE WHEN home.name <> %(node)s::text THEN home.queues ? (prefix || tiers[{place}]) ELSE false END"
+_OLDEST = """
+               CASE WHEN %(queues)b::text[] IS NULL OR prefix || tiers[{place}] = ANY(%(queues)b::text[]) THEN (
+                   SELECT job.due_at FROM rpa_tasks_job AS job
+                   WHERE job.shop_id = lane.shop_id AND job.priority = {tier} AND job.state IN ('scheduled', 'queued')
+                     AND job.parked = '' AND job.due_at <= statement_timestamp()
+                     AND (NOT {bound} OR {browserless})
+                   ORDER BY job.due_at LIMIT 1
+               ) END AS {name}"""
+#: Waiting adds a level each `ageing`, up to the urgent and not beyond.
+_RANK = (
+    "CASE WHEN oldest.{name} IS NOT NULL THEN GREATEST(0, {tier} - floor("
+    "extract(epoch FROM statement_timestamp() - oldest.{name}) / %(ageing)s)) END"
+)
+LANES = _LANES.format(
+    ranks=f"LEAST({', '.join(_RANK.format(tier=tier, name=name) for tier, name in TIERS.items())})",
+    oldest=",".join(
+        _OLDEST.format(
+            tier=tier, place=tier + 1, name=name, bound=_BOUND.format(place=tier + 1), browserless=_BROWSERLESS
+        )
+        for tier, name in TIERS.items()
+    ),
+    names=", ".join(f"oldest.{name}" for name in TIERS.values()),
+    bound=", ".join(_BOUND.format(place=tier + 1) for tier in TIERS),
+)
+_ANYWHERE = "queue.name"
+_AT_HOME = "CASE WHEN lanes.home_queues ? queue.name THEN 'n.' || lanes.home || '.' || queue.name END"
+#: Of one lane: the tier whose oldest job has its rank, the longest waiting one of several.
+CHOICE = " UNION ALL ".join(
+    f"SELECT {tier} AS tier, oldest.{name} AS due_at, {_RANK.format(tier=tier, name=name)} AS rank"
+    for tier, name in TIERS.items()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A claimed job with its lane."""
+
+    claim: Claim
+    shop_id: int  #: the shop's primary key
+    platform_id: int
+    queue: str
+    probes: bool  #: it is the one run that tries whether its platform is back
+
+
+class JobLedger(Ledger):
+    def pick(self, queues: Sequence[str], *, node: str, lease: timedelta, ageing: timedelta) -> Pick | None:
+        """Claim the best job that could start now and that one of `queues` carries, and its lane with it.
+
+        The best: the lowest tier, to which waiting adds one level each `ageing`; among equals the shop that was served
+        longest ago. None: nothing can start. Of two who pick at once each gets another lane, or nothing.
+        """
+        while True:
+            with transaction.atomic():
+                pick = self._pick(queues, node, lease, ageing)
+                if pick is None or not pick.probes or _becomes_probe(pick):
+                    return pick
+                transaction.set_rollback(True)
+
+    def _pick(self, queues: Sequence[str], node: str, lease: timedelta, ageing: timedelta) -> Pick | None:
+        found = sql.rows(
+            f"""
+            WITH free AS MATERIALIZED (
+                {LANES}
+                ORDER BY rank, lane.last_served_at NULLS FIRST LIMIT 1
+                FOR UPDATE OF lane SKIP LOCKED
+            ), head AS MATERIALIZED (
+                SELECT oldest.*, job.task_id, oldest.prefix || oldest.tiers[choice.tier + 1] AS queue
+                FROM free AS oldest
+                CROSS JOIN LATERAL (SELECT * FROM ({CHOICE}) AS tier ORDER BY rank, due_at LIMIT 1) AS choice
+                JOIN rpa_tasks_job AS job ON job.shop_id = oldest.shop_id AND job.priority = choice.tier
+                    AND job.state IN ('scheduled', 'queued') AND job.parked = '' AND job.due_at = choice.due_at
+                    AND (NOT oldest.bound[choice.tier + 1] OR {_BROWSERLESS})
+                LIMIT 1
+            ), claimed AS (
+                UPDATE {self.table} AS row
+                SET state = 'running', lease_no = GREATEST(head.lease_no, row.lease_no) + 1, sending_at = NULL,
+                    lease_until = statement_timestamp() + %(lease)s, fresh = false, node = %(node)s::text,
+                    progress = NULL, progress_message = ''
+                FROM head
+                WHERE row.task_id = head.task_id AND row.state IN ('scheduled', 'queued') AND row.parked = ''
+                  AND row.due_at <= statement_timestamp() -- another may have run it and put it off since the look
+                RETURNING row.task_id, row.lease_no, row.shop_id
+            ), taken AS (
+                UPDATE rpa_tasks_lane AS lane
+                SET task_id = claimed.task_id, lease_no = claimed.lease_no, last_served_at = statement_timestamp()
+                FROM claimed WHERE lane.shop_id = claimed.shop_id
+            )
+            SELECT claimed.task_id, claimed.lease_no, head.shop_id, head.platform_id, head.queue, head.probes
+            FROM head LEFT JOIN claimed USING (task_id)
+            """,
+            {"queues": list(queues), "node": node, "lease": lease} | _figures(ageing),
+        )
+        if not found:
+            return None
+        task_id, lease_no, shop_id, platform_id, queue, probes = found[0]
+        if task_id is None:  # it was called off between the look and the claim
+            return self._pick(queues, node, lease, ageing)
+        return Pick(Claim(task_id, lease_no), shop_id, platform_id, queue, probes)
+
+    def settle_down(self, pick: Pick, *, node: str) -> None:
+        """Make this node the shop's preferred one: it has its browser profile. Does nothing without the lane."""
+        sql.count(
+            """
+            UPDATE rpa_tasks_lane SET home = %(node)s
+            WHERE shop_id = %(shop)s AND task_id = %(task)s AND lease_no = %(lease_no)s AND home <> %(node)s
+            """,
+            {"node": node, "shop": pick.shop_id, "task": pick.claim.task_id, "lease_no": pick.claim.lease_no},
+        )
+
+    def startable(self, *, ageing: timedelta) -> dict[str, int]:
+        """On how many lanes something could start now, by queue: for each a worker should be awake. A lane that waits
+        for the node of its profile counts for that node's queue, and for the shared one with what needs no browser."""
+        anywhere = self._startable(_ANYWHERE, {"node": ""} | _figures(ageing))
+        return anywhere | self._startable(_AT_HOME, {"node": None} | _figures(ageing))
+
+    def _startable(self, queue: str, parameters: dict[str, object]) -> dict[str, int]:
+        found = sql.rows(
+            f"""
+            SELECT {queue}, count(*) FROM ({LANES}) AS lanes
+            CROSS JOIN LATERAL (VALUES (1, lanes.high), (2, lanes.normal), (3, lanes.low)) AS tier(place, due_at)
+            CROSS JOIN LATERAL (SELECT lanes.prefix || lanes.tiers[tier.place] AS name) AS queue
+            WHERE tier.due_at IS NOT NULL GROUP BY 1
+            """,
+            {"queues": None} | parameters,
+        )
+        return {name: lanes for name, lanes in found if name}
+
+    def mark_sending(self, claims: Sequence[Claim]) -> set[UUID]:
+        """Note that the commands of these jobs start now. Only the ids it returns may start: the other claims do not
+        stand any more, or their job was cancelled while it waited for its browser."""
+        return {
+            row[0]
+            for row in sql.rows(
+                f"""
+                UPDATE {self.table} AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
+                FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[]) AS v(task_id, lease_no)
+                WHERE row.task_id = v.task_id AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
+                  AND row.sending_at IS NULL AND row.lease_until > statement_timestamp()
+                  AND row.cancel_requested_at IS NULL
+                RETURNING row.task_id
+                """,
+                {
+                    "ids": [claim.task_id for claim in claims],
+                    "lease_nos": [claim.lease_no for claim in claims],
+                },
+            )
+        }
+
+    def settle(self, settlements: Sequence[Settlement]) -> set[UUID]:
+        """End these runs and free their lanes."""
+        with transaction.atomic():
+            stood = super().settle(settlements)
+            if stood:
+                sql.count(
+                    """
+                    UPDATE rpa_tasks_lane AS lane
+                    SET task_id = NULL,
+                        last_success_at = CASE WHEN v.state = 'succeeded' THEN statement_timestamp()
+                                               ELSE lane.last_success_at END
+                    FROM unnest(%(ids)b::uuid[], %(states)b::text[]) AS v(task_id, state)
+                    WHERE lane.task_id = v.task_id
+                    """,
+                    {
+                        "ids": [each.task_id for each in settlements if each.task_id in stood],
+                        "states": [each.state for each in settlements if each.task_id in stood],
+                    },
+                )
+        return stood
+
+
+def _becomes_probe(pick: Pick) -> bool:
+    """Of several shops of a platform that is half open, one may try."""
+    return (
+        sql.count(
+            "UPDATE rpa_tasks_breaker SET probe = %(task_id)s WHERE platform_id = %(platform)s AND probe IS NULL",
+            {"task_id": pick.claim.task_id, "platform": pick.platform_id},
+        )
+        == 1
+    )
+
+
+def _figures(ageing: timedelta) -> dict[str, object]:
+    return {"ageing": ageing.total_seconds(), "home_lease": settings.AFTERTOUCH_RPA_HOME_LEASE}
+
+
+jobs = JobLedger(Job, route="shop_id")

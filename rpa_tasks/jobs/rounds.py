@@ -1,0 +1,157 @@
+"""Publishing the same for many shops at once, where nothing merges: two statements for 500 shops.
+
+One transaction a shop would take a core worker's process for seconds, each round of each schedule, and touches are
+delivered in the same processes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+
+from rpa_tasks.jobs.publish import key_of, key_of_payload
+from rpa_tasks.jobs.storable import as_stored
+from rpa_tasks.jobs.wakeups import doorbell
+from rpa_tasks.models import Flow
+from scheduling import sql
+from scheduling.ids import new_id
+from scheduling.ledger.transitions import HINT_LEASE, Hint
+
+BATCH = 500
+SOURCE = "schedule"
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Of so many shops: for how many a job was published, one waits still, or too much waits."""
+
+    published: int = 0
+    waiting: int = 0
+    refused: int = 0
+
+    def __add__(self, other: Round) -> Round:
+        return Round(self.published + other.published, self.waiting + other.waiting, self.refused + other.refused)
+
+
+#: Called inside the transaction of each batch with the last shop of it and what became of it. What it raises rolls the
+#: batch back and ends the round.
+Note = Callable[[int, Round], None]
+
+
+def publish_round(
+    flow: Flow,
+    places: Mapping[int, timedelta],
+    *,
+    payload: Mapping[str, Any],
+    priority: int,
+    note: Note | None = None,
+) -> Round:
+    """A job of `flow` for each shop, by its primary key, after its delay. A shop for which one waits already keeps that
+    one as it is. Safe to repeat and to race: what is left undone is done by the next round.
+
+    Its two statements are transactions of their own: a round that still held the jobs that wait, while it waits for
+    another round's insert, could be what that round waits for."""
+    told, left = Round(), iter(sorted(places.items()))
+    payload = as_stored(payload)
+    key = key_of(flow, payload)
+    if key is None:  # the flow merges nothing, but a round passes over a shop where a job with its payload waits
+        key = key_of_payload(payload)
+    common = {
+        "flow": flow.pk, "platform": flow.platform_id, "payload": json.dumps(payload), "priority": priority,
+        "key": key,
+    }  # fmt: skip
+    while batch := dict(islice(left, BATCH)):
+        told += _publish(batch, common, note)
+    return told
+
+
+def _publish(places: Mapping[int, timedelta], common: Mapping[str, Any], note: Note | None) -> Round:
+    with transaction.atomic(durable=True):
+        waiting = {
+            row[0]
+            for row in sql.rows(_NOTE_WAITING, {"shops": list(places), "flow": common["flow"], "key": common["key"]})
+        }
+    free = {shop: delay for shop, delay in places.items() if shop not in waiting}
+    given = {
+        "shops": list(free),
+        "ids": [new_id() for _ in free],
+        "delays": list(free.values()),
+        "horizon": settings.AFTERTOUCH_HORIZON,
+        "lease": HINT_LEASE,
+        "source": SOURCE,
+    }
+    with transaction.atomic(durable=True):
+        tried = sql.rows(_INSERT, {**common, **given}) if free else []
+        made_count = sum(row[1] is not None for row in tried)
+        done = Round(made_count, len(waiting) + len(tried) - made_count, len(free) - len(tried))
+        if note:
+            note(max(places), done)
+    made = [row for row in tried if row[1] is not None]  # of the others somebody else published one in this moment
+    hints = [
+        Hint(task_id, due_at, common["priority"], shop) for shop, task_id, state, due_at in made if state == "queued"
+    ]
+    doorbell.ring(hints)
+    return done
+
+
+# A row that somebody holds at this moment is not waited for: its count of requests only informs.
+_NOTE_WAITING = """
+WITH standing AS MATERIALIZED (
+    SELECT task_id, shop_id FROM rpa_tasks_job
+    WHERE shop_id = ANY(%(shops)b::bigint[]) AND flow_id = %(flow)s AND dedupe_key = %(key)s
+      AND state IN ('scheduled', 'queued')
+), mine AS MATERIALIZED (
+    SELECT task_id FROM rpa_tasks_job WHERE task_id IN (SELECT task_id FROM standing)
+      AND state IN ('scheduled', 'queued')
+    FOR UPDATE SKIP LOCKED
+), noted AS (
+    UPDATE rpa_tasks_job AS job SET requests = job.requests + 1 FROM mine WHERE job.task_id = mine.task_id
+)
+SELECT shop_id FROM standing
+"""
+# Inserted in the order of the shops, so that two rounds at once wait for each other in one direction only.
+_INSERT = """
+WITH wanted AS MATERIALIZED (
+    SELECT w.shop_id, w.task_id, w.delay, w.delay <= %(horizon)s AS soon
+    FROM unnest(%(shops)b::bigint[], %(ids)b::uuid[], %(delays)b::interval[]) AS w(shop_id, task_id, delay)
+), room AS MATERIALIZED (
+    SELECT platform.backlog_limit - count(job.task_id) AS left
+    FROM rpa_tasks_platform AS platform
+        JOIN rpa_tasks_shop AS shop ON shop.platform_id = platform.id
+        LEFT JOIN rpa_tasks_job AS job
+            ON job.shop_id = shop.id AND job.state IN ('scheduled', 'queued') AND job.parked = ''
+    WHERE platform.id = %(platform)s GROUP BY platform.backlog_limit
+), fitting AS MATERIALIZED (
+    SELECT wanted.*, row_number() OVER (ORDER BY wanted.delay, wanted.shop_id) AS place
+    FROM wanted JOIN rpa_tasks_shop AS shop ON shop.id = wanted.shop_id
+    WHERE shop.backlog_limit > (
+        SELECT count(*) FROM rpa_tasks_job AS job
+        WHERE job.shop_id = wanted.shop_id AND job.state IN ('scheduled', 'queued') AND job.parked = ''
+    )
+), tried AS MATERIALIZED (
+    SELECT * FROM fitting WHERE place <= (SELECT room.left FROM room)
+), made AS (
+    INSERT INTO rpa_tasks_job (
+        task_id, root_id, state, priority, due_at, planned_at, queued_at, lease_until, hints, parked, attempt, lease_no,
+        reason, created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, source, node,
+        progress_message
+    )
+    SELECT tried.task_id, tried.task_id, CASE WHEN tried.soon THEN 'queued' ELSE 'scheduled' END, %(priority)s,
+           statement_timestamp() + tried.delay, statement_timestamp() + tried.delay,
+           CASE WHEN tried.soon THEN statement_timestamp() END,
+           CASE WHEN tried.soon THEN statement_timestamp() + tried.delay + %(lease)s END, tried.soon::int, '', 0, 0,
+           '', statement_timestamp(), tried.shop_id, %(flow)s, %(payload)s::jsonb, %(key)s, true, 1, 0, %(source)s,
+           '', ''
+    FROM tried ORDER BY tried.shop_id
+    ON CONFLICT DO NOTHING
+    RETURNING task_id, shop_id, state, due_at
+)
+SELECT tried.shop_id, made.task_id, made.state, made.due_at FROM tried LEFT JOIN made USING (shop_id)
+"""

@@ -1,0 +1,184 @@
+"""Rounds of periodic tasks as rows: beat stores a round before it publishes a message about it, workers claim it.
+
+The message is a wake-up. Where it is lost, or the worker that took it is, the pass `rpa_tasks.keep_moving` claims the
+round. Each batch of jobs and the position behind it are stored in one transaction, fenced by `lease_no`, so a round
+that is repeated publishes nothing twice. Time is the database's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+import redis
+import structlog
+from django.db import close_old_connections, transaction
+
+from rpa_tasks.jobs import schedules
+from rpa_tasks.jobs.rounds import Round
+from scheduling import sql
+from scheduling.errors import InvalidInput
+from scheduling.ids import new_id
+from scheduling.ledger.dead_letters import bury_message
+
+log = structlog.get_logger(__name__)
+
+LEASE = timedelta(seconds=60)  #: of a claim; each batch of jobs renews it
+TRIES = 5  #: claims in a row that fail and store no batch, before a person is asked
+LONGEST = 3.0  #: seconds after which a pass claims no other round
+INFRASTRUCTURE = (*sql.AWAY, redis.ConnectionError, redis.TimeoutError)
+#: SQLSTATEs of limits on a statement's or a transaction's time: the round itself may be the cause, so they are tries.
+TOO_SLOW = {"57014", "25P03"}
+
+#: Rounds by claims that ended with an infrastructure error and are still counted as tries.
+_uncounted: list[UUID] = []
+
+
+class LeaseLost(Exception):
+    """Another worker has claimed this round since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    id: UUID
+    lease_no: int
+    schedule: str
+    due_at: datetime
+    args: Any
+    kwargs: Any
+    position: int
+    tries: int  #: claims since `position` last advanced, with this one
+
+
+def store(schedule_id: int, schedule: str, due_at: datetime, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Store the round that is due at `due_at`. Returns False where it is stored already."""
+    given = {
+        "id": new_id(), "schedule_id": schedule_id, "schedule": schedule[:200], "due_at": due_at,
+        "args": json.dumps(args), "kwargs": json.dumps(kwargs),
+    }  # fmt: skip
+    return sql.count(_STORE, given) == 1
+
+
+def run_waiting() -> int:
+    """Publish the jobs of rounds that wait, or whose worker vanished. Returns how many rounds ended.
+
+    Raises one of `INFRASTRUCTURE` where the database is away; the round's lease brings it back.
+    """
+    _subtract_uncounted()
+    ends_at, ended = monotonic() + LONGEST, 0
+    while monotonic() < ends_at and (claimed := _claim()):
+        ended += _run(claimed)
+    return ended
+
+
+def _claim() -> Claimed | None:
+    found = sql.rows(_CLAIM, {"lease": LEASE})
+    return Claimed(*found[0]) if found else None
+
+
+def _run(claimed: Claimed) -> bool:
+    """Return whether the round ended; False where it is tried again."""
+    if claimed.tries > TRIES:
+        _fail(claimed, "its worker vanished each time")
+        return True
+
+    tries = claimed.tries
+
+    def note(position: int, done: Round) -> None:
+        nonlocal tries
+        given = {"id": claimed.id, "lease_no": claimed.lease_no, "position": position, "lease": LEASE}
+        counts = {"published": done.published, "waiting": done.waiting, "refused": done.refused}
+        if not sql.count(_NOTE, given | counts):
+            raise LeaseLost
+        tries = 0
+
+    try:
+        order = schedules.by_name(claimed.args, claimed.kwargs)
+        schedules.publish_for_shops(order, after=claimed.position, note=note)
+    except LeaseLost:
+        log.warning("round_lease_lost", id=str(claimed.id))
+        return False
+    except INFRASTRUCTURE as error:
+        if getattr(error.__cause__, "sqlstate", None) not in TOO_SLOW:
+            _uncounted.append(claimed.id)
+            close_old_connections()
+            with suppress(*sql.AWAY):
+                _subtract_uncounted()
+        raise
+    except Exception as error:
+        if isinstance(error, InvalidInput) or tries >= TRIES:
+            _fail(claimed, f"{type(error).__name__}: {error}")
+            return True
+        log.exception("round_failed", id=str(claimed.id), tries=tries)
+        sql.count(_POSTPONE, {"id": claimed.id, "lease_no": claimed.lease_no})
+        return False
+    sql.count(_END, {"id": claimed.id, "lease_no": claimed.lease_no, "state": "done"})
+    return True
+
+
+def _subtract_uncounted() -> None:
+    """Subtract the claims of this process that were no tries. Raises one of `sql.AWAY` where the database is away."""
+    while _uncounted:
+        sql.count(_SUBTRACT, {"id": _uncounted[-1]})
+        _uncounted.pop()
+
+
+def _fail(claimed: Claimed, detail: str) -> None:
+    body = {
+        "task": "rpa_tasks.publish_for_shops", "schedule": claimed.schedule, "due_at": claimed.due_at.isoformat(),
+        "args": claimed.args, "kwargs": claimed.kwargs,
+    }  # fmt: skip
+    log.error("round_given_up", id=str(claimed.id), schedule=claimed.schedule, error=detail)
+    with transaction.atomic():
+        if sql.count(_END, {"id": claimed.id, "lease_no": claimed.lease_no, "state": "failed"}):
+            bury_message("task_error", body, detail=detail, queue="ticks")
+
+
+_STORE = """
+INSERT INTO rpa_tasks_scheduledround (id, schedule_id, schedule, due_at, args, kwargs, state, position, lease_no,
+    tries, next_at, published, waiting, refused, created_at)
+VALUES (%(id)s, %(schedule_id)s, %(schedule)s, %(due_at)s, %(args)s::jsonb, %(kwargs)s::jsonb, 'waiting', 0, 0, 0,
+    statement_timestamp(), 0, 0, 0, statement_timestamp())
+ON CONFLICT (schedule_id, due_at) DO NOTHING
+"""
+
+_CLAIM = """
+WITH mine AS MATERIALIZED (
+    SELECT id FROM rpa_tasks_scheduledround
+    WHERE state = 'waiting' AND next_at <= statement_timestamp()
+    ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED
+)
+UPDATE rpa_tasks_scheduledround AS r
+SET lease_no = r.lease_no + 1, tries = r.tries + 1, next_at = statement_timestamp() + %(lease)s
+FROM mine WHERE r.id = mine.id
+RETURNING r.id, r.lease_no, r.schedule, r.due_at, r.args, r.kwargs, r.position, r.tries
+"""
+
+_NOTE = """
+UPDATE rpa_tasks_scheduledround
+SET position = %(position)s, tries = 0, next_at = statement_timestamp() + %(lease)s,
+    published = published + %(published)s,
+    waiting = waiting + %(waiting)s, refused = refused + %(refused)s
+WHERE id = %(id)s AND state = 'waiting' AND lease_no = %(lease_no)s
+"""
+
+_POSTPONE = """
+UPDATE rpa_tasks_scheduledround SET next_at = statement_timestamp() + interval '5 seconds' * power(2, tries)
+WHERE id = %(id)s AND state = 'waiting' AND lease_no = %(lease_no)s
+"""
+
+# Not fenced: another worker may have claimed the round since.
+_SUBTRACT = """
+UPDATE rpa_tasks_scheduledround SET tries = GREATEST(tries - 1, 0) WHERE id = %(id)s AND state = 'waiting'
+"""
+
+_END = """
+UPDATE rpa_tasks_scheduledround SET state = %(state)s, ended_at = statement_timestamp()
+WHERE id = %(id)s AND state = 'waiting' AND lease_no = %(lease_no)s
+"""

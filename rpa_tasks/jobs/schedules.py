@@ -1,0 +1,138 @@
+"""Jobs that come round: what the periodic task `rpa_tasks.publish_for_shops` does.
+
+Ops keep such tasks in the admin, with arguments like
+
+    {"platform": "pdd", "task_type": "sync_order", "shops": "all", "priority": "normal", "spread_seconds": 600}
+
+Each shop has a place of its own within the spread, always the same one, so that 500 shops neither start together nor
+come closer to each other from round to round. Where one still waits, the round passes that shop over and leaves the
+one that waits as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
+from typing import Any
+
+import structlog
+
+from rpa_tasks.jobs import publish
+from rpa_tasks.jobs.rounds import Note, Round, publish_round
+from rpa_tasks.models import Flow, Platform, Shop
+from scheduling.errors import Findings, InvalidInput
+from scheduling.models import Priority
+from scheduling.policy.specs import bucket
+
+log = structlog.get_logger(__name__)
+
+ALL = "all"
+MOST_SHOPS = 5_000
+MAX_SPREAD = 86_400  #: seconds
+PRIORITIES = {each.name.lower(): each.value for each in Priority}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The arguments of one periodic task."""
+
+    platform: str
+    task_type: str
+    shops: tuple[str, ...] | None = None  #: None: all that live
+    priority: str = "normal"
+    payload: Mapping[str, Any] | None = None
+    spread_seconds: float = 0
+
+
+def publish_for_shops(given: Mapping[str, Any], *, after: int = 0, note: Note | None = None) -> Round:
+    """Publish for each shop whose primary key is beyond `after`; `note` as in `publish_round`.
+
+    Raises `InvalidInput` naming the argument, before anything is published.
+    """
+    order = read(given)
+    flow = Flow.objects.get(platform__key=order.platform, task_type=order.task_type)
+    shops = _living(order.platform)
+    if order.shops is not None:
+        shops = shops.filter(shop_id__in=order.shops)
+    places = {
+        pk: place(order.platform, shop_id, order.task_type, order.spread_seconds)
+        for pk, shop_id in shops.filter(pk__gt=after).values_list("pk", "shop_id")
+    }
+    told = publish_round(flow, places, payload=order.payload or {}, priority=PRIORITIES[order.priority], note=note)
+    write = log.warning if told.refused else log.info
+    write("round_published", platform=order.platform, task_type=order.task_type, **asdict(told))
+    return told
+
+
+def read(given: Mapping[str, Any]) -> Order:
+    """The order that these arguments mean. Raises `InvalidInput` with everything that is wrong, also where there is no
+    such platform, task type or shop."""
+    _check_shape(given)
+    shops = given.get("shops", ALL)
+    order = Order(**{**given, "shops": None if shops == ALL else tuple(shops)})
+    _check_references(order)
+    return order
+
+
+def _check_shape(given: Mapping[str, Any]) -> None:
+    found = Findings()
+    known = [each.name for each in fields(Order)]
+    for name in given.keys() - set(known):
+        found.add(str(name), f"is not known here; known are {', '.join(known)}")
+    for name in ("platform", "task_type"):
+        if not isinstance(given.get(name), str) or not given[name]:
+            found.add(name, "is missing" if given.get(name) in (None, "") else "must be text")
+    priority, shops = given.get("priority", "normal"), given.get("shops", ALL)
+    if not isinstance(priority, str) or priority not in PRIORITIES:
+        found.add("priority", f"must be one of {', '.join(PRIORITIES)}")
+    if not isinstance(given.get("payload", {}), dict):
+        found.add("payload", "must be a mapping")
+    found.number(given, "spread_seconds", 0, MAX_SPREAD)
+    if shops != ALL:
+        found.texts({"shops": shops}, "shops", longest=64)
+        if isinstance(shops, list) and not 0 < len(shops) <= MOST_SHOPS:
+            found.add("shops", f"“all”, or 1 to {MOST_SHOPS} shop ids")
+    found.settle()
+
+
+def _check_references(order: Order) -> None:
+    found = Findings()
+    platform = Platform.objects.filter(key=order.platform, retired_at=None).first()
+    if platform is None:
+        raise InvalidInput.of("platform", f"there is no platform “{order.platform}”")
+    flow = Flow.objects.filter(platform=platform, task_type=order.task_type, retired_at=None).first()
+    if flow is None:
+        found.add("task_type", f"{order.platform} has no task type “{order.task_type}”")
+    else:
+        found.errors += publish.payload_errors(order.payload or {}, flow)
+    if order.shops is not None:
+        living = set(_living(order.platform).filter(shop_id__in=order.shops).values_list("shop_id", flat=True))
+        for shop_id in order.shops:
+            if shop_id not in living:
+                found.add("shops", f"there is no shop “{shop_id}”")
+    found.settle()
+
+
+def _living(platform: str) -> Any:
+    return Shop.objects.filter(platform__key=platform, retired_at=None).order_by("pk")
+
+
+def place(platform: str, shop_id: str, task_type: str, spread_seconds: float) -> timedelta:
+    """Where in the spread this shop stands, in whole milliseconds: the same in every round, on every machine."""
+    share = bucket(f"schedule:{platform}:{task_type}", shop_id) / 100
+    return timedelta(milliseconds=int(share * spread_seconds * 1000))
+
+
+def by_name(given: Any, order: Any) -> Mapping[str, Any]:
+    """The arguments by name. Raises `InvalidInput` where some have none."""
+    if given:
+        raise InvalidInput.of("args", "must be empty; name every argument")
+    if not isinstance(order, Mapping):
+        raise InvalidInput.of("kwargs", "must be a mapping")
+    return order
+
+
+def check_arguments(args: Any, kwargs: Any) -> None:
+    """What the form of periodic tasks asks before it stores one. Raises `InvalidInput`."""
+    read(by_name(args, kwargs))

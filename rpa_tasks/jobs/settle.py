@@ -1,0 +1,129 @@
+"""What the end of a run means for the job, its shop and its platform, in one transaction.
+
+Whoever's claim does not stand any more is told so and drops what it knows: the job went on without it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import structlog
+from django.db import transaction
+from django.db.models import F
+from django.db.models.functions import Now
+
+from rpa_tasks import metrics
+from rpa_tasks.jobs import circuit_breaker, dead_letters
+from rpa_tasks.jobs.pick import jobs
+from rpa_tasks.models import Evidence, Job, LoginState, Run, Shop
+from rpa_tasks.outcomes import Verdict, retry_delay
+from scheduling import sql
+from scheduling.ledger.transitions import Claim, Settlement
+
+log = structlog.get_logger(__name__)
+
+HOLD = {"browser_wait": timedelta(seconds=5), "profile_busy": timedelta(seconds=5)}
+LONG_HOLD = timedelta(seconds=30)  #: where waiting a little longer will not help: a full disk, a process that stays
+PLATFORM_PATIENCE = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """All that is known of a run at its end."""
+
+    verdict: Verdict
+    started_at: datetime  #: by the database's clock
+    exit_code: int | None = None
+    detail: str = ""
+    result: Any = None
+    pool_wait: timedelta | None = None
+    evidence: Mapping[str, bytes] = field(default_factory=dict)  #: by `Evidence.Kind`
+
+
+def conclude(job: Job, claim: Claim, ended: Ended) -> bool:
+    """Settle the run. False: the claim did not stand any more and nothing was written."""
+    outcome = ended.verdict.outcome
+    with transaction.atomic():
+        fresh = Job.objects.select_for_update(no_key=True).get(pk=job.pk)
+        if fresh.state != "running" or fresh.lease_no != claim.lease_no:
+            log.warning("stale_run_dropped", task_id=str(job.pk), lease_no=claim.lease_no, outcome=outcome)
+            return False
+        rests = circuit_breaker.note(job.shop.platform_id, outcome, job.pk)
+        at = sql.now()  # this node's clock may be ahead, and all others go by the database's
+        settlement, burns = _settlement(fresh, job, claim, ended.verdict, rests, at)
+        _keep(fresh, settlement, burns, ended, at)
+        if outcome == "session":
+            _need_login(job.shop)
+        jobs.settle([settlement])
+        if settlement.state in ("failed", "unknown"):
+            dead_letters.bury(job.pk)
+    metrics.measure(job.shop.platform.key, ended.verdict, at - ended.started_at, ended.pool_wait)
+    log.info("run_ended", task_id=str(job.pk), outcome=outcome, reason=ended.verdict.reason, state=settlement.state)
+    return True
+
+
+def _settlement(
+    fresh: Job, job: Job, claim: Claim, verdict: Verdict, rests: bool, at: datetime
+) -> tuple[Settlement, bool]:
+    """How the job goes on from now, and whether this end counts against its retries."""
+
+    def to(state: str, *, due_at: datetime | None = None, reason: str = verdict.reason) -> Settlement:
+        return Settlement(claim.task_id, claim.lease_no, state, reason, due_at=due_at)
+
+    outcome = verdict.outcome
+    if outcome == "succeeded":
+        return to("succeeded"), False
+    if outcome == "unknown":
+        return to("unknown"), True
+    if fresh.cancel_requested_at or outcome == "cancelled":
+        return to("cancelled", reason="cancelled"), False
+    if outcome == "business":
+        return to("failed"), True
+    if outcome == "held":
+        return to("scheduled", due_at=at + HOLD.get(verdict.reason, LONG_HOLD)), False
+    if outcome == "session":
+        return to("scheduled", due_at=at, reason="login_needed"), False
+    if outcome == "platform" and rests:
+        return to("scheduled", due_at=at + PLATFORM_PATIENCE), False
+    delay = retry_delay(fresh.failures + 1, job.flow.retry_delays, random.random)
+    return (to("failed") if delay is None else to("scheduled", due_at=at + delay)), True
+
+
+def _keep(fresh: Job, settlement: Settlement, burns: bool, ended: Ended, at: datetime) -> None:
+    last = fresh.runs.order_by("-id").first()
+    if last and ended.verdict.outcome == last.outcome == Run.Outcome.HELD and last.reason == ended.verdict.reason:
+        # A job may be held every few seconds for days: that is one thing that goes on, not a run each.
+        Run.objects.filter(pk=last.pk).update(ended_at=at, lease_no=fresh.lease_no, node=fresh.node)
+        return
+    run = Run.objects.create(
+        job=fresh,
+        number=last.number + 1 if last else 1,
+        lease_no=fresh.lease_no,
+        node=fresh.node,
+        started_at=ended.started_at,
+        ended_at=at,
+        pool_wait=ended.pool_wait,
+        outcome=ended.verdict.outcome,
+        reason=ended.verdict.reason[:64],
+        exit_code=ended.exit_code,
+        detail=ended.detail.replace("\0", "\ufffd")[-10_000:],
+    )
+    Evidence.objects.bulk_create(
+        [Evidence(run=run, kind=kind, content=content) for kind, content in ended.evidence.items()]
+    )
+    changes: dict[str, Any] = {"failures": F("failures") + int(burns)}
+    if settlement.state == "succeeded":
+        changes |= {"result": ended.result, "progress": 1.0}
+    Job.objects.filter(pk=fresh.pk).update(**changes)
+
+
+def _need_login(shop: Shop) -> None:
+    """Nothing of the shop runs until a person has logged in. Said once, however many runs find out."""
+    if Shop.objects.filter(pk=shop.pk, login_state=LoginState.OK).update(
+        login_state=LoginState.NEEDED, login_lost_at=Now()
+    ):
+        log.warning("login_needed", shop=str(shop), platform=shop.platform.key)

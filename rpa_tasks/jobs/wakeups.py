@@ -1,0 +1,204 @@
+"""Wake-up tokens. A token says "look whether something can start"; it names no job, and losing one costs seconds.
+
+One place computes where a job's token goes: for a job with a browser the queue of the shop's preferred node, else the
+shared queue of its tier, a queue of its platform, or one of its shop. On RabbitMQ the shared queues hang on the topic
+exchange `tasks` by `task.<platform>.<tier>`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from celery import current_app
+
+from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
+from rpa_tasks.models import Job, Shop
+from scheduling import sql
+from scheduling.dispatch.broker_health import alarm
+from scheduling.dispatch.dispatcher import Doorbell
+from scheduling.dispatch.publisher import published_now
+from scheduling.ledger.transitions import Hint
+
+log = structlog.get_logger(__name__)
+
+WAKE = "rpa_tasks.run"
+UNKNOWN_ROOM = 50  #: tokens that may wait in a queue of which no living node is known
+TOKEN_LIFE = 60.0  #: seconds after it is due; `passes.wake` publishes another where something can still start
+
+
+def queue_of(shop: Shop, priority: int) -> str:
+    if shop.dedicated_queue:
+        return f"s.{shop.platform.key}.{shop.shop_id}"
+    if shop.platform.dedicated_queue:
+        return f"p.{shop.platform.key}.{TIERS[priority]}"
+    return TIERS[priority]
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One wake-up: the queue it goes to, what it is about, and when that is due."""
+
+    queue: str
+    platform: str
+    priority: int
+    due_at: datetime | None = None  #: None: now
+
+
+def announce(hints: Sequence[Hint]) -> None:
+    """Publish a token for each of these jobs, for the moment it is due, as far as nodes have room for them. Raises
+    nothing: a token that is lost is made up for by the next look at the lanes."""
+    jobs = Job.objects.select_related("shop__platform", "shop__lane", "flow").defer("payload", "result")
+    found = jobs.in_bulk([hint.task_id for hint in hints])
+    nodes = capacity()
+    now = sql.now()
+    tokens = []
+    for hint in hints:
+        if job := found.get(hint.task_id):
+            queue = _queue_for(job, hint.priority, nodes)
+            tokens.append(
+                Token(queue, job.shop.platform.key, hint.priority, hint.due_at if hint.due_at > now else None)
+            )
+    publish_tokens(tokens, nodes)
+
+
+def _queue_for(job: Job, priority: int, nodes: Mapping[str, Capacity]) -> str:
+    """The queue of the shop's preferred node for a job with a browser, otherwise the shared one. A platform that does
+    not wait for the preferred node prefers it only while it has room."""
+    shared, home = queue_of(job.shop, priority), job.shop.lane.home
+    own = home_queue(home, shared)
+    if not job.flow.needs_browser or home not in nodes or own not in nodes[home].queues:
+        return shared
+    return own if job.shop.platform.waits_for_home or nodes[home].idle else shared
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """A node that lives: the queues it consumes, and how many more jobs it could run now."""
+
+    queues: frozenset[str]
+    idle: int
+
+
+def capacity() -> dict[str, Capacity]:
+    """By name, the nodes that could run something. A token for a node without room would wake nothing: its worker
+    looks for the next job anyway when a run ends. Whoever stores a job asks after its commit, and a worker looks after
+    the commit of its run's end, so one of the two sees the other."""
+    found = sql.rows(
+        """
+        SELECT node.name, node.queues, node.slots - count(job.task_id)
+        FROM rpa_tasks_executionnode AS node
+        LEFT JOIN rpa_tasks_job AS job ON job.node = node.name AND job.state = 'running'
+        WHERE node.seen_at > statement_timestamp() - %(lease)s
+        GROUP BY node.name
+        """,
+        {"lease": NODE_SILENT},
+    )
+    return {name: Capacity(frozenset(queues), max(0, idle)) for name, queues, idle in found}
+
+
+def room(queue: str, nodes: Mapping[str, Capacity]) -> int:
+    """How many tokens of this queue can wake something. `UNKNOWN_ROOM` where no node that lives says that it consumes
+    it."""
+    idle = [node.idle for node in nodes.values() if queue in node.queues]
+    return sum(idle) if idle else UNKNOWN_ROOM
+
+
+def home_queue(node: str, queue: str) -> str:
+    """What an execution worker of that node consumes beside that queue. One for each: a worker of the node that does
+    not serve it could do nothing with the token."""
+    return f"n.{node}.{queue}"
+
+
+def further_queues() -> list[str]:
+    """Those besides the shared ones: of shops and platforms that have their own, and of nodes that live."""
+    found = sql.rows(
+        """
+        SELECT 's.' || platform.key || '.' || shop.shop_id
+        FROM rpa_tasks_shop AS shop JOIN rpa_tasks_platform AS platform ON platform.id = shop.platform_id
+        WHERE shop.dedicated_queue AND shop.retired_at IS NULL AND platform.retired_at IS NULL
+        UNION ALL
+        SELECT 'p.' || key || '.' || tier.name
+        FROM rpa_tasks_platform CROSS JOIN unnest(%(tiers)b::text[]) AS tier(name)
+        WHERE dedicated_queue AND retired_at IS NULL
+        UNION ALL
+        SELECT DISTINCT queue.name
+        FROM rpa_tasks_executionnode AS node CROSS JOIN jsonb_array_elements_text(node.queues) AS queue(name)
+        WHERE node.seen_at > statement_timestamp() - %(lease)s AND starts_with(queue.name, 'n.')
+        """,
+        {"tiers": list(TIERS.values()), "lease": NODE_SILENT},
+    )
+    return [name for (name,) in found]
+
+
+def publish_tokens(tokens: Iterable[Token], nodes: Mapping[str, Capacity]) -> None:
+    """Publish what there is room for. On Redis a queue's length counts against its room; RabbitMQ drops a token that
+    nothing consumed for `TOKEN_LIFE`. The worker's clock decides neither."""
+    if alarm.is_on():
+        log.warning("tokens_lost", error="the broker takes no messages")
+        return
+    by_queue: dict[str, list[Token]] = {}
+    for token in tokens:
+        by_queue.setdefault(token.queue, []).append(token)
+    wanted = {queue: each[: room(queue, nodes)] for queue, each in by_queue.items()}
+    if not any(wanted.values()):
+        return
+    try:
+        with current_app.producer_pool.acquire(block=True, timeout=1) as producer, producer.batch(max_size=200):
+            for queue, each in wanted.items():
+                for token in each[: max(0, room(queue, nodes) - _length(producer, queue))]:
+                    _publish(token, producer)
+    except Exception as error:
+        log.warning("tokens_lost", error=str(error))
+
+
+def _publish(token: Token, producer: Any) -> None:
+    address = _address(token.queue, token.platform, token.priority)
+    life = TOKEN_LIFE + max(0.0, (token.due_at - datetime.now(UTC)).total_seconds() if token.due_at else 0.0)
+    headers = published_now()
+    current_app.send_task(WAKE, eta=token.due_at, producer=producer, headers=headers, expiration=life, **address)
+
+
+def _length(producer: Any, queue: str) -> int:
+    """How many messages wait in a queue, 0 where the broker would have to declare it to say so."""
+    channel = producer.channel
+    return int(channel.client.llen(queue)) if hasattr(channel, "client") else 0
+
+
+def publish_tokens_to(queue: str, count: int) -> int:
+    """Tokens for a queue, whatever they are about: as many as nodes have room for, at least one. Returns how many."""
+    priority = next((tier for tier, name in TIERS.items() if queue.endswith(name)), 1)
+    nodes = capacity()
+    count = max(1, min(count, room(queue, nodes)))
+    publish_tokens([Token(queue, "any", priority)] * count, {} if count == 1 else nodes)
+    return count
+
+
+def _address(queue: str, platform: str, priority: int) -> dict[str, Any]:
+    if queue in TIERS.values() and str(current_app.conf.broker_url).startswith(("amqp", "pyamqp")):
+        return {"exchange": "tasks", "routing_key": f"task.{platform.replace('.', '-')}.{TIERS[priority]}"}
+    return {"queue": queue}
+
+
+def ring_for_shops(shop_pks: Iterable[int]) -> None:
+    """A gate of these shops has opened: publish a token for each that has work which is due."""
+    found = sql.rows(
+        """
+        SELECT shop.id, head.task_id, head.due_at, head.priority
+        FROM unnest(%(shops)b::bigint[]) AS shop(id)
+        CROSS JOIN LATERAL (
+            SELECT task_id, due_at, priority FROM rpa_tasks_job
+            WHERE shop_id = shop.id AND state IN ('scheduled', 'queued') AND parked = ''
+              AND due_at <= statement_timestamp()
+            ORDER BY priority, due_at LIMIT 1
+        ) AS head
+        """,
+        {"shops": list(shop_pks)},
+    )
+    doorbell.ring([Hint(task_id, due_at, priority, shop_id) for shop_id, task_id, due_at, priority in found])
+
+
+doorbell = Doorbell(announce)

@@ -1,0 +1,98 @@
+"""The worker's side of the maintainer: started with the worker, started again when it dies, ended with the worker.
+
+It lives as long as the pipe to its standard input is open, so it also ends where the worker is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+
+import structlog
+from django.conf import settings
+
+from rpa_tasks.worker import node_queues
+
+log = structlog.get_logger(__name__)
+
+RESTART_AFTER = 5.0  #: seconds after it died
+STOP_WITHIN = 30.0  #: seconds to end the browsers
+
+_supervision: Supervision | None = None
+
+
+def start(queues: Sequence[str] = (), processes: int = 0) -> None:
+    """Keep a maintainer running beside this process. A second time does nothing."""
+    global _supervision
+    if _supervision is None:
+        _supervision = Supervision(queues, processes)
+
+
+def stop() -> None:
+    """End it with the browsers that nobody uses, and wait for that."""
+    global _supervision
+    supervision, _supervision = _supervision, None
+    if supervision is not None:
+        supervision.stop()
+
+
+class Supervision:
+    """A thread that starts a maintainer whenever there is none."""
+
+    def __init__(self, queues: Sequence[str], processes: int = 0) -> None:
+        self._queues = list(queues)
+        self._processes = processes
+        self._stopping = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._supervise, name="maintainer", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def stop(self) -> None:
+        self._stopping.set()
+        process = self._process
+        if process is not None:
+            assert process.stdin
+            process.stdin.close()
+        self._thread.join(STOP_WITHIN)
+        if process is not None and process.poll() is None:
+            log.warning("maintainer_killed", pid=process.pid)
+            process.kill()
+
+    def _supervise(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._process = self._launch()
+            except OSError as error:  # no memory, no process or no descriptor left: that passes, this thread must not
+                log.warning("maintainer_not_started", error=str(error))
+            else:
+                self._wait_for(self._process)
+            self._stopping.wait(RESTART_AFTER)
+
+    def _wait_for(self, process: subprocess.Popen[bytes]) -> None:
+        with process:
+            if self._stopping.is_set() and process.stdin:
+                process.stdin.close()
+            code = process.wait()
+        if not self._stopping.is_set():
+            log.warning("maintainer_died", exit_code=code)
+
+    def _launch(self) -> subprocess.Popen[bytes]:
+        try:
+            node_queues.note(self._queues, self._processes)
+        except OSError as error:  # the disk is full; what keeps it from doing harm is needed all the more
+            log.warning("queues_not_noted", error=str(error))
+        words = ["--queues", ",".join(self._queues), "--parent", str(os.getpid())]
+        return subprocess.Popen(  # noqa: S603  (our own module; the words are ours)
+            [sys.executable, "-m", "rpa_tasks.maintainer.main", *words],
+            stdin=subprocess.PIPE,
+            cwd=settings.BASE_DIR,
+            env={**os.environ, "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE},
+            start_new_session=True,  # a Ctrl-C is the worker's to answer; its pipe tells
+        )

@@ -1,0 +1,296 @@
+"""The runner's side of the guard process: give it an order, hear what happens, be sure of the end.
+
+    with Guarded(order) as guarded:
+        while not isinstance(event := guarded.next_event(timeout=1), Ending):
+            ...  # renew the lease, then guarded.extend(until); guarded.stop("cancelled")
+
+No thread: `fileno` can be selected on. Who leaves the block before the end waits there until the command is ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import structlog
+
+from rpa_tasks.outcomes import Ended, Ending
+from rpa_tasks.supervisor import processes
+from rpa_tasks.supervisor.child import adopt_orphans
+from rpa_tasks.supervisor.markers import LEASE_NO, SWEEP_GRACE, TASK_ID, sweep
+from rpa_tasks.supervisor.orphans import is_guard
+from rpa_tasks.supervisor.output import TAIL_CHARACTERS
+
+__all__ = ["LEASE_NO", "TASK_ID", "Event", "Guarded", "Order", "Progress", "Result", "Started", "sweep"]
+
+log = structlog.get_logger(__name__)
+
+SCRIPT = Path(__file__).with_name("main.py")
+#: How much longer than it should need a guard may take before it is taken for lost.
+PATIENCE = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One run of one command. What may be secret stays out of its `repr`."""
+
+    argv: Sequence[str] = field(repr=False)
+    #: All of the command's environment, the markers included.
+    env: Mapping[str, str] = field(repr=False)
+    #: Seconds until it gets SIGTERM; `hard_after` seconds later SIGKILL.
+    timeout: float
+    log_path: str
+    #: Bytes.
+    log_limit: int = 10 * 2**20
+    #: Where it begins; empty means its HOME.
+    cwd: str = ""
+    #: Strings that neither the log nor an event may show; shorter than four characters they are ignored.
+    mask: Sequence[str] = field(default=(), repr=False)
+    hard_after: float = 50.0
+    #: Seconds between SIGTERM and SIGKILL, when it ends for another reason than its timeout.
+    grace: float = 15.0
+    #: Seconds that it may go on without `Guarded.extend`, unless `extend_until` says it more exactly.
+    extension: float = 30.0
+    #: As in `Guarded.extend`: by `clock()`, from the instant before the claim.
+    extend_until: float | None = None
+    #: How the command is confined: see `rpa_tasks.isolation.Plan`.
+    prefix: Sequence[str] = ()
+    confine: Mapping[str, Any] = field(default_factory=dict)
+
+    def line(self) -> bytes:
+        order = {each.name: getattr(self, each.name) for each in fields(self)}
+        order |= {"argv": list(self.argv), "env": dict(self.env), "mask": list(self.mask)}
+        order |= {"prefix": list(self.prefix), "confine": dict(self.confine)}
+        # The guard lives in another directory than we do.
+        order |= {
+            "log_path": os.path.abspath(self.log_path),
+            "cwd": os.path.abspath(self.cwd or self.env.get("HOME", "/")),
+        }
+        return json.dumps(order).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The program was entered."""
+
+    pid: int
+
+
+class Progress(NamedTuple):
+    fraction: float  #: 0 to 1
+    message: str  #: at most 200 characters, may be empty
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    value: dict[str, Any]
+
+
+Event = Started | Progress | Result | Ending
+
+#: Guards whose runner has left: kept until they have ended, so that none stays a zombie.
+_abandoned: list[subprocess.Popen[bytes]] = []
+
+
+class Guarded:
+    """A command that runs under a guard process. It begins with the construction; nothing is raised for a command that
+    cannot be started, its `Ending` says so."""
+
+    def __init__(self, order: Order) -> None:
+        _abandoned[:] = [process for process in _abandoned if process.poll() is None]
+        self._order = order
+        self._pid: int | None = None
+        self._adopted_pids: set[int] = set()
+        self._result: dict[str, Any] | None = None
+        self._ending: Ending | None = None
+        self._events: deque[Event] = deque()
+        self._rest = b""
+        self._in = self._out = -1
+        self._overdue_at = time.monotonic() + order.timeout + order.hard_after + PATIENCE
+        line = order.line()
+        # Where the guard is killed, what it had adopted comes to us instead of to init.
+        adopt_orphans()
+        try:
+            self._process = _start_guard(order.confine.get("ruleset", -1))
+        except OSError as error:
+            log.exception("guard_not_started")
+            self._ending = Ending(Ended.NOT_STARTED, error="guard_not_started", tail=str(error))
+            return
+        guard = processes.look(self._process.pid)
+        self._began = guard.started if guard else 0
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._out, False)
+        self._write(line)
+        os.set_blocking(self._in, False)  # from here on a guard that is stopped must not stop us
+
+    def fileno(self) -> int:
+        """Readable when there may be an event."""
+        return self._out
+
+    def next_event(self, timeout: float) -> Event | None:
+        """The next event, waited for at most `timeout` seconds. `Ending` is the last, and told again when asked again;
+        then nothing of the command is alive, or it is counted in `survivors`."""
+        until = time.monotonic() + timeout
+        while not self._events:
+            if self._ending is not None:
+                return self._ending
+            self._read(max(0.0, until - time.monotonic()))
+            if not self._events and time.monotonic() >= until:
+                return None
+        return self._events.popleft()
+
+    def extend(self, until: float) -> None:
+        """The lease was renewed: the command may go on until then, by `rpa_tasks.supervisor.clock`. Count from the
+        instant before the renewal was asked for, as the database counts from the instant it was done."""
+        self._write(json.dumps({"extend_until": until}).encode() + b"\n")
+
+    def stop(self, why: str) -> None:
+        """Ask for its end, "cancelled" or "node_stopping"; the `Ending` comes when it has happened. The first reason to
+        end stays its reason."""
+        self._overdue_at = min(self._overdue_at, time.monotonic() + self._order.grace + PATIENCE)
+        self._write(json.dumps({"stop": why}).encode() + b"\n")
+
+    def abandon(self) -> None:
+        """Leave it to the guard, which ends the command some time soon. No more events."""
+        if self._ending is None:
+            self._let_go()
+            _abandoned.append(self._process)
+
+    def close(self) -> Ending:
+        """Ask for its end where it has not ended yet, and wait for that: the grace and a little more at most."""
+        if self._ending is None:
+            self.stop("runner_lost")
+        while self._ending is None:
+            self.next_event(timeout=1)
+        return self._ending
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # --- hearing the guard ----------------------------------------------------------------------------------------
+
+    def _write(self, line: bytes) -> None:
+        """All of it or, once the guard is lost or does not read, nothing that matters."""
+        try:
+            while line and self._in >= 0:
+                line = line[os.write(self._in, line) :]
+        except (BrokenPipeError, BlockingIOError):
+            pass
+
+    def _read(self, timeout: float) -> None:
+        poll = select.poll()
+        poll.register(self._out, select.POLLIN)
+        if not poll.poll(min(timeout, 1.0) * 1000):
+            if time.monotonic() >= self._overdue_at:
+                self._bury("overdue")
+            return
+        data = os.read(self._out, 65_536)
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._note(json.loads(line))
+        if not data and self._ending is None:
+            self._bury("vanished")
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if "started" in event:
+            self._pid = event["started"]
+            self._events.append(Started(event["started"]))
+        elif "progress" in event:
+            self._events.append(Progress(event["progress"], event["message"]))
+        elif "result" in event:
+            self._result = event["result"]
+            self._events.append(Result(event["result"]))
+        else:
+            self._end(Ended(event.pop("ended")), **event)
+
+    def _end(self, ended: Ended, **details: Any) -> None:
+        adopt_orphans(False)
+        self._ending = Ending(ended, result=self._result, started=self._pid is not None, **details)
+        self._events.append(self._ending)
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._in = self._out = -1
+
+    def _bury(self, how: str) -> None:
+        """The guard is gone, or as good as gone. The kernel killed the command with it; its children are up to us."""
+        self._process.kill()
+        self._process.wait()
+        log.error("guard_lost", how=how, guard=self._process.pid, command=self._pid)
+        left = processes.end(self._family, SWEEP_GRACE)
+        self._reap_adopted()
+        self._end(Ended.GUARD_LOST, survivors=len(left), tail=_last_of(Path(self._order.log_path)))
+
+    def _family(self) -> list[processes.Process]:
+        marks = {name: self._order.env[name] for name in (TASK_ID, LEASE_NO) if name in self._order.env}
+
+        def belongs(process: processes.Process) -> bool:
+            return self._pid in (process.session, process.group) or processes.carries(process, marks)
+
+        living = list(processes.everyone())
+        adopted = [descendant for each in self._adopted(living) for descendant in (each, *_below(each, living))]
+        found = [process for process in living if belongs(process)]
+        return list({process.pid: process for process in (*found, *adopted)}.values())
+
+    def _adopted(self, living: Sequence[processes.Process]) -> list[processes.Process]:
+        """Children of ours that we did not start, since the guard began. Other guards are started by us."""
+        mine = [each for each in living if each.parent == os.getpid() and each.pid != self._process.pid]
+        found = [each for each in mine if each.started >= self._began and not is_guard(each.pid)]
+        self._adopted_pids.update(each.pid for each in found)
+        return found
+
+    def _reap_adopted(self) -> None:
+        """Whom nobody waits for stays a zombie."""
+        for pid in self._adopted_pids:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def _below(above: processes.Process, living: Sequence[processes.Process]) -> list[processes.Process]:
+    """All who descend from this process."""
+    children = [each for each in living if each.parent == above.pid]
+    return [*children, *(each for child in children for each in _below(child, living))]
+
+
+def _start_guard(ruleset: int) -> subprocess.Popen[bytes]:
+    """Away from our terminal, and without our environment, so that it carries nobody's markers."""
+    return subprocess.Popen(  # noqa: S603  (our own script)
+        [sys.executable, "-I", "-S", str(SCRIPT)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
+        cwd="/", env={"LANG": "C.UTF-8"}, start_new_session=True, pass_fds=(ruleset,) if ruleset >= 0 else (),
+    )  # fmt: skip
+
+
+def _last_of(path: Path) -> str:
+    """The end of the log of a run whose guard can't tell it any more."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 4 * TAIL_CHARACTERS))
+            return file.read().decode("utf-8", "replace").replace("\0", "\ufffd")[-TAIL_CHARACTERS:]
+    except OSError:
+        return ""

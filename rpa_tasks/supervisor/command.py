@@ -1,0 +1,313 @@
+"""The command line of a run: words with placeholders, and the little that it may see of the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit
+
+from django.conf import settings
+
+from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir
+
+PLACEHOLDERS = (
+    "flow", "param", "param_file", "timeout", "python", "shop_id", "platform", "profile_id", "debug_port", "task_id"
+)  # fmt: skip
+#: Bytes. Linux takes no word of 128 KiB or more with the NUL at its end, and for all words and the environment together
+#: a quarter of the stack's limit, 2 MiB by default.
+WORD_LIMIT = 128 * 1024 - 1
+WORDS_LIMIT = 1024 * 1024
+LONGEST_PATH = 4_096  #: bytes
+MOST_FOLDERS = 20
+#: Where programs are looked for, beside our own Python's; a flow that needs more names PATH among its variables.
+PATH = (str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin")
+TELLING_NAMES = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
+
+#: `{"a": 1}`, `{}` and `${HOME}` are none.
+_PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
+
+
+class ParamTooLong(ValueError):
+    """The parameter is longer than a command line can carry."""
+
+
+def argv_for(
+    command: Sequence[str], *, flow: str, param: Mapping[str, Any], timeout: timedelta, param_file: str = ""
+) -> list[str]:
+    """Fill in the placeholders of a command; `{timeout}` in whole seconds, `{debug_port}` empty without a browser.
+
+    Raises: `ParamTooLong` where Linux would not start the result.
+    """
+    own = ("shop_id", "platform", "profile_id", "debug_port", "task_id")
+    values = {name: str(param[name]) if param.get(name) is not None else "" for name in own} | {
+        "flow": flow, "param": param_text(param), "param_file": param_file,
+        "timeout": str(int(timeout.total_seconds())), "python": sys.executable,
+    }  # fmt: skip
+    # In one go: what was filled in is not looked at again.
+    words = [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in command]
+    sizes = [len(word.encode()) for word in words]
+    if max(sizes, default=0) > WORD_LIMIT:
+        raise ParamTooLong(f"makes a word of {max(sizes):,} bytes; a command's word has at most {WORD_LIMIT:,}")
+    if sum(sizes) > WORDS_LIMIT:
+        raise ParamTooLong(f"makes a command of {sum(sizes):,} bytes; it has at most {WORDS_LIMIT:,}")
+    return words
+
+
+def param_text(param: Mapping[str, Any]) -> str:
+    """The parameter as `{param}` and the file of `{param_file}` hold it: compact JSON, not escaped to ASCII."""
+    return json.dumps(param, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def param_of(
+    *, shop_id: str, platform: str, profile_id: str, task_id: str, delivery_key: str, lease_no: int,
+    debug_port: int | None, payload: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """All that a command learns about its job."""
+    return {
+        "debug_port": debug_port,
+        "shop_id": shop_id,
+        "platform": platform,
+        "profile_id": profile_id,
+        "task_id": task_id,
+        "delivery_key": delivery_key,
+        "lease_no": lease_no,
+        "payload": payload,
+    }
+
+
+def longest_param(payload: Any) -> dict[str, Any]:
+    """The longest parameter that this payload can become: by the limits of the columns, an id and a port."""
+    return param_of(
+        shop_id="x" * 64, platform="x" * 64, profile_id="x" * 140, task_id="x" * 36, delivery_key="x" * 36,
+        lease_no=-(2**31), debug_port=65_535, payload=payload,
+    )  # fmt: skip
+
+
+def uses_param_file(command: Sequence[str]) -> bool:
+    """Whether a word of the command names the file with the parameter."""
+    return any("param_file" in _PLACEHOLDER.findall(word) for word in command)
+
+
+def environment_for(
+    *,
+    task_id: str,
+    lease_no: int,
+    shop: str,
+    home: Path,
+    temporary: Path,
+    names: Sequence[str] = (),
+    path: Sequence[str] = (),
+) -> dict[str, str]:
+    """All that the command sees: a minimal environment, the variables of ours that its flow may see, and the markers.
+    `shop` is `<platform>/<shop id>`."""
+    minimal = {
+        "PATH": os.pathsep.join([*path, *PATH]),
+        "HOME": str(home),
+        "LANG": "C.UTF-8",
+        "TZ": settings.TIME_ZONE,
+        "TMPDIR": str(temporary),
+    }
+    markers = {
+        TASK_ID: task_id, LEASE_NO: str(lease_no), SHOP: shop, STATE_DIR: state_dir()
+    }  # fmt: skip
+    return minimal | _allowed(names) | markers
+
+
+def secrets_in(environment: Mapping[str, str]) -> list[str]:
+    """Values that no log may show: those whose names tell it, and the passwords in addresses."""
+    telling = {value for name, value in environment.items() if any(word in name.upper() for word in TELLING_NAMES)}
+    passwords = {_password_in(value) for value in environment.values()}
+    return sorted((telling | passwords | {unquote(password) for password in passwords}) - {""})
+
+
+def validate_command(command: object, path: Sequence[str] = ()) -> list[str]:
+    """What is wrong with a flow's command, in sentences; also asks the disk whether the program is there."""
+    problems = check_words(command)
+    if problems or not isinstance(command, list):
+        return problems
+    problem = check_program(command[0], path)
+    return [problem] if problem else []
+
+
+def check_words(command: object) -> list[str]:
+    """What is wrong with the words alone, whatever machine they are for."""
+    if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        return ["must be a list of strings, one for each word"]
+    if not command or not command[0].strip():
+        return ["must begin with a program"]
+    found = [name for word in command for name in _PLACEHOLDER.findall(word)]
+    known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    problems = [f"{{{name}}} is no placeholder; there are {known}" for name in found if name not in PLACEHOLDERS]
+    if not {"param", "param_file"} & set(found):
+        problems.append("must contain {param} or {param_file}, or the command never learns what to do")
+    if any(_PLACEHOLDER.search(command[place]) for place in code_words(command)):
+        problems.append("must not have a placeholder in a word that a shell or an interpreter runs as code")
+    if any("\0" in word for word in command):
+        problems.append("must not contain a NUL character")
+    return problems
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A program that runs a word of its command line as code."""
+
+    program: str  #: a regular expression of its file name
+    letters: str = ""  #: of the short options before that word
+    names: tuple[str, ...] = ()  #: the long ones, which may be abbreviated
+    taking: tuple[str, ...] = ()  #: other options that have a word of their own
+    anywhere: bool = False  #: the option may come after other words
+    operand: bool = False  #: the first operand is code without any option
+    files: tuple[str, ...] = ()  #: options that name a file with the code, so that no operand is code
+    joins: bool = False  #: the words after the code are joined to it
+    whole: bool = False  #: each word after the program is code, or an option that can name a program
+
+
+INTERPRETERS = (
+    Interpreter(
+        r"r?(ba|da|z|k|mk|a|fi|c|tc|ya|po|xon)?sh(-?[\d.]+)?|nu", "cC", ("--command", "--init-command"),
+        ("-o", "+o", "-O", "+O", "--rcfile", "--init-file"),
+    ),
+    Interpreter(r"pwsh|powershell", names=("-commandwithargs", "-cwa", "-encodedcommand", "-ec"), joins=True),
+    Interpreter(r"su|runuser|script|flock|psql", "c", ("--command", "--session-command"), anywhere=True),
+    Interpreter(
+        r"sudo|doas", "si", ("--shell", "--login"),
+        ("-u", "-g", "-h", "-p", "-C", "-r", "-t", "-T", "-U", "-R", "-D", "-a", "-c"), joins=True,
+    ),
+    Interpreter(r"ssh|slogin|rsh|mosh|plink|watch|parallel|hyperfine|tmux|eval", whole=True),
+    Interpreter(
+        r"[gmn]?awk|original-awk", "e", ("--source",), ("-F", "-v", "-i", "-l"), operand=True,
+        files=("-f", "--file", "-E", "--exec"),
+    ),
+    Interpreter(r"g?sed", "e", ("--expression",), ("-l",), operand=True, files=("-f", "--file")),
+    Interpreter(r"\{python\}|i?python[\d.]*|pypy[\d.]*|expect", "c", (), ("-W", "-X")),
+    Interpreter(r"perl[\d.]*", "eEMm", (), ("-I",)),
+    Interpreter(
+        r"ruby[\d.]*|lua[\d.]*|R|Rscript|julia|elixir|groovy|scala|ghci", "e", ("--eval",), ("-I", "-r", "-l", "-C")
+    ),
+    Interpreter(r"node(js)?|bun|deno", "ep", ("--eval", "--print", "eval"), ("-r", "-C")),
+    Interpreter(r"php[\d.]*", "rBRE", ("--run",), ("-d", "-c")),
+    Interpreter(r"env", "S", ("--split-string",), ("-u", "-C")),
+)  # fmt: skip
+#: Programs that start another one. Behind any other program `watch` or `ssh` may be a word like any other.
+WRAPPERS = re.compile(
+    r"env|nice|ionice|chrt|taskset|timeout|time|setsid|nohup|stdbuf|unbuffer|exec|command|sudo|doas|su|runuser|setpriv"
+    r"|gosu|su-exec|xargs|find|busybox|toybox|flock|script|unshare|nsenter|chroot|bwrap|firejail|systemd-run|xvfb-run"
+    r"|dbus-run-session|prlimit|strace|tini|dumb-init"
+)
+
+
+def code_words(command: Sequence[str]) -> set[int]:
+    """Places of the words that a shell or another interpreter among the words of this command runs as code.
+
+    Any word may be the interpreter, so `env bash -c …` and `busybox sh -c …` are found. The words after the code are
+    its arguments: data, unless another interpreter is among them.
+    """
+    return {place for start, word in enumerate(command) for place in _code_from(command, start, word)}
+
+
+def _code_from(command: Sequence[str], start: int, word: str) -> Iterator[int]:
+    program = _program(word)
+    for each in INTERPRETERS:
+        if re.fullmatch(each.program, program) and (
+            start == 0 or not (each.whole or each.operand) or WRAPPERS.fullmatch(_program(command[0]))
+        ):
+            yield from _code_of(each, command, start + 1)
+    if re.search(r"\s", word):  # words in a word, as `env -S` takes them
+        with suppress(ValueError):
+            inner = shlex.split(word)
+            if len(inner) > 1 and code_words(inner):
+                yield start
+
+
+def _program(word: str) -> str:
+    return os.path.basename(_unquoted(word))
+
+
+def _code_of(interpreter: Interpreter, command: Sequence[str], place: int) -> Iterator[int]:
+    """The code among the words after the interpreter, and the options that announce it, which may hold it as well."""
+    if interpreter.whole:
+        yield from range(place, len(command))
+        return
+    runs, ended = interpreter.operand, False
+    while place < len(command):
+        word = _unquoted(command[place])
+        name = word.partition("=")[0]
+        is_option = word.startswith(("-", "+")) or word in interpreter.names
+        if not is_option or (ended and not interpreter.anywhere):
+            if runs:
+                yield from range(place, len(command) if interpreter.joins else place + 1)
+            if runs or not interpreter.anywhere:
+                return
+        elif word == "--":
+            ended = True
+        elif name in interpreter.files or (word[:2] in interpreter.files and not word.startswith("--")):
+            runs = False
+            place += word in interpreter.files
+        elif word in interpreter.taking:
+            place += 1
+        elif _announces_code(interpreter, word, name):
+            runs = True
+            yield from range(place, len(command) if interpreter.joins else place + 1)
+        elif word == name and word.startswith("--") and not "".join(command[place + 1 : place + 2]).startswith("-"):
+            place += 1  # what follows may be this option's own word, or an operand
+            if runs and place < len(command):
+                yield place
+        place += 1
+
+
+def _announces_code(interpreter: Interpreter, word: str, name: str) -> bool:
+    """Whether this option does. `--comm` is `--command` to most programs."""
+    dashes = "--" if name.startswith("--") else "-"
+    if name in interpreter.names or (
+        len(name) > len(dashes) and any(each.startswith(name.lower()) for each in interpreter.names)
+    ):
+        return True
+    return dashes == "-" and bool(set(word.partition("{")[0][1:]) & set(interpreter.letters))
+
+
+def _unquoted(word: str) -> str:
+    return re.sub(r"[\\'\"]", "", word).strip()
+
+
+def check_program(word: str, path: Sequence[str] = ()) -> str:
+    """Why the program cannot be started on this machine; empty where it can. `path` comes before `PATH`."""
+    program = word.replace("{python}", sys.executable)
+    if shutil.which(program, path=os.pathsep.join([*path, *PATH])):
+        return ""
+    if os.path.dirname(program) and os.path.exists(program):
+        return f"{program} is not executable"
+    return f"{program} was not found"
+
+
+def _allowed(names: Sequence[str]) -> dict[str, str]:
+    values = {name: os.environ[name] for name in names if name in os.environ}
+    if "DATABASE_URL" in names:
+        values["DATABASE_URL"] = _database_url()
+    return values
+
+
+def _database_url() -> str:
+    """Of the database that we use ourselves: with embedded servers no variable names it."""
+    database = {name: str(value or "") for name, value in settings.DATABASES["default"].items()}
+    user, password, name = (quote(database[part], safe="") for part in ("USER", "PASSWORD", "NAME"))
+    host = f"[{database['HOST']}]" if ":" in database["HOST"] else quote(database["HOST"], safe="")
+    sign_in = f"{user}:{password}@" if password else f"{user}@" if user else ""
+    port = f":{database['PORT']}" if database["PORT"] else ""
+    return f"postgresql://{sign_in}{host}{port}/{name}"
+
+
+def _password_in(value: str) -> str:
+    try:
+        return urlsplit(value).password or "" if "://" in value else ""
+    except ValueError:
+        return ""

@@ -1,0 +1,95 @@
+"""All that comes out of the command: into the log, into the tail, and, where it speaks to us, to the runner."""
+
+from __future__ import annotations
+
+import os
+
+from rpa_tasks.supervisor.kept_log import KeptLog
+from rpa_tasks.supervisor.output import Lines, Mask, Tail, progress_in, understood
+from rpa_tasks.supervisor.protocol import Outbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+CHUNK = 65_536
+#: More chunks cannot lie in a pipe whose writers are dead; a survivor could fill it for ever.
+DRAINED_CHUNKS = 64
+
+
+class Hearing:
+    """The two streams of a command, merged line by line in the order in which they were read."""
+
+    def __init__(self, order: dict[str, Any], outbox: Outbox) -> None:
+        self.log = KeptLog(order["log_path"], order["log_limit"])
+        self.tail = Tail()
+        self.error = ""  # what was wrong with its result
+        self._mask = Mask(order["mask"])
+        self._outbox = outbox
+        self._streams: dict[int, Lines] = {}
+        self._spoken_on = -1
+        self._told_result = False
+
+    def attend(self, output: int, errors: int) -> None:
+        """Only what comes on the standard output is ever meant for us."""
+        self._spoken_on = output
+        for descriptor in (output, errors):
+            os.set_blocking(descriptor, False)
+            self._streams[descriptor] = Lines(self._mask)
+
+    def __contains__(self, descriptor: int) -> bool:
+        return descriptor in self._streams
+
+    def hear(self, descriptor: int) -> bool:
+        """Read once. False where there was nothing to read; at its end the stream is closed and forgotten."""
+        try:
+            data = os.read(descriptor, CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            self._note(descriptor, *self._streams[descriptor].feed(data))
+        else:
+            self._note(descriptor, *self._streams.pop(descriptor).finish())
+            os.close(descriptor)
+        return bool(data)
+
+    def finish(self) -> None:
+        """What still lies in the pipes, and the lines that no newline ended."""
+        for descriptor in list(self._streams):
+            for _ in range(DRAINED_CHUNKS):
+                if not self.hear(descriptor):
+                    break
+            if descriptor in self._streams:
+                self._note(descriptor, *self._streams[descriptor].finish())
+        self.log.finish()
+
+    def _note(self, descriptor: int, shown: bytes, spoken: list[bytes], lost_result: bool) -> None:
+        self.log.write(shown)
+        self.tail.add(shown)
+        if descriptor != self._spoken_on:
+            return
+        if lost_result:
+            self._complain("result_too_long")
+        for line in spoken:
+            try:
+                self._listen(line)
+            except Exception:  # whatever a command prints, its guard lives
+                self._not_readable(line)
+
+    def _listen(self, line: bytes) -> None:
+        value = understood(line, self._mask)
+        if value is None or ("result" in value and not isinstance(value["result"], dict)):
+            self._not_readable(line)
+        elif "result" in value and not self._told_result:
+            self._told_result, self.error = True, ""
+            self._outbox.tell({"result": value["result"]})
+        elif progress := progress_in(value):
+            self._outbox.progress(progress)
+
+    def _not_readable(self, line: bytes) -> None:
+        if b'"result"' in line[:64]:
+            self._complain("result_not_readable")
+
+    def _complain(self, error: str) -> None:
+        if not self._told_result:
+            self.error = error

@@ -1,0 +1,269 @@
+"""The guard's one loop: pass on what the command prints, end it when its time or its lease is over, see that nothing
+of it is left, and only then report.
+
+The lease is what makes a second run of a shop safe. A runner that is cut off or stopped extends nothing, so the
+command is gone before another node may begin, whatever the runner believes.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+from rpa_tasks.supervisor import child, processes
+from rpa_tasks.supervisor.clock import clock
+from rpa_tasks.supervisor.hearing import Hearing
+from rpa_tasks.supervisor.protocol import Inbox, Outbox
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any
+
+NOW, NEVER = 0.0, float("inf")
+#: The command alone gets the first SIGTERM, so that it can still use its own children to leave in good order; the
+#: others follow after this share of the grace, or as soon as it has ended.
+ALONE = 1 / 3
+#: What a command leaves behind when it ends by itself gets this long.
+LEFTOVER_SECONDS = 2.0
+LOOK_SECONDS = 0.05
+#: Below bwrap: its init, then the command.
+SANDBOX_DEPTH = 2
+MARKS = ("AFTERTOUCH_TASK_ID", "AFTERTOUCH_LEASE_NO")
+
+
+class Watch:
+    """One run of one command."""
+
+    def __init__(self, order: dict[str, Any], inbox: Inbox, outbox: Outbox) -> None:
+        self.order, self.inbox, self.outbox = order, inbox, outbox
+        self.hearing = Hearing(order, outbox)
+        self.marks = {name: order["env"][name] for name in MARKS if name in order["env"]}
+        now = clock()
+        self.lease_until = order.get("extend_until") or now + order["extension"]
+        self.timeout_at = now + order["timeout"]
+        self.pid = 0
+        self.status: int | None = None  # of the command, once it has ended
+        self.ended = ""  # why it was told to end; empty while it may go on
+        self.lease_lost = False
+        self.spread_at = self.kill_at = self.give_up_at = self.look_at = NEVER
+        self.left: list[processes.Process] = []
+        self.childless = False  # the kernel says that nobody descends from us any more
+        self.told_to_stop = False  # the guard itself got a SIGTERM
+        self.asking = False  # to be woken when the runner has read
+        self.poll = select.poll()
+
+    # --- beginning ------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """The last event: how it ended. Nothing of the command is alive then, or it is counted in `survivors`."""
+        child.adopt_orphans()
+        wake = wake_on_signals(self)
+        try:
+            self.start()
+        except child.NotStarted as failure:
+            self.hearing.finish()
+            reason, sentence = failure.args
+            return {**self.report(), "ended": "not_started", "error": reason, "tail": sentence}
+        self.outbox.tell({"started": self.pid})
+        self.poll.register(wake, select.POLLIN)
+        self.poll.register(self.inbox.descriptor, select.POLLIN)
+        self.obey()  # what came in one piece with the order wakes no poll any more
+        while not self.is_over():
+            self.turn(wake)
+        self.hearing.finish()
+        return self.report()
+
+    def start(self) -> None:
+        """A runner that was stopped between its claim and its order sends one whose lease is over: another node may
+        run the shop by now."""
+        if clock() >= self.lease_until:
+            raise child.NotStarted("lease_lost", "The lease was over before the command began.")
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        try:
+            self.pid = child.start(self.order, (out_end, err_end))
+        finally:
+            os.close(out_end)
+            os.close(err_end)
+        self.hearing.attend(out, err)
+        self.poll.register(out, select.POLLIN)
+        self.poll.register(err, select.POLLIN)
+
+    # --- a turn ---------------------------------------------------------------------------------------------------
+
+    def turn(self, wake: int) -> None:
+        self.ask_for_room()
+        for descriptor, _ in self.poll.poll(max(0.0, self.next_at() - clock()) * 1000 + 1):
+            if descriptor in self.hearing:
+                self.hear(descriptor)
+            elif descriptor == self.inbox.descriptor:
+                self.obey()
+            elif descriptor == wake:
+                os.read(wake, 512)
+                self.reap()
+            else:
+                self.outbox.push()
+        self.outbox.release(clock())
+        self.keep_time()
+
+    def next_at(self) -> float:
+        """Never more than a second ahead: a machine that slept wakes into a poll that did not count it."""
+        timers = [clock() + 1, self.look_at, self.outbox.due_at() or NEVER]
+        if not self.ended and self.status is None:
+            timers += [self.lease_until, self.timeout_at]
+        return min(*timers, self.spread_at, self.kill_at)
+
+    def ask_for_room(self) -> None:
+        if self.outbox.waits == self.asking:
+            return
+        self.asking = self.outbox.waits
+        if self.asking:
+            self.poll.register(self.outbox.descriptor, select.POLLOUT)
+        else:
+            self.poll.unregister(self.outbox.descriptor)
+
+    def hear(self, descriptor: int) -> None:
+        self.hearing.hear(descriptor)
+        if descriptor not in self.hearing:
+            self.poll.unregister(descriptor)
+
+    def obey(self) -> None:
+        for line in self.inbox.receive():
+            if "extend_until" in line:
+                self.lease_until = line["extend_until"]
+            if "stop" in line:
+                self.stop(line["stop"], self.order["grace"])
+        if self.inbox.closed:
+            self.poll.unregister(self.inbox.descriptor)
+            self.stop("runner_lost", self.order["grace"])
+
+    def reap(self) -> None:
+        """Ours, and the orphans that came back to us."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.childless = True
+                return
+            if pid == 0:
+                return
+            if pid == self.pid:
+                self.status = status
+                self.look_at = NOW
+
+    # --- ending ---------------------------------------------------------------------------------------------------
+
+    def stop(self, why: str, grace: float) -> None:
+        """SIGTERM, `grace` seconds, SIGKILL. A second reason can only make it shorter."""
+        now = clock()
+        self.kill_at = min(self.kill_at, now + grace)
+        if self.ended or self.status is not None:
+            return
+        self.ended = why
+        self.spread_at = now + min(grace, self.order["grace"]) * ALONE
+        command = self.command()
+        processes.terminate([command] if command else [])
+
+    def keep_time(self) -> None:
+        now = clock()
+        if self.told_to_stop:
+            self.stop("node_stopping", self.order["grace"])
+        if now >= self.lease_until and not self.lease_lost:
+            self.lease_lost = True
+            self.stop("lease_lost", self.order["grace"])
+            # After a freeze that may be long past, and the shop may be another node's: the grace is not given twice.
+            self.kill_at = min(self.kill_at, self.lease_until + self.order["grace"])
+        if now >= self.timeout_at:
+            self.timeout_at = NEVER
+            self.stop("timeout", self.order["hard_after"])
+        self.strike(now)
+        if now >= self.look_at:
+            self.look(now)
+
+    def strike(self, now: float) -> None:
+        if now >= self.spread_at:
+            self.spread_at = NEVER
+            processes.terminate(self.terminable())
+        if now >= self.kill_at:
+            self.give_up_at = min(self.give_up_at, now + processes.PROOF_SECONDS)
+            self.kill_at = now + LOOK_SECONDS
+            processes.kill(self.family())
+
+    def look(self, now: float) -> None:
+        """After the end of the command: who is left? The first time they are asked to go."""
+        first = self.look_at == NOW
+        self.look_at = now + LOOK_SECONDS
+        self.reap()
+        self.left = self.family()
+        if first and self.left:
+            processes.terminate(self.terminable())
+            self.spread_at = NEVER
+            self.kill_at = min(self.kill_at, now + LEFTOVER_SECONDS) if not self.ended else self.kill_at
+
+    def family(self) -> list[processes.Process]:
+        return processes.family(os.getpid(), self.marks)
+
+    def command(self) -> processes.Process | None:
+        """What gets the first SIGTERM. Below a sandbox's two processes, of which the first ends all others with it."""
+        found = processes.look(self.pid)
+        for _ in range(SANDBOX_DEPTH if self.order["prefix"] else 0):
+            below = [each for each in processes.everyone() if found and each.parent == found.pid]
+            found = min(below, key=lambda each: (each.started, each.pid), default=found)
+        return found
+
+    def terminable(self) -> list[processes.Process]:
+        """The family without the sandbox's own processes, while its command lives."""
+        family = self.family()
+        command = self.command() if self.order["prefix"] and self.status is None else None
+        if command is None or command.pid == self.pid:
+            return family
+        own = {self.pid, command.parent}
+        return [each for each in family if each.pid not in own]
+
+    def is_over(self) -> bool:
+        if clock() >= self.give_up_at:
+            self.left = self.family()
+            return True
+        return self.childless and self.look_at != NOW and not self.left
+
+    # --- the report -----------------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        code = os.waitstatus_to_exitcode(self.status) if self.status is not None else None
+        return {
+            "exit": code if code is not None and code >= 0 else None,
+            "signal": -code if code is not None and code < 0 else None,
+            "ended": self.ended or "exited",
+            "error": self.hearing.error,
+            "survivors": len(self.left),
+            "tail": self.hearing.tail.text(),
+            "dropped": self.hearing.log.dropped,
+        }
+
+
+def wake_on_signals(watch: Watch) -> int:
+    """SIGCHLD wakes the loop. A SIGTERM to us is the node being stopped; an interrupt is the runner's affair."""
+    wake, waker = os.pipe()
+    os.set_blocking(wake, False)
+    os.set_blocking(waker, False)
+
+    def end(number: int, frame: FrameType | None) -> None:
+        watch.told_to_stop = True
+
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, end)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    return wake
+
+
+def main() -> None:
+    inbox, outbox = Inbox(0), Outbox(1)
+    order = inbox.first()
+    if order is not None:
+        outbox.tell_last(Watch(order, inbox, outbox).run(), inbox)
+    os._exit(0)

@@ -1,0 +1,76 @@
+"""How fast the house works, and what waits at the broker."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import structlog
+from django.urls import reverse
+from django.utils.timezone import now
+from django.utils.translation import gettext as _
+
+from scheduling.admin.dashboard.cards import Card, Figure
+from scheduling.admin.labels import spoken
+from scheduling.admin.patience import Patience
+from scheduling.admin.touches.spans import span_link
+from scheduling.dispatch.publisher import TOUCH_QUEUES
+from scheduling.monitoring import statistics
+from scheduling.monitoring.queue_stats import QueueFigures, broker_takes_messages, queue_figures
+
+log = structlog.get_logger(__name__)
+
+TOUCHES = "admin:scheduling_touch_changelist"
+ALWAYS = (*TOUCH_QUEUES.values(), "ticks")
+OTHERS = 6  #: of the queues of other apps, those in which most waits
+
+
+def pace(patience: Patience) -> Card:
+    lateness, rates = patience(statistics.lateness), patience(statistics.rates)
+    at = now()
+    delivered = span_link("scheduling_touch", "settled_at", at - timedelta(hours=1), at, state__exact="delivered")
+    lately = span_link("scheduling_touch", "settled_at", at - statistics.RATE_WINDOW, at)
+    return Card(
+        _("Pace"),
+        [
+            Figure(_("Lateness, median"), lateness and seconds(lateness.p50), delivered,
+                   hint=_("From due to sent, over the latest deliveries of the last hour.")),
+            Figure(_("Lateness, 99 of 100 below"), lateness and seconds(lateness.p99), delivered),
+            Figure(_("Handed over a minute"), rates and f"{rates.handed_over:.1f}",
+                   reverse(TOUCHES) + "?state__exact=queued", hint=_("To the broker, over the last five minutes.")),
+            Figure(_("Ended a minute"), rates and f"{rates.ended:.1f}", lately),
+        ],
+    )  # fmt: skip
+
+
+def seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    return _("%(ms)s ms") % {"ms": round(seconds * 1000)} if seconds < 1 else _("%(s)s s") % {"s": f"{seconds:.1f}"}
+
+
+def queues() -> Card:
+    try:
+        found, takes_messages = queue_figures(), broker_takes_messages()
+    except Exception as error:  # whatever the broker's client raises
+        log.warning("broker_not_asked", error=str(error))
+        return Card(_("Queues"), note=_("The broker does not answer. Touches are kept and go out when it does."))
+    own = sorted((each for each in found if each.name in ALWAYS), key=lambda each: ALWAYS.index(each.name))
+    others = sorted((each for each in found if each.name not in ALWAYS and each.length), key=lambda each: -each.length)
+    figures = [_queue(each) for each in (*own, *others[:OTHERS])]
+    held = [each.unacked for each in found if each.unacked is not None]
+    if held:
+        figures.append(Figure(_("Not acknowledged"), sum(held), f"{reverse(TOUCHES)}?state__exact=queued"))
+    note = ""
+    if takes_messages is False:
+        note = _(
+            "The broker is short of memory or disk and takes no messages. Touches are kept and go out when it does."
+        )
+    return Card(_("Queues"), figures, note=note)
+
+
+def _queue(each: QueueFigures) -> Figure:
+    priority = next((key for key, name in TOUCH_QUEUES.items() if name == each.name), None)
+    link = "" if priority is None else f"{reverse(TOUCHES)}?state__exact=queued&priority__exact={priority}"
+    age = timedelta(seconds=round(each.oldest_age)) if each.length and each.oldest_age else None
+    hint = _("the oldest for %(span)s") % {"span": spoken(age)} if age else ""
+    return Figure(each.name, each.length, link, hint=hint)

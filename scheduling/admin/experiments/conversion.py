@@ -1,0 +1,88 @@
+"""What touches bring about: conversion by node and version of the content, beside the control group."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
+from django.utils.timezone import now
+from django.utils.translation import gettext as _
+
+from scheduling.admin.labels import spoken
+from scheduling.admin.patience import patiently
+from scheduling.experiments.conversion import Effect, effects
+from scheduling.models import Node
+from scheduling.policy.shares import Lift, Share
+
+PERIODS = (30, 90, 180)  #: days
+USUAL = 90
+PATIENCE = "20s"  #: longer than the first page has: who comes here wants the figures
+
+
+def effect_page(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
+    if not (nodes_admin.has_view_or_change_permission(request) and request.user.has_perm("scheduling.view_touch")):
+        raise PermissionDenied
+    days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
+    until = now()
+    found = patiently(lambda: effects(until - timedelta(days=days), until), PATIENCE)
+    links = dict(Node.objects.values_list("key", "pk"))
+    return nodes_admin.page(  # type: ignore[no-any-return]
+        request,
+        "ops/effect.html",
+        _("Effect"),
+        nodes=None if found is None else [_told(each, links) for each in found],
+        periods=[(each, spoken(timedelta(days=each)), each == days) for each in PERIODS],
+    )
+
+
+def _told(effect: Effect, links: dict[str, int]) -> dict[str, Any]:
+    lift = effect.lift
+    return {
+        "key": effect.node,
+        "link": reverse("admin:scheduling_node_change", args=[links[effect.node]]) if effect.node in links else "",
+        "goal": effect.goal,
+        "treated": _share(lift.treated),
+        "control": _share(lift.control),
+        "difference": _points(lift),
+        "verdict": _verdict(lift),
+        "versions": [
+            {"template": each.template, "number": each.number, **_share(each.share)} for each in effect.versions
+        ],
+    }
+
+
+def _share(share: Share) -> dict[str, Any]:
+    """The bar of a share: its interval, and a mark at the rate, in hundredths of the width."""
+    low, high = share.interval
+    return {
+        "hits": share.hits,
+        "of": share.of,
+        "percent": f"{100 * share.rate:.1f} %" if share.of else "–",
+        "interval": f"{100 * low:.1f}–{100 * high:.1f} %" if share.of else "–",
+        "from": round(100 * low),
+        "span": max(round(100 * (high - low)), 1),
+        "mark": min(round(100 * share.rate), 99),
+    }
+
+
+def _points(lift: Lift) -> str:
+    if not (lift.treated.of and lift.control.of):
+        return "–"
+    low, high = lift.interval
+    words = _("%(difference)s points (%(low)s to %(high)s)") % {
+        "difference": f"{100 * lift.difference:+.1f}", "low": f"{100 * low:+.1f}", "high": f"{100 * high:+.1f}",
+    }  # fmt: skip
+    return words.replace("-", "−")
+
+
+def _verdict(lift: Lift) -> tuple[str, str]:
+    if not lift.control.of:
+        return "", _("There is no control group: give the node a hold-out to see what it brings about.")
+    if not lift.treated.of:
+        return "", _("Nobody's time for the goal is over yet.")
+    if not lift.certain:
+        return "wait", _("May be chance: zero lies inside the interval.")
+    return ("good", _("More than chance.")) if lift.difference > 0 else ("bad", _("Less than without it."))

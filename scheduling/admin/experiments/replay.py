@@ -1,0 +1,186 @@
+"""What-if replay: write a draft, see what it would have done with events that came, publish or discard it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import URLPattern, path
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from unfold.decorators import display
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextareaWidget, UnfoldBooleanSwitchWidget
+
+from scheduling.admin.base import OpsAdmin, actor_of
+from scheduling.admin.experiments.what_if_result import told, told_changes
+from scheduling.admin.labels import complaint, spoken
+from scheduling.admin.matrix.impact import tell_moved
+from scheduling.configuration.file.apply import InvalidConfiguration
+from scheduling.configuration.file.document import InvalidDocument
+from scheduling.errors import Conflict
+from scheduling.experiments.replay import draft, runs
+from scheduling.models import WhatIfRun
+
+State = WhatIfRun.State
+DAYS = (1, 3, 7, 14, 30)
+UNDER_WAY = (State.WAITING, State.RUNNING)
+
+
+class DraftForm(forms.Form):
+    days = forms.TypedChoiceField(
+        label=gettext_lazy("Events of the last"), coerce=int, initial=7, widget=UnfoldAdminSelectWidget,
+        choices=lambda: [(each, spoken(timedelta(days=each))) for each in DAYS],
+    )  # fmt: skip
+    draft = forms.CharField(
+        label=gettext_lazy("Draft"),
+        strip=False,
+        widget=UnfoldAdminTextareaWidget(attrs={"rows": 28, "spellcheck": "false", "wrap": "off"}),
+        help_text=gettext_lazy("Templates, stages, nodes, delay rules and limits, as a configuration file says them."),
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        area = self.fields["draft"].widget
+        area.attrs["class"] = f"{area.attrs.get('class', '')} at-mono"
+
+    def clean_draft(self) -> str:
+        """Everything that is wrong, each with the place where it stands."""
+        text: str = self.cleaned_data["draft"]
+        try:
+            draft.read(text)
+        except InvalidDocument as error:
+            raise forms.ValidationError(complaint(str(error))) from None
+        except InvalidConfiguration as error:
+            wrong = [f"{each.path}: {complaint(each.message)}" for each in error.problems]
+            raise forms.ValidationError(wrong) from None
+        return text
+
+
+class PublishForm(forms.Form):
+    move_waiting = forms.BooleanField(
+        label=gettext_lazy("Move touches that wait already"), required=False, widget=UnfoldBooleanSwitchWidget,
+        help_text=gettext_lazy("Where the draft changes a delay. What would be overdue goes out over ten minutes."),
+    )  # fmt: skip
+
+
+@admin.register(WhatIfRun)
+class WhatIfRunAdmin(OpsAdmin):
+    list_display = ("run", "created_at", "actor_name", "days", "shown_state", "sends", "settled_by")
+    list_filter = ("state",)
+    ordering = ("-pk",)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_publish_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("scheduling.publish_whatifrun")
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("<int:run_id>/publish/", view(self.publish_view), name="scheduling_whatifrun_publish"),
+            path("<int:run_id>/discard/", view(self.discard_view), name="scheduling_whatifrun_discard"),
+            *super().get_urls(),
+        ]
+
+    @display(description=gettext_lazy("what-if replay"), ordering="pk")  # type: ignore[untyped-decorator]
+    def run(self, row: WhatIfRun) -> str:
+        return str(row)
+
+    @display(  # type: ignore[untyped-decorator]
+        description=gettext_lazy("state"),
+        label={"done": "info", "published": "success", "failed": "danger", "running": "warning"},
+    )
+    def shown_state(self, row: WhatIfRun) -> tuple[str, str]:
+        return row.state, row.get_state_display()
+
+    @display(description=gettext_lazy("sent, live → draft"))  # type: ignore[untyped-decorator]
+    def sends(self, row: WhatIfRun) -> str:
+        if not row.result:
+            return "–"
+        live, after = (row.result[name]["totals"].get("delivered", 0) for name in ("live", "draft"))
+        return f"{live} → {after}"
+
+    def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
+        """The draft: what is live to begin with, or that of an earlier run."""
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        form = DraftForm(request.POST or None, initial=self._beginning(request))
+        if request.method == "POST" and form.is_valid():
+            given = form.cleaned_data
+            try:
+                run = runs.begin(given["draft"], given["days"], actor_of(request))
+            except Conflict as error:
+                form.add_error(None, complaint(str(error)))
+            else:
+                return redirect(self.url("change", run.pk))
+        return self.page(
+            request, "ops/what_if_draft.html", _("What-if replay"), form=form, back=self.url("changelist")
+        )  # fmt: skip
+
+    def _beginning(self, request: HttpRequest) -> dict[str, Any]:
+        """Not in the place of what was just sent: exporting costs a few reads."""
+        if request.method == "POST":
+            return {}
+        earlier = request.GET.get("from", "")
+        row = WhatIfRun.objects.filter(pk=earlier).first() if earlier.isdecimal() and len(earlier) < 18 else None
+        return {"draft": row.draft, "days": row.days} if row else {"draft": draft.live_text()}
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        row = self.found(request, object_id)
+        under_way = row.state in UNDER_WAY
+        return self.page(
+            request,
+            "ops/what_if_run.html",
+            _("What-if replay %(run)s") % {"run": row},
+            row=row,
+            under_way=under_way,
+            tone={"done": "info", "published": "success", "failed": "danger"}.get(row.state, "warning"),
+            percent=min(100 * row.done // row.total, 100) if row.total else 0,
+            problems=[complaint(each) for each in row.problem.splitlines()],
+            told=told(row.result) if row.result else None,
+            changes=told_changes(row.changes),
+            publish_form=PublishForm() if row.state == State.DONE and self.has_publish_permission(request) else None,
+            may_discard=self.has_add_permission(request) and row.state in (*UNDER_WAY, State.DONE, State.FAILED),
+            may_edit=self.has_add_permission(request),
+            publish_link=self.url("publish", row.pk),
+            discard_link=self.url("discard", row.pk),
+            edit_link=f"{self.url('add')}?from={row.pk}",
+            back=self.url("changelist"),
+        )
+
+    def publish_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
+        if request.method != "POST" or not self.has_publish_permission(request):
+            raise PermissionDenied
+        form = PublishForm(request.POST)
+        move = form.is_valid() and form.cleaned_data["move_waiting"]
+        try:
+            moved = runs.publish(self.found(request, str(run_id)).pk, actor_of(request), move_waiting=move)
+        except (Conflict, InvalidConfiguration) as error:
+            for line in str(error).splitlines():
+                messages.error(request, complaint(line))
+        else:
+            messages.success(request, _("The draft is live."))
+            if moved is not None:
+                tell_moved(request, moved)
+        return redirect(self.url("change", run_id))
+
+    def discard_view(self, request: HttpRequest, run_id: int) -> HttpResponse:
+        if request.method != "POST" or not self.has_add_permission(request):
+            raise PermissionDenied
+        try:
+            runs.discard(self.found(request, str(run_id)).pk, actor_of(request))
+            messages.success(request, _("The draft was discarded."))
+        except Conflict as error:
+            messages.error(request, complaint(str(error)))
+        return redirect(self.url("change", run_id))

@@ -1,0 +1,154 @@
+"""Bulk actions: how one is begun, how far it has come, and the button that stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import URLPattern, path, reverse
+from django.utils.http import urlencode
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from unfold.decorators import display
+
+from scheduling.admin.base import ReadOnlyAdmin, actor_of
+from scheduling.admin.failed_tasks.actions import VERBS, PaceForm
+from scheduling.admin.labels import complaint, spoken
+from scheduling.errors import AftertouchError, Conflict, InvalidInput
+from scheduling.models import BulkAction
+from scheduling.operations import bulk_actions
+from scheduling.operations.deeds import DEEDS, FAILED_TASKS, TOUCHES
+from scheduling.operations.filters import chosen_by
+
+TONES = {"running": "warning", "done": "success", "cancelled": "default", "failed": "danger"}
+MAY = {FAILED_TASKS: "scheduling.act_on_failedtask", TOUCHES: "scheduling.change_touch"}
+LISTS = {FAILED_TASKS: "admin:scheduling_failedtask_changelist", TOUCHES: "admin:scheduling_touch_changelist"}
+OVER = {FAILED_TASKS: gettext_lazy("Failed tasks"), TOUCHES: gettext_lazy("Touches")}
+
+
+def refusal(action: str, address: Mapping[str, Any], as_of: datetime) -> list[str]:
+    """What speaks against doing this to all that the address means, each with the parameter's name."""
+    try:
+        bulk_actions.check(action, chosen_by(address), as_of)
+    except InvalidInput as error:
+        return _wrong(error)
+    return []
+
+
+def _wrong(error: InvalidInput) -> list[str]:
+    return [f"{each.field}: {complaint(each.message)}" for each in error.errors]
+
+
+def begin(
+    request: HttpRequest, action: str, address: Mapping[str, Any], form: PaceForm, as_of: datetime
+) -> HttpResponse:
+    """Leads to its page; back to where they came from where it cannot be begun."""
+    pace = form.cleaned_data["per_second"]
+    try:
+        row = bulk_actions.begin(
+            action, chosen_by(address), actor_of(request, form.cleaned_data["reason"]), per_second=pace, as_of=as_of
+        )
+    except InvalidInput as error:
+        for line in _wrong(error):
+            messages.error(request, line)
+    except Conflict as error:
+        messages.error(request, complaint(str(error)))
+    else:
+        return redirect("admin:scheduling_bulkaction_change", row.pk)
+    return redirect(request.get_full_path())
+
+
+def title_of(action: str) -> str:
+    verb = VERBS.get(action)
+    return str(verb.title) if verb else _("Call off") if action == "call_off" else action
+
+
+@admin.register(BulkAction)
+class BulkActionAdmin(ReadOnlyAdmin):
+    list_display = ("what", "shown_state", "progress", "begun_at", "actor_name", "reason")
+    list_filter = ("state",)
+    list_filter_submit = False
+    ordering = ("-pk",)
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view(self.cancel_view)
+        return [path("<uuid:pk>/cancel/", view, name="scheduling_bulkaction_cancel"), *super().get_urls()]
+
+    def has_act_permission(self, request: HttpRequest, row: BulkAction) -> bool:
+        """Who may do it to one may stop what is done to many."""
+        return row.action in DEEDS and bool(request.user.has_perm(MAY[DEEDS[row.action].over]))
+
+    @display(description=gettext_lazy("action"))  # type: ignore[untyped-decorator]
+    def what(self, row: BulkAction) -> str:
+        return _headline(row)
+
+    @display(description=gettext_lazy("state"), label=TONES)  # type: ignore[untyped-decorator]
+    def shown_state(self, row: BulkAction) -> tuple[str, str]:
+        return row.state, row.get_state_display()
+
+    @display(description=gettext_lazy("progress"))  # type: ignore[untyped-decorator]
+    def progress(self, row: BulkAction) -> str:
+        return _progress(row)
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        row = self.found(request, object_id)
+        running = row.state == BulkAction.State.RUNNING
+        return self.page(
+            request,
+            "ops/bulk_action.html",
+            _headline(row),
+            original=row,
+            row=row,
+            tone=TONES[row.state],
+            running=running,
+            percent=_percent(row),
+            progress=_progress(row),
+            left=spoken(_left(row)) if running and row.total and row.looked_at else "",
+            pace=f"{row.per_second:g}",
+            chosen=sorted(row.filter.items()),
+            list_link=f"{reverse(LISTS[DEEDS[row.action].over])}?{urlencode(row.filter)}"
+            if row.action in DEEDS
+            else "",
+            cancel_link=self.url("cancel", row.pk) if running and self.has_act_permission(request, row) else "",
+            back=self.url("changelist"),
+        )
+
+    def cancel_view(self, request: HttpRequest, pk: Any) -> HttpResponse:
+        row = self.found(request, pk)
+        if request.method != "POST" or not self.has_act_permission(request, row):
+            raise PermissionDenied
+        try:
+            bulk_actions.cancel(row.pk, actor_of(request))
+            messages.success(request, _("It was stopped. What was done by then stays done."))
+        except AftertouchError as error:
+            messages.error(request, complaint(str(error)))
+        return redirect(self.url("change", row.pk))
+
+
+def _headline(row: BulkAction) -> str:
+    over = OVER[DEEDS[row.action].over] if row.action in DEEDS else ""
+    return f"{title_of(row.action)} · {over}"
+
+
+def _progress(row: BulkAction) -> str:
+    if row.total is None:
+        return str(row.looked_at)
+    return _("%(done)s of %(total)s") % {"done": row.looked_at, "total": row.total}
+
+
+def _percent(row: BulkAction) -> int:
+    """What somebody else acted on meanwhile is not looked at, so the end may come sooner."""
+    if row.state == BulkAction.State.DONE:
+        return 100
+    return min(100 * row.looked_at // row.total, 100) if row.total else 0
+
+
+def _left(row: BulkAction) -> timedelta:
+    return timedelta(seconds=max((row.total or 0) - row.looked_at, 1) / row.per_second)

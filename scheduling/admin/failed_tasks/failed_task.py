@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.db.models import Count, Max, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import URLPattern, path, reverse
+from django.utils.dateparse import parse_datetime
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from django.utils.module_loading import import_string
+from django.utils.text import Truncator
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.contrib.filters.admin import ChoicesDropdownFilter
+from unfold.decorators import action, display
+
+from scheduling.admin.base import ReadOnlyAdmin
+from scheduling.admin.counting import CappedPaginator
+from scheduling.admin.csv_export import Exported
+from scheduling.admin.failed_tasks.actions import VERBS, act_page
+from scheduling.admin.failed_tasks.failed_bulk import bulk
+from scheduling.admin.failed_tasks.failed_filters import CauseFilter, ChannelFilter, ClassFilter, OpenFilter, class_of
+from scheduling.admin.failed_tasks.retry_sample import page_of, replay_page, task_of
+from scheduling.admin.labels import reason
+from scheduling.admin.saved_filters import WithSavedFilters
+from scheduling.admin.touches.spans import SpanFilter
+from scheduling.admin.touches.timeline import clock
+from scheduling.models import FailedTask
+from scheduling.operations.failed_search import failed_named
+from scheduling.redaction import masked, masked_json, masked_text
+
+OPEN = FailedTask.State.OPEN
+GROUPED = 20_000  #: failed tasks that are looked at for their causes
+
+TONES = {
+    "open": "danger", "retried": "info", "resolved_delivered": "success", "resolved_not_delivered": "warning",
+    "ignored": "default", "archived": "default",
+}  # fmt: skip
+
+
+def _attempt(told: dict[str, Any]) -> dict[str, Any]:
+    """As it was stored, with its codes in words."""
+    return {
+        **masked(told),
+        "at": clock(parse_datetime(str(told.get("started_at", "")))),
+        "words": reason(str(told.get("reason", ""))),
+    }
+
+
+def linked(origin: str, task_id: Any) -> dict[str, Any] | None:
+    """What it was, or what it became, with the address of its page."""
+    task = task_of(origin, task_id)
+    return {"task": task, "link": page_of(task)} if task else None
+
+
+def panel_of(request: HttpRequest, row: FailedTask) -> str:
+    """What the app that the work came from has to show about it, as HTML."""
+    path = settings.FAILED_TASK_PANELS.get(row.origin)
+    return str(import_string(path)(request, row)) if path else ""
+
+
+@admin.register(FailedTask)
+class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
+    list_display = ("failed", "state_label", "class_label", "why", "channel", "node_key", "user_key", "origin")
+    list_filter = (
+        OpenFilter, ("origin", ChoicesDropdownFilter), CauseFilter, ChannelFilter, ClassFilter,
+        ("failed_at", SpanFilter),
+    )  # fmt: skip
+    linked_lookups = ("fingerprint",)
+    ordering = ("-pk",)  # ids grow with time, so the newest come first by the primary key
+    show_full_result_count = False
+    paginator = CappedPaginator
+    search_fields = ("task_id",)
+    search_help_text = _("Task, event, trace, user, shop or chat id in full, or words of the detail")
+    actions = ()
+    actions_list = ("open_groups",)
+    export_columns = (
+        (_("task id"), lambda row: row.task_id), (_("origin"), lambda row: row.get_origin_display()),
+        (_("state"), lambda row: row.get_state_display()), (_("class"), lambda row: class_of(row.origin, row.failure)),
+        (_("reason"), lambda row: reason(row.reason)), (_("detail"), lambda row: masked_text(row.detail)),
+        (_("channel"), lambda row: row.channel), (_("node"), lambda row: row.payload.get("node")),
+        (_("task type"), lambda row: row.payload.get("task_type")),
+        (_("user id"), lambda row: row.payload.get("user_id")),
+        (_("shop"), lambda row: row.payload.get("shop_id")), (_("failed at"), lambda row: row.failed_at),
+        (_("acted at"), lambda row: row.acted_at), (_("actor"), lambda row: row.actor_name),
+        (_("reason of the action"), lambda row: row.action_reason),
+        (_("published again as"), lambda row: row.retried_as), (_("delivery key"), lambda row: row.root_id),
+        (_("fingerprint"), lambda row: row.fingerprint),
+    )  # fmt: skip
+
+    def has_export_permission(self, request: HttpRequest) -> bool:
+        return self.has_act_permission(request)
+
+    def may_share(self, request: HttpRequest) -> bool:
+        return self.has_act_permission(request)
+
+    def get_urls(self) -> list[URLPattern]:
+        view = self.admin_site.admin_view
+        return [
+            path("groups/", view(self.groups_view), name="scheduling_failedtask_groups"),
+            path("groups/<str:fingerprint>/retry/", view(self.replay_view), name="scheduling_failedtask_replay"),
+            path("<uuid:pk>/act/<str:verb>/", view(self.act_view), name="scheduling_failedtask_act"),
+            *super().get_urls(),
+        ]
+
+    def has_act_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("scheduling.act_on_failedtask"))
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[FailedTask], search_term: str
+    ) -> tuple[QuerySet[FailedTask], bool]:
+        return queryset.filter(failed_named(search_term)), False
+
+    def get_actions(self, request: HttpRequest) -> Any:
+        if not self.has_act_permission(request):
+            return {}
+        return {f"bulk_{name}": (bulk(name), f"bulk_{name}", verb.title) for name, verb in VERBS.items()}
+
+    def act_view(self, request: HttpRequest, pk: Any, verb: str) -> HttpResponse:
+        return act_page(self, request, self.found(request, pk), verb)
+
+    def replay_view(self, request: HttpRequest, fingerprint: str) -> HttpResponse:
+        return replay_page(self, request, fingerprint)
+
+    @display(description=_("failed at"), ordering="failed_at")  # type: ignore[untyped-decorator]
+    def failed(self, row: FailedTask) -> str:
+        return clock(row.failed_at)
+
+    @display(description=_("state"), label=TONES)  # type: ignore[untyped-decorator]
+    def state_label(self, row: FailedTask) -> tuple[str, str]:
+        return row.state, row.get_state_display()
+
+    @display(description=_("class"))  # type: ignore[untyped-decorator]
+    def class_label(self, row: FailedTask) -> str:
+        return class_of(row.origin, row.failure)
+
+    @display(description=_("reason"), ordering="reason")  # type: ignore[untyped-decorator]
+    def why(self, row: FailedTask) -> str:
+        detail = Truncator(masked_text(row.detail)).chars(81)
+        return format_html('{}<br><span class="at-quiet">{}</span>', reason(row.reason), detail)
+
+    @display(description=_("node or task type"))  # type: ignore[untyped-decorator]
+    def node_key(self, row: FailedTask) -> str:
+        return str(row.payload.get("node") or row.payload.get("task_type") or "–")
+
+    @display(description=_("customer or shop"))  # type: ignore[untyped-decorator]
+    def user_key(self, row: FailedTask) -> str:
+        return str(row.payload.get("user_id") or row.payload.get("shop_id") or "–")
+
+    @action(description=_("Group by cause"), icon="stacks", url_path="by-cause")  # type: ignore[untyped-decorator]
+    def open_groups(self, request: HttpRequest) -> HttpResponse:
+        return redirect("admin:scheduling_failedtask_groups")
+
+    def groups_view(self, request: HttpRequest) -> HttpResponse:
+        """What failed for the same cause stands together: one fix, one click. Of what failed lately: a cause that is
+        not among so many has nearly gone."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        state = request.GET.get("state") or OPEN
+        latest = FailedTask.objects.filter(state=state).order_by("-failed_at" if state == OPEN else "-pk").values("pk")
+        groups = (
+            FailedTask.objects.filter(pk__in=latest[:GROUPED])
+            .values("fingerprint")
+            .annotate(
+                count=Count("pk"),
+                last_at=Max("failed_at"),
+                reason=Max("reason"),
+                channel=Max("channel"),
+                detail=Max("detail"),
+                failure=Max("failure"),
+                origin=Max("origin"),
+            )
+            .order_by("-count")[:100]
+        )
+        may_act = state == OPEN and self.has_act_permission(request)
+        listed = [
+            {
+                **group,
+                "words": reason(group["reason"]),
+                "detail": masked_text(group["detail"]),
+                "class": class_of(group["origin"], group["failure"]),
+                "link": f"{self.url('changelist')}?{urlencode({'state': state, 'fingerprint': group['fingerprint']})}",
+                "retry": may_act and group["origin"] != FailedTask.Origin.MESSAGE,
+            }
+            for group in groups
+        ]
+        return self.page(
+            request,
+            "ops/failed_groups.html",
+            gettext("Failed tasks by cause"),
+            groups=listed,
+            most=GROUPED if latest[GROUPED : GROUPED + 1].exists() else 0,
+            states=[(value, label, value == state) for value, label in FailedTask.State.choices],
+            back=self.url("changelist"),
+        )
+
+    def change_view(
+        self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
+    ) -> HttpResponse:
+        row = self.found(request, object_id)
+        may_act = self.has_act_permission(request, row)
+        verbs = [
+            {"verb": verb.about(row.origin), "link": reverse("admin:scheduling_failedtask_act", args=[row.pk, name])}
+            for name, verb in VERBS.items()
+            if may_act and verb.fits(row)
+        ]
+        return self.page(
+            request,
+            "ops/failed_task.html",
+            gettext("Failed task"),
+            original=row,
+            row=row,
+            tone=TONES[row.state],
+            words=reason(row.reason),
+            detail=masked_text(row.detail),
+            class_label=class_of(row.origin, row.failure),
+            verbs=verbs,
+            attempts=[_attempt(each) for each in row.attempts],
+            payload=masked_json(row.payload),
+            task=linked(row.origin, row.task_id),
+            again=linked(row.origin, row.retried_as),
+            panel=panel_of(request, row),
+            replay_link=self.url("replay", row.fingerprint)
+            if may_act and row.state == FailedTask.State.OPEN and row.origin != FailedTask.Origin.MESSAGE
+            else "",
+            same=FailedTask.objects.filter(fingerprint=row.fingerprint, state="open").exclude(pk=row.pk)[:101].count(),
+            same_link=f"{self.url('changelist')}?{urlencode({'fingerprint': row.fingerprint})}",
+        )

@@ -1,0 +1,133 @@
+"""Many that failed for one cause, published again with care: a few first, and the rest when those went well.
+
+Nothing is remembered for it: the few are the latest of their cause that were published again, whoever did it, so that
+the page says the same to everybody and after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.apps import apps
+from django.conf import settings
+from django.contrib import messages
+from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+from django.utils.http import urlencode
+from django.utils.translation import gettext as _
+from django.utils.translation import ngettext
+
+from scheduling.admin.base import actor_of
+from scheduling.admin.failed_tasks.actions import PaceForm
+from scheduling.admin.failed_tasks.bulk_action import begin
+from scheduling.admin.failed_tasks.failed_bulk import AT_ONCE, instant_of, tell_conflicts
+from scheduling.admin.labels import reason
+from scheduling.models import FailedTask
+from scheduling.operations import failed_tasks
+from scheduling.operations.failed_tasks import Tally
+from scheduling.redaction import masked_text
+
+FEW = 5
+MOST_COUNTED = 10_000  #: of those that wait; the page looks again by itself
+DONE_WELL = ("delivered", "succeeded")
+TONES = {"failed": "danger", "unknown": "danger", "suppressed": "warning", "cancelled": "warning"}
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """A failed task that was published again, and what has become of it."""
+
+    row: FailedTask
+    state: str
+    words: str
+    link: str
+
+    @property
+    def tone(self) -> str:
+        return "success" if self.state in DONE_WELL else TONES.get(self.state, "info")
+
+
+def task_of(origin: str, task_id: Any) -> Any:
+    """The row of work with this id, whatever app it lives in; None where there is none."""
+    label = settings.LEDGERS.get(origin)
+    return apps.get_model(label)._default_manager.filter(pk=task_id).first() if label and task_id else None
+
+
+def page_of(task: Any) -> str:
+    opts = task._meta
+    return reverse(f"admin:{opts.app_label}_{opts.model_name}_change", args=[task.pk])
+
+
+def replay_page(tasks_admin: Any, request: HttpRequest, fingerprint: str) -> HttpResponse:
+    """Shows how the last few fared; asks before it publishes the first few, or the rest."""
+    if not tasks_admin.has_act_permission(request):
+        raise PermissionDenied
+    group = FailedTask.objects.filter(fingerprint=fingerprint).exclude(origin=FailedTask.Origin.MESSAGE)
+    example = next(iter(group.order_by()[:1]), None)  # the newest would be the end of a sort of all of them
+    if example is None:
+        raise Http404
+    asked_at = instant_of(request)
+    waiting = group.filter(state=FailedTask.State.OPEN, failed_at__lte=asked_at).order_by("failed_at")
+    form = PaceForm(request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        if "rest" in request.POST and waiting[: AT_ONCE + 1].count() > AT_ONCE:
+            return begin(request, "retry", {"fingerprint": fingerprint, "state": "open"}, form, asked_at)
+        _publish(request, waiting, form, all_of_them="rest" in request.POST)
+        return redirect(request.path)
+    tried, count = _tried(group), waiting.order_by()[: MOST_COUNTED + 1].count()
+    return tasks_admin.page(  # type: ignore[no-any-return]
+        request, "ops/failed_replay.html", _("Retry with care"), form=form, example=example,
+        words=reason(example.reason), detail=masked_text(example.detail), tried=tried, few=FEW,
+        waiting=min(count, MOST_COUNTED),
+        more=count > MOST_COUNTED, most=AT_ONCE, advice=_advice(tried), asked_at=asked_at.isoformat(),
+        all_well=_all_well(tried), back=reverse("admin:scheduling_failedtask_groups"),
+        list_link=f"{tasks_admin.url('changelist')}?{urlencode({'fingerprint': fingerprint})}",
+    )  # fmt: skip
+
+
+def _tried(group: QuerySet[FailedTask]) -> list[Again]:
+    rows = group.filter(state=FailedTask.State.RETRIED).order_by("-acted_at")[:FEW]
+    return [_again(row) for row in rows]
+
+
+def _again(row: FailedTask) -> Again:
+    task = task_of(row.origin, row.retried_as)
+    if task is None:
+        return Again(row, "", _("not there any more"), "")
+    return Again(row, task.state, task.get_state_display(), page_of(task))
+
+
+def _all_well(tried: Sequence[Again]) -> bool:
+    return bool(tried) and all(each.state in DONE_WELL for each in tried)
+
+
+def _advice(tried: Sequence[Again]) -> tuple[str, str]:
+    """A tone and a sentence: what the last few say about the rest."""
+    if not tried:
+        return "", _("None was published again yet: begin with a few and see how they fare.")
+    if _all_well(tried):
+        return "good", _("The last ones that were published again all went well. The rest can follow.")
+    if any(each.tone in ("danger", "warning") for each in tried):
+        return "bad", _("Not all of the last ones went well. The cause is probably still there.")
+    return "wait", _("The last ones are still on their way. This page looks again by itself.")
+
+
+def _publish(request: HttpRequest, waiting: QuerySet[FailedTask], form: PaceForm, *, all_of_them: bool) -> None:
+    failed_ids = list(waiting.values_list("pk", flat=True)[:AT_ONCE])
+    actor, pace = actor_of(request, form.cleaned_data["reason"]), form.cleaned_data["per_second"]
+    if all_of_them:
+        tally = failed_tasks.retry_all(failed_ids, actor, per_second=pace)
+    else:
+        tally = failed_tasks.retry_first(failed_ids, actor, count=FEW)
+    _tell(request, tally)
+
+
+def _tell(request: HttpRequest, tally: Tally) -> None:
+    words = ngettext("%(count)s was published again.", "%(count)s were published again.", tally.done)
+    (messages.success if tally.done else messages.warning)(request, words % {"count": tally.done})
+    tell_conflicts(request, tally)

@@ -1,0 +1,224 @@
+"""Form fields that take what people write: `15m`, `vip=1h, normal=2h`, one name a line, JSON and YAML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+from django import forms
+from django.core.exceptions import ValidationError
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from unfold.widgets import UnfoldAdminTextareaWidget, UnfoldAdminTextInputWidget
+
+from scheduling.admin.labels import complaint
+from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
+from scheduling.models import EventType
+from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json, read_yaml, write_yaml
+
+DURATION_HELP = gettext_lazy("Like 30s, 15m, 2h, 7d or 1h30m.")
+
+
+def read_duration(text: str) -> timedelta:
+    try:
+        return parse_duration(text.strip())
+    except ValueError as error:
+        raise ValidationError(complaint(str(error))) from None
+
+
+class TextLikeField(forms.CharField):
+    """A value with a text form of its own."""
+
+    def write(self, value: Any) -> str:
+        raise NotImplementedError
+
+    def prepare_value(self, value: Any) -> Any:
+        return value if value is None or isinstance(value, str) else self.write(value)
+
+    def has_changed(self, initial: Any, data: Any) -> bool:
+        return bool((self.prepare_value(initial) or "") != (data or "").strip())
+
+
+class DurationField(TextLikeField):
+    widget = UnfoldAdminTextInputWidget
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs["help_text"] = kwargs.get("help_text") or DURATION_HELP
+        kwargs.pop("max_length", None)
+        super().__init__(**kwargs)
+
+    def write(self, value: timedelta) -> str:
+        return format_duration(value)
+
+    def to_python(self, value: Any) -> Any:
+        if isinstance(value, timedelta):
+            return value
+        text = super().to_python(value)
+        return read_duration(text) if text else None
+
+
+class NumberField(forms.FloatField):
+    """100, not 100.0."""
+
+    def prepare_value(self, value: Any) -> Any:
+        return f"{value:g}" if isinstance(value, float) else value
+
+
+def entries(text: str) -> list[str]:
+    """What is separated by commas (of any width) or line ends."""
+    return [part.strip() for part in re.split(r"[,，;；\n]", text or "") if part.strip()]
+
+
+class NamesField(TextLikeField):
+    """A list of texts, one a line or separated by commas."""
+
+    widget = UnfoldAdminTextareaWidget
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("required", False)
+        kwargs.setdefault("widget", UnfoldAdminTextareaWidget(attrs={"rows": 3}))
+        super().__init__(**kwargs)
+
+    def write(self, value: Iterable[str]) -> str:
+        return "\n".join(value)
+
+    def to_python(self, value: Any) -> Any:
+        return list(dict.fromkeys(entries(super().to_python(value) or "")))
+
+
+class DurationsField(TextLikeField):
+    """A list of spans, stored as seconds: `10s, 1m, 5m`."""
+
+    widget = UnfoldAdminTextInputWidget
+
+    def write(self, value: Iterable[float]) -> str:
+        return ", ".join(format_duration(from_seconds(each)) for each in value)
+
+    def to_python(self, value: Any) -> Any:
+        return [to_seconds(read_duration(each)) for each in entries(super().to_python(value) or "")]
+
+
+class LevelsField(TextLikeField):
+    """Seconds by level: `vip=1h, normal=2h`."""
+
+    widget = UnfoldAdminTextInputWidget
+
+    def write(self, value: dict[str, float]) -> str:
+        return ", ".join(f"{level}={format_duration(from_seconds(each))}" for level, each in value.items())
+
+    def to_python(self, value: Any) -> Any:
+        return {name: to_seconds(read_duration(span)) for name, span in pairs(super().to_python(value) or "")}
+
+
+def pairs(text: str) -> list[tuple[str, str]]:
+    found = []
+    for part in entries(text):
+        name, sign, value = part.replace("＝", "=").partition("=")
+        if not sign or not name.strip() or not value.strip():
+            raise ValidationError(_("“%(part)s” must look like name=value") % {"part": part})
+        found.append((name.strip(), value.strip()))
+    seen: set[str] = set()
+    for name, _value in found:
+        if name in seen:
+            raise ValidationError(_("“%(name)s” is there twice") % {"name": name})
+        seen.add(name)
+    return found
+
+
+class DelayRulesField(TextLikeField):
+    """A node's own dynamic delay: `vip=1h, normal=2h, default=24h, active_within=24h, factor=0.6`."""
+
+    widget = UnfoldAdminTextInputWidget
+
+    def write(self, value: dict[str, Any]) -> str:
+        spans = dict(value.get("by_level", {}))
+        spans |= {name: value[name] for name in ("default", "active_within") if name in value}
+        parts = [f"{name}={format_duration(from_seconds(each))}" for name, each in spans.items()]
+        return ", ".join(parts + ([f"factor={value['active_factor']:g}"] if "active_factor" in value else []))
+
+    def to_python(self, value: Any) -> Any:
+        given = dict(pairs(super().to_python(value) or ""))
+        if not given:
+            return None
+        if "default" not in given:
+            raise ValidationError(_("“default=…” is missing: the delay of every other level"))
+        rules: dict[str, Any] = {"default": to_seconds(read_duration(given.pop("default")))}
+        if "active_within" in given:
+            rules["active_within"] = to_seconds(read_duration(given.pop("active_within")))
+        if "factor" in given:
+            rules["active_factor"] = _factor(given.pop("factor"))
+        rules["by_level"] = {level: to_seconds(read_duration(span)) for level, span in given.items()}
+        return rules
+
+
+def _factor(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValidationError(_("“factor=%(given)s” is not a number") % {"given": text}) from None
+
+
+class DataField(forms.CharField):
+    """A JSON object, as an event carries it."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("required", False)
+        kwargs.setdefault("widget", UnfoldAdminTextareaWidget(attrs={"rows": 4, "placeholder": '{"order_no": "A1"}'}))
+        super().__init__(**kwargs)
+
+    def to_python(self, value: Any) -> Any:
+        text = (super().to_python(value) or "").strip()
+        try:
+            data = read_json(text) if text else {}
+        except InvalidText as error:
+            raise ValidationError(_("This is not JSON: %(error)s") % {"error": complaint(str(error))}) from None
+        if not isinstance(data, dict):
+            raise ValidationError(_("It must be an object in braces, like {“order_no”: “A1”}."))
+        return data
+
+
+class SettingsField(TextLikeField):
+    """A mapping as `name: value`, one a line (YAML)."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("required", False)
+        kwargs.setdefault("widget", UnfoldAdminTextareaWidget(attrs={"rows": 4}))
+        super().__init__(**kwargs)
+
+    def write(self, value: dict[str, Any]) -> str:
+        return write_yaml(value, sort_keys=True).strip() if value else ""
+
+    def to_python(self, value: Any) -> Any:
+        try:
+            read = read_yaml(super().to_python(value) or "", most=FIELD_SIZE) or {}
+        except InvalidText as error:
+            raise ValidationError([_("Write one “name: value” a line."), complaint(str(error))]) from None
+        if not isinstance(read, dict):
+            raise ValidationError(_("Write one “name: value” a line."))
+        return read
+
+
+class SuggestingInput(UnfoldAdminTextInputWidget):  # type: ignore[misc]
+    """A text input that knows what is common and takes anything."""
+
+    def __init__(self, suggest: Callable[[], Iterable[tuple[str, str]]], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.suggest = suggest
+
+    def render(self, name: str, value: Any, attrs: dict[str, Any] | None = None, renderer: Any = None) -> SafeString:
+        listed = f"known_{name}"
+        control = super().render(name, value, {**(attrs or {}), "list": listed, "autocomplete": "off"}, renderer)
+        options = format_html_join("", '<option value="{}">{}</option>', self.suggest())
+        return format_html('{}<datalist id="{}">{}</datalist>', control, listed, options)
+
+
+def known_event_types() -> list[tuple[str, str]]:
+    return [(row.key, row.name) for row in EventType.objects.all()[:500]]
+
+
+def event_type_input() -> SuggestingInput:
+    return SuggestingInput(known_event_types)

@@ -1,0 +1,222 @@
+"""How the back office says things: spans of time, codes of the ledger and the guards, complaints about input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from django.utils.functional import Promise
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy, gettext_noop
+
+from scheduling.duration_text import spoken as spoken
+
+#: Why a touch waits or ended as it did, and the rule of a verdict.
+REASONS: dict[str, str | Promise] = {
+    "expired": gettext_lazy("Waited too long"),
+    "node_disabled": gettext_lazy("Node switched off"),
+    "paused": gettext_lazy("Paused"),
+    "opted_out": gettext_lazy("Customer opted out"),
+    "conversation": gettext_lazy("Customer is in a new conversation"),
+    "answered": gettext_lazy("Customer answered meanwhile"),
+    "presence_unknown": gettext_lazy("Presence unknown for the moment"),
+    "holdout": gettext_lazy("Control group"),
+    "rollout": gettext_lazy("Community not yet in the rollout"),
+    "quiet_hours": gettext_lazy("Quiet hours"),
+    "dedupe": gettext_lazy("Same content sent lately"),
+    "cap": gettext_lazy("Customer's limit reached"),
+    "community_cap": gettext_lazy("Community's limit reached"),
+    "slot_hold": gettext_lazy("Room kept for a more important touch"),
+    "template_data_missing": gettext_lazy("Data for the text is missing"),
+    "no_target": gettext_lazy("Nowhere to send it"),
+    "target_disabled": gettext_lazy("Receiver is gone"),
+    "target_down": gettext_lazy("Receiver does not answer, waiting"),
+    "target_busy": gettext_lazy("Receiver is busy, waiting"),
+    "quota": gettext_lazy("Receiver's quota used up, waiting"),
+    "channel_retired": gettext_lazy("Channel retired"),
+    "channel_misconfigured": gettext_lazy("Channel misconfigured"),
+    "bad_target": gettext_lazy("Target cannot work"),
+    "internal_error": gettext_lazy("Internal error"),
+    "secrets_unreadable": gettext_lazy("This machine has not the key for stored secrets, waiting"),
+    "timeout": gettext_lazy("No answer in time"),
+    "connect": gettext_lazy("Could not connect"),
+    "throttled": gettext_lazy("Receiver asks to slow down"),
+    "garbled": gettext_lazy("Answer unreadable"),
+    "worker_lost": gettext_lazy("Worker vanished while sending"),
+    "connect_timeout": gettext_lazy("Could not connect in time"),
+    "disconnected": gettext_lazy("Connection broke off"),
+    "redirect": gettext_lazy("Receiver points elsewhere"),
+    "gone": gettext_lazy("Receiver is gone"),
+    "no_time": gettext_lazy("No time was left for the attempt"),
+    "channel_error": gettext_lazy("The channel itself broke"),
+    "mail_backend": gettext_lazy("The mail system failed"),
+    "busy": gettext_lazy("Too much at once, waiting"),
+    "dns": gettext_lazy("Host name not found"),
+    "tls": gettext_lazy("Certificate not accepted"),
+    "bad_url": gettext_lazy("Address cannot be read"),
+    "private_address": gettext_lazy("Address inside the house, not allowed"),
+    "scheme": gettext_lazy("Only https is allowed"),
+    "http_other": gettext_lazy("Receiver answered something unexpected"),
+    "vendor_other": gettext_lazy("Platform refused it for an unlisted reason"),
+    "smtp_unsupported": gettext_lazy("Mail relay cannot take this mail"),
+    "mark_failed": gettext_lazy("Could not be begun, waiting"),
+}
+#: Codes that carry a name or a number behind these.
+PREFIXES = {
+    "by:": gettext_noop("Cancelled by %s"),
+    "event:": gettext_noop("Called off by the event %s"),
+    "restarted:": gettext_noop("Replaced by a newer event %s"),
+    "http_": gettext_noop("Receiver answered HTTP %s"),
+    "smtp_": gettext_noop("Mail relay answered %s"),
+    "vendor_": gettext_noop("Platform refused it (code %s)"),
+}
+
+
+#: The same for codes of other apps (`learn`).
+OTHER_REASONS: dict[str, str | Promise] = {}
+OTHER_PREFIXES: dict[str, str] = {}
+OTHER_COMPLAINTS: list[tuple[str, str]] = []
+
+
+def learn(
+    reasons: Mapping[str, str | Promise], prefixes: Mapping[str, str], complaints: Iterable[tuple[str, str]] = ()
+) -> None:
+    """Take in what another app's codes and complaints mean, so that pages which show both can say them."""
+    OTHER_REASONS.update(reasons)
+    OTHER_PREFIXES.update(prefixes)
+    OTHER_COMPLAINTS.extend(complaints)
+
+
+def reason(code: str) -> str:
+    """A code in words; one that nobody has named yet stays as it is."""
+    words = REASONS.get(code) or OTHER_REASONS.get(code)
+    if words:
+        return str(words)
+    head, plus, tail = code.rpartition("+")
+    if plus and tail in OTHER_REASONS:
+        return _("%(first)s; %(second)s") % {"first": reason(head), "second": reason(tail)} if head else reason(tail)
+    for prefix, words in {**PREFIXES, **OTHER_PREFIXES}.items():
+        if code.startswith(prefix):
+            return _(words) % code.removeprefix(prefix)
+    return code
+
+
+#: Errors of `scheduling.configuration.validation` and the channel kinds, as patterns, so that they can be translated.
+COMPLAINTS = (
+    (r"must not be negative", gettext_noop("must not be negative")),
+    (r"must be above zero", gettext_noop("must be above zero")),
+    (r"must not be longer than a year \(365d\)", gettext_noop("must not be longer than a year (365d)")),
+    (r"must not be longer than (?P<most>\S+)", gettext_noop("must not be longer than %(most)s")),
+    (r"“(?P<given>.*)” is not a duration; .*",
+     gettext_noop("“%(given)s” is not a duration; write it like 15m, 2h, 7d or 1h30m")),
+    (r"“(?P<given>.*)” must name each unit once, the largest first",
+     gettext_noop("“%(given)s” must name each unit once, the largest first")),
+    (r"must be between 0 and a year \(365d\)", gettext_noop("must be between 0 and a year (365d)")),
+    (r"must be between (?P<least>\S+) and (?P<most>\S+)", gettext_noop("must be between %(least)s and %(most)s")),
+    (r"must be lower-case letters, .*",
+     gettext_noop("must be lower-case letters, digits, “-”, “_” and “.”, at most 64")),
+    (r"must differ from the time at which quiet hours begin",
+     gettext_noop("must differ from the time at which quiet hours begin")),
+    (r"must be one of (?P<known>.*)", gettext_noop("must be one of %(known)s")),
+    (r"must be a list of texts of 1 to (?P<most>\d+) characters",
+     gettext_noop("each entry must have 1 to %(most)s characters")),
+    (r"must have 1 to (?P<most>\d+) characters.*", gettext_noop("must have 1 to %(most)s characters")),
+    (r"names something twice", gettext_noop("names something twice")),
+    (r"is missing: a goal is .*",
+     gettext_noop("is missing: a goal is an event and the time within which it counts")),
+    (r"is missing: a canary needs .*", gettext_noop("is missing: a canary needs the template it tries")),
+    (r"is missing", gettext_noop("is missing")),
+    (r"only a cap can be counted for a community", gettext_noop("only a cap can be counted for a community")),
+    (r"“(?P<given>.*)” is not an IANA time zone.*",
+     gettext_noop("“%(given)s” is not a time zone, like Asia/Shanghai")),
+    (r"must be a list of at most (?P<most>\d+) durations", gettext_noop("must be at most %(most)s durations")),
+    (r"each must be above zero and at most (?P<most>\S+)",
+     gettext_noop("each must be above zero and at most %(most)s")),
+    (r"line (?P<line>\d+): (?P<what>.*)", gettext_noop("line %(line)s: %(what)s")),
+    (r"unknown variable “(?P<name>[^”]*)”; there are (?P<known>.*)",
+     gettext_noop("unknown variable “%(name)s”; there are %(known)s")),
+    (r"unknown variable “(?P<name>[^”]*)”; (?P<root>\S+) has (?P<known>.*)",
+     gettext_noop("unknown variable “%(name)s”; %(root)s has %(known)s")),
+    (r"unknown filter or test “(?P<name>[^”]*)”; there are (?P<known>.*)",
+     gettext_noop("unknown filter or test “%(name)s”; there are %(known)s")),
+    (r"“(?P<name>[^”]*)” is not part of the template language",
+     gettext_noop("“%(name)s” is not part of the template language")),
+    (r"it is nested too deeply", gettext_noop("it is nested too deeply")),
+    (r"must not be longer than (?P<most>\d+) characters", gettext_noop("must not be longer than %(most)s characters")),
+    (r"a text must not have more than (?P<most>\d+) tokens",
+     gettext_noop("a text must not have more than %(most)s tokens in braces")),
+    (r"a number or a name must not be longer than (?P<most>\d+) characters",
+     gettext_noop("a number or a name must not be longer than %(most)s characters")),
+    (r"a loop must not contain another loop", gettext_noop("a loop must not contain another loop")),
+    (r"only event.time.strftime.* can be called; .*",
+     gettext_noop("only event.time.strftime('%%Y-%%m-%%d %%H:%%M') can be called; filters do other work")),
+    (r"a loop takes one name, .*", gettext_noop("a loop takes one name, without “recursive” and “else”")),
+    (r"“format” takes .*",
+     gettext_noop("“format” takes a format of one number, such as '%%.2f' or '%%03d', and the number")),
+    (r"its loops and filters take too much work with this data",
+     gettext_noop("its loops and filters take too much work with this data")),
+    (r"a text must not come to more than (?P<most>\d+) characters",
+     gettext_noop("a text must not come to more than %(most)s characters")),
+    (r"“(?P<name>[^”]*)” is missing", gettext_noop("the data has no “%(name)s”")),
+    (r"“(?P<name>[^”]*)” is null", gettext_noop("“%(name)s” has no value (null)")),
+    (r"“(?P<name>[^”]*)” is a list; .*", gettext_noop("“%(name)s” is a list; name one of its entries, or use join")),
+    (r"“(?P<name>[^”]*)” is an object; .*", gettext_noop("“%(name)s” is an object; name one of its fields")),
+    (r"only numbers can be calculated with", gettext_noop("only numbers can be calculated with")),
+    (r"a number is too large", gettext_noop("a number is too large")),
+    (r"is not known here; known are (?P<known>.*)", gettext_noop("is not known here; known are %(known)s")),
+    (r"must be text", gettext_noop("must be text")),
+    (r"the host must be (?P<host>.*)", gettext_noop("the host must be %(host)s")),
+    (r"a robot's address begins with (?P<start>.*)",
+     gettext_noop("a robot's address begins with %(start)s")),
+    (r"must be one mail address", gettext_noop("must be one mail address")),
+    (r"there is a key “(?P<name>.*)” already", gettext_noop("there is a key “%(name)s” already")),
+    (r"must be whsec_.*", gettext_noop("must be whsec_ and 24 to 64 bytes in base64")),
+    (r"there is no (template|channel|stage) “(?P<name>.*)”", gettext_noop("there is no “%(name)s”")),
+    (r"“(?P<name>.*)” is listed already, .*", gettext_noop("“%(name)s” is listed twice")),
+    (r"must be a whole number", gettext_noop("must be a whole number")),
+    (r"must be a number", gettext_noop("must be a number")),
+    (r"must be true or false", gettext_noop("must be true or false")),
+    (r"must be a duration like .*", gettext_noop("must be a duration like 15m, 2h, 7d or 1h30m")),
+    (r"must be a time like .*", gettext_noop("must be a time like 22:00")),
+    (r"must not be empty", gettext_noop("must not be empty")),
+    (r"must be a list", gettext_noop("must be a list")),
+    (r"must be a mapping", gettext_noop("must be a mapping")),
+    (r"a draft cannot change this; it may hold (?P<known>.*)",
+     gettext_noop("a draft cannot change this; it may hold %(known)s")),
+    (r"enough replays wait already; .*", gettext_noop("Enough replays wait already; try again when they are over.")),
+    (r"somebody edited the configuration since the replay; .*",
+     gettext_noop("Somebody edited the configuration since the replay; replay the draft again.")),
+    (r"somebody decided about it already, or it is not ready",
+     gettext_noop("Somebody decided about it already, or it is not ready.")),
+    (r"many cannot be chosen by it", gettext_noop("many cannot be chosen by it")),
+    (r"is given twice", gettext_noop("is given twice")),
+    (r"“(?P<name>.*)” is given twice", gettext_noop("“%(name)s” is given twice")),
+    (r"aliases \(\*name\) are not supported", gettext_noop("aliases (*name) are not supported")),
+    (r"merge keys \(<<\) are not supported", gettext_noop("merge keys (<<) are not supported")),
+    (r"tags \((?P<tag>.*)\) are not supported", gettext_noop("tags (%(tag)s) are not supported")),
+    (r"keys must be text; put it in quotes", gettext_noop("keys must be text; put it in quotes")),
+    (r"there must not be more than (?P<most>\d+) keys and values",
+     gettext_noop("there must not be more than %(most)s keys and values")),
+    (r"must not be larger than (?P<most>\d+) (bytes|characters)",
+     gettext_noop("must not be larger than %(most)s bytes")),
+    (r"the database cannot hold this character", gettext_noop("the database cannot hold this character")),
+    (r"this number is too large", gettext_noop("a number is too large")),
+    (r"“(?P<given>.*)” cannot be meant", gettext_noop("“%(given)s” cannot be meant")),
+    (r"the same is under way already", gettext_noop("The same is under way already.")),
+    (r"enough bulk actions are under way; .*",
+     gettext_noop("Enough bulk actions are under way; try again when one is over.")),
+    (r"it is over already", gettext_noop("It is over already.")),
+    (r"a batch of it is under way; .*", gettext_noop("A batch of it is under way; try again in a moment.")),
+    (r"its worker was lost", gettext_noop("Its worker was lost three times.")),
+)  # fmt: skip
+
+
+def complaint(message: str) -> str:
+    """What is wrong with the input, in the reader's language where we know the sentence."""
+    for pattern, words in (*COMPLAINTS, *OTHER_COMPLAINTS):
+        if found := re.fullmatch(pattern, message, re.DOTALL):
+            groups = found.groupdict()
+            if "line" in groups:
+                groups["what"] = complaint(groups["what"])
+            return _(words) % groups
+    return message

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib import admin
+from django.db.models import Count, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.html import format_html
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.admin import TabularInline
+from unfold.decorators import action, display
+from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldAdminSelectWidget
+
+from scheduling.admin.base import CheckedForm, WithHistory, plainly
+from scheduling.admin.form_fields import DurationsField, SettingsField
+from scheduling.admin.labels import spoken
+from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.admin.touches.pause import pause_button
+from scheduling.channels.registry import channel_kinds
+from scheduling.configuration.validation import check_channel
+from scheduling.models import ChannelConfig, DisabledTarget, Pause
+from scheduling.models.encrypted import Sealed
+
+MASK = "••••"
+SECRET_LABELS = {"url": _("address (URL)"), "secret": _("signing secret")}
+KIND_LABELS = {
+    "webhook": _("Webhook"), "wecom": _("WeCom robot"), "dingtalk": _("DingTalk robot"), "feishu": _("Feishu robot"),
+    "email": _("E-mail"), "inapp": _("In-app message"), "rpa": _("RPA job"), "log": _("Log only"),
+}  # fmt: skip
+
+
+def kind_choices() -> list[tuple[str, Any]]:
+    return [(kind, KIND_LABELS.get(kind, kind)) for kind in channel_kinds()]
+
+
+def secret_names() -> list[str]:
+    return sorted({name for kind in channel_kinds().values() for name in kind.secret_fields})
+
+
+#: For who may write new ones.
+SEALED = _(
+    "What is stored cannot be read on this machine, which has not the key for it. Left empty it stays; "
+    "what you type replaces all of it."
+)
+
+
+def readable(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {} if isinstance(stored, Sealed) else stored
+
+
+class SecretField(forms.CharField):
+    """Written, never read: empty keeps what is stored, a single “-” removes it."""
+
+    def __init__(self, name: str, stored: bool) -> None:
+        known = gettext("stored")  # not inside the f-string: extraction does not look there
+        placeholder = f"{MASK} {known}" if stored else gettext("not set")
+        super().__init__(
+            label=SECRET_LABELS.get(name, name),
+            required=False,
+            help_text=_("Never shown again. Empty: stays as it is. A single “-” removes it."),
+            widget=UnfoldAdminPasswordWidget(attrs={"placeholder": placeholder, "autocomplete": "new-password"}),
+        )
+
+
+def merged(stored: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """The stored secrets with what was typed: empty keeps, “-” removes."""
+    kept = {name: stored[name] for name in given if name in stored}
+    for name, value in given.items():
+        if value == "-":
+            kept.pop(name, None)
+        elif value:
+            kept[name] = value
+    return kept
+
+
+class ChannelForm(CheckedForm):
+    check = staticmethod(check_channel)
+
+    kind = forms.ChoiceField(label=_("kind"), choices=kind_choices, widget=UnfoldAdminSelectWidget)
+    settings = SettingsField(
+        label=_("other settings"),
+        help_text=_("One “name: value” a line. Robots: format: markdown. E-mail: from, reply_to."),
+    )
+    retry_delays = DurationsField(
+        label=_("retries after"),
+        required=False,
+        help_text=_("When to try again after a failure, like 10s, 1m, 5m, 30m, 2h (used where empty)."),
+    )
+
+    class Meta:
+        model = ChannelConfig
+        exclude = ("config", "version")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.config: Mapping[str, Any] = self.instance.config or {}  #: as it will be, once the form is clean
+        self.stored = readable(self.config)
+        self.fields["settings"].initial = {k: v for k, v in self.stored.items() if k not in secret_names()}
+        for name in secret_names():
+            self.fields[f"secret_{name}"] = SecretField(name, bool(self.stored.get(name)))
+
+    def values(self) -> dict[str, Any]:
+        cleaned = super().values()
+        if "settings" in cleaned and "kind" in cleaned:
+            given = {name: cleaned.get(f"secret_{name}", "").strip() for name in secret_names()}
+            same_kind = cleaned["kind"] == self.instance.kind or not self.instance.kind
+            config = {**cleaned["settings"], **merged(self.stored if same_kind else {}, given)}
+            if config or not same_kind or not isinstance(self.instance.config, Sealed):
+                self.config = cleaned["config"] = config
+        return cleaned
+
+    def place(self, path: str) -> str | None:
+        root, _dot, name = path.partition(".")
+        if root == "config":
+            return f"secret_{name}" if f"secret_{name}" in self.fields else "settings"
+        return super().place(path)
+
+    def save(self, commit: bool = True) -> Any:
+        self.instance.config = self.config
+        return super().save(commit)
+
+
+class DisabledInline(TabularInline):  # type: ignore[misc]
+    model = DisabledTarget
+    extra = 0
+    fields = readonly_fields = ("chat_id", "reason", "disabled_at")
+    verbose_name_plural = _("Disabled targets (remove a line to send there again)")
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Who may edit the channel may send there again."""
+        return bool(request.user.has_perm("scheduling.change_channelconfig"))
+
+
+@admin.register(ChannelConfig)
+class ChannelAdmin(WithHistory, Retirable):
+    form = ChannelForm
+    inlines = (DisabledInline,)
+    list_display = ("key", "kind_name", "idempotent", "wait", "node_count", "shown_state", "disabled_count")
+    list_filter = (RetiredFilter,)
+    list_filter_submit = False
+    search_fields = ("key", "kind")
+    readonly_fields = ("version", "secrets_stored")
+    write_only = frozenset({"change_reason", "settings"})
+    actions_detail = ("pause_or_resume", "retire", "bring_back")
+    shown_as: ClassVar[dict[str, str]] = {"timeout": "timeout_text", "retry_delays": "retry_delays_text"}
+    timeout_text = plainly("timeout", _("timeout"), spoken)
+    retry_delays_text = plainly("retry_delays", _("retries after"), DurationsField().write)
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        # The secrets are fields of the form, not of the model; viewers get no form at all.
+        kwargs["fields"] = None if obj is None or self.has_change_permission(request, obj) else []
+        return super().get_form(request, obj, change, **kwargs)
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
+        if obj is not None and not self.has_change_permission(request, obj):
+            receiver: tuple[str, ...] = ("secrets_stored",)
+        else:
+            receiver = (*(f"secret_{name}" for name in reversed(secret_names())), "settings")
+        where = _("For a webhook or a mail relay. Robots need no address here: theirs belong to the communities.")
+        if obj is not None and isinstance(obj.config, Sealed):
+            where = SEALED
+        return [
+            (None, {"fields": ("key", "kind", "idempotent", "timeout", "retry_delays")}),
+            (_("Receiver"), {"fields": receiver, "description": where}),
+            (_("Life"), {"fields": ("version", "change_reason")}),
+        ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return [*fields, "key"] if obj else fields
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[ChannelConfig]:
+        disabled = Count("disabledtarget", distinct=True)
+        return super().get_queryset(request).annotate(disabled=disabled, used=Count("nodes", distinct=True))  # type: ignore[no-any-return]
+
+    def in_use(self, row: Any) -> bool:
+        return bool(row.nodes.exists())
+
+    def keeps_from_retiring(self, row: ChannelConfig) -> str:
+        keys = ", ".join(row.nodes.filter(retired_at=None).values_list("key", flat=True)[:5])
+        return gettext("Nodes still use it: %(nodes)s.") % {"nodes": keys} if keys else ""
+
+    @display(description=_("kind"), ordering="kind")  # type: ignore[untyped-decorator]
+    def kind_name(self, row: ChannelConfig) -> str:
+        return str(KIND_LABELS.get(row.kind, row.kind))
+
+    @display(description=_("timeout"), ordering="timeout")  # type: ignore[untyped-decorator]
+    def wait(self, row: ChannelConfig) -> str:
+        return spoken(row.timeout)
+
+    @display(description=_("nodes"))  # type: ignore[untyped-decorator]
+    def node_count(self, row: Any) -> int:
+        return int(row.used)
+
+    @display(description=_("disabled targets"))  # type: ignore[untyped-decorator]
+    def disabled_count(self, row: Any) -> str:
+        return format_html('<span class="at-bad">{}</span>', row.disabled) if row.disabled else "0"
+
+    @display(
+        description=_("state"),
+        label={"on": "success", "paused": "warning", "unreadable": "danger", "retired": "default"},
+    )  # type: ignore[untyped-decorator]
+    def shown_state(self, row: ChannelConfig) -> tuple[str, str]:
+        if row.retired_at:
+            return "retired", gettext("Retired")
+        if isinstance(row.config, Sealed):
+            return "unreadable", gettext("Secrets unreadable here")
+        paused = Pause.objects.filter(scope__in=("all", f"channel:{row.key}")).exists()
+        return ("paused", gettext("Paused")) if paused else ("on", gettext("Enabled"))
+
+    @display(description=_("secrets"))  # type: ignore[untyped-decorator]
+    def secrets_stored(self, row: ChannelConfig) -> str:
+        if isinstance(row.config, Sealed):
+            return gettext("Secrets unreadable here")
+        names = [str(SECRET_LABELS.get(name, name)) for name in secret_names() if row.config.get(name)]
+        return ", ".join(f"{name} {MASK}" for name in names) or "–"
+
+    @action(description=_("Pause or resume"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
+    def pause_or_resume(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        return pause_button(f"channel:{self.found(request, object_id).key}")
+
+    def has_pause_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm("scheduling.add_pause")

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.db.models.functions import Length
+from django.http import HttpRequest
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.decorators import display
+
+from scheduling.admin.base import CheckedForm
+from scheduling.admin.matrix.channel import KIND_LABELS, MASK, SEALED, SecretField, merged, readable
+from scheduling.admin.retirement import Retirable, RetiredFilter
+from scheduling.channels.registry import channel_kinds
+from scheduling.configuration.validation import check_community, kind_of
+from scheduling.models import ChannelConfig, Community
+from scheduling.models.encrypted import Sealed
+
+
+def channels_by_key() -> dict[str, str]:
+    return dict(ChannelConfig.objects.filter(retired_at=None).values_list("key", "kind"))
+
+
+def written() -> QuerySet[Community]:
+    """Chats that people wrote something about, to choose from. All others write themselves down when they are first
+    counted: as many as there are conversations."""
+    known = Community.objects.alias(size=Length("targets")).exclude(name="", size=0)
+    return known.filter(retired_at=None)
+
+
+def places(stored: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """The targets that a community can have: by kind, by channel, and whatever it has already."""
+    kinds = channels_by_key()
+    named = [kind for kind, each in channel_kinds().items() if not each.address_key and each.secret_fields]
+    named += [key for key, kind in kinds.items() if kind in named and key not in named]
+    named += [name for name in stored if name not in named]
+    return [(name, sorted(kind.secret_fields, reverse=True)) for name in named if (kind := kind_of(name, kinds))]
+
+
+class CommunityForm(CheckedForm):
+    class Meta:
+        model = Community
+        fields: ClassVar[Any] = ("chat_id", "name")
+
+    @staticmethod
+    def check(values: Mapping[str, Any]) -> None:
+        check_community(values, channels_by_key())
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.targets: Mapping[str, Any] = self.instance.targets or {}  #: as they will be, once the form is clean
+        self.stored = readable(self.targets)
+        for place, names in places(self.stored):
+            for name in names:
+                self.fields[f"target_{place}_{name}"] = SecretField(name, bool(self.stored.get(place, {}).get(name)))
+
+    def values(self) -> dict[str, Any]:
+        cleaned = super().values()
+        targets = dict(self.stored)
+        for place, names in places(self.stored):
+            given = {name: cleaned.get(f"target_{place}_{name}", "").strip() for name in names}
+            before = self.stored.get(place, {})
+            others = {name: value for name, value in before.items() if name not in names}
+            targets[place] = {**others, **merged(before, given)}
+        cleaned["targets"] = {name: target for name, target in targets.items() if target}
+        if cleaned["targets"] or not isinstance(self.instance.targets, Sealed):
+            self.targets = cleaned["targets"]
+        return cleaned
+
+    def place(self, path: str) -> str | None:
+        root, _dot, rest = path.partition(".")
+        if root == "targets":
+            place, _dot, name = rest.rpartition(".")
+            for field in (f"target_{place}_{name}", f"target_{rest}_url"):
+                if field in self.fields:
+                    return field
+        return super().place(path)
+
+    def save(self, commit: bool = True) -> Any:
+        self.instance.targets = self.targets
+        return super().save(commit)
+
+
+@admin.register(Community)
+class CommunityAdmin(Retirable):
+    form = CommunityForm
+    list_display = ("chat_id", "name", "shown_targets")
+    list_filter = (RetiredFilter,)
+    list_filter_submit = False
+    search_fields = ("chat_id", "name")
+    readonly_fields = ("shown_targets",)
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        # The secrets are fields of the form, not of the model; viewers get no form at all.
+        kwargs["fields"] = None if obj is None or self.has_change_permission(request, obj) else []
+        return super().get_form(request, obj, change, **kwargs)
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
+        if obj is not None and not self.has_change_permission(request, obj):
+            return [(None, {"fields": ("chat_id", "name", "shown_targets")})]
+        stored = readable(obj.targets) if obj else {}
+        sealed = obj is not None and isinstance(obj.targets, Sealed)
+        return [
+            (None, {"fields": ("chat_id", "name"), "description": SEALED if sealed else None}),
+            *(
+                (
+                    KIND_LABELS.get(place) or gettext("channel %s") % place,
+                    {
+                        "fields": [tuple(f"target_{place}_{name}" for name in names)],
+                        "classes": [] if place in stored else ["collapse"],
+                    },
+                )
+                for place, names in places(stored)
+            ),
+        ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Community | None = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return [*fields, "chat_id"] if obj else fields
+
+    def in_use(self, row: Community) -> bool:
+        """Events and touches name it by its chat id."""
+        return True
+
+    @display(description=_("targets"))  # type: ignore[untyped-decorator]
+    def shown_targets(self, row: Community) -> str:
+        if isinstance(row.targets, Sealed):
+            return gettext("Secrets unreadable here")
+        return ", ".join(f"{KIND_LABELS.get(name, name)} {MASK}" for name in row.targets) or "–"

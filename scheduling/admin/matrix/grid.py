@@ -1,0 +1,102 @@
+"""The service-node matrix as ops think of it: stage × trigger, a card a node."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest
+from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils.http import urlencode
+from django.utils.translation import gettext as _
+
+from scheduling.admin.labels import spoken
+from scheduling.models import EventType, Node, Pause, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    node: Node
+    wait: str
+    state: str  #: "on", "off", "paused"
+    state_text: str
+    link: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    trigger: str
+    trigger_name: str
+    cards: list[Card]
+    add_link: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    stage: Stage
+    cells: list[Cell]
+
+
+def wait_of(node: Node) -> str:
+    return _("dynamic") if node.dynamic else spoken(node.delay)
+
+
+def state_of(node: Node, paused: bool) -> tuple[str, str]:
+    if node.retired_at:
+        return "retired", _("Retired")
+    if not node.enabled:
+        return "off", _("Switched off")
+    return ("paused", _("Paused")) if paused else ("on", _("Enabled"))
+
+
+def matrix_page(nodes_admin: Any, request: HttpRequest) -> TemplateResponse:
+    if not nodes_admin.has_view_or_change_permission(request):
+        raise PermissionDenied
+    may_add = nodes_admin.has_add_permission(request)
+    nodes = list(
+        Node.objects.filter(retired_at=None)
+        .select_related("stage", "template", "channel", "canary_template")
+        .order_by("delay", "key")
+    )
+    names = dict(EventType.objects.values_list("key", "name"))
+    triggers = sorted({node.trigger for node in nodes})
+    rows = _rows(nodes, triggers, names, may_add)
+    return nodes_admin.page(  # type: ignore[no-any-return]
+        request,
+        "ops/matrix.html",
+        _("Service-node matrix"),
+        triggers=[(each, names.get(each) or "") for each in triggers],
+        rows=rows,
+        may_add=may_add,
+        add_link=reverse("admin:scheduling_node_add"),
+        list_link=reverse("admin:scheduling_node_changelist"),
+        is_fullwidth="1",
+    )
+
+
+def _rows(nodes: list[Node], triggers: list[str], names: dict[str, str], may_add: bool) -> list[Row]:
+    paused = set(Pause.objects.values_list("scope", flat=True))
+    by_cell: dict[tuple[int, str], list[Card]] = defaultdict(list)
+    for node in nodes:
+        stopped = bool(paused & {"all", f"channel:{node.channel.key}", f"node:{node.key}"})
+        state, text = state_of(node, stopped)
+        link = reverse("admin:scheduling_node_change", args=[node.pk])
+        by_cell[node.stage_id, node.trigger].append(Card(node, wait_of(node), state, text, link))
+    stages = Stage.objects.filter(retired_at=None) | Stage.objects.filter(pk__in={node.stage_id for node in nodes})
+    return [
+        Row(
+            stage,
+            [
+                Cell(each, names.get(each) or each, by_cell[stage.pk, each], _add_link(stage, each) if may_add else "")
+                for each in triggers
+            ],
+        )
+        for stage in stages.distinct()
+    ]
+
+
+def _add_link(stage: Stage, trigger: str) -> str:
+    return f"{reverse('admin:scheduling_node_add')}?{urlencode({'stage': str(stage.pk), 'trigger': trigger})}"

@@ -1,0 +1,111 @@
+"""Keys of machines. People are in `people`."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib import admin, messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.utils.timezone import now
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.decorators import action, display
+from unfold.widgets import UnfoldAdminCheckboxSelectMultipleWidget
+
+from scheduling.admin.base import OpsAdmin
+from scheduling.admin.merging import MergingForm
+from scheduling.models import ApiKey, Scope
+from scheduling.operations import commands
+
+
+class ApiKeyForm(MergingForm):
+    scopes = forms.MultipleChoiceField(
+        label=_("scopes"), choices=Scope.choices, widget=UnfoldAdminCheckboxSelectMultipleWidget,
+        help_text=_("What the key may be used for; as little as will do."),
+    )  # fmt: skip
+
+    class Meta:
+        model = ApiKey
+        fields: ClassVar[Any] = ("name", "scopes", "rate_per_minute", "expires_at")
+        help_texts: ClassVar[Any] = {
+            "name": _("Which system will use it."),
+            "rate_per_minute": _("Empty: the house's usual limit."),
+            "expires_at": _("Empty: never."),
+        }
+
+
+@admin.register(ApiKey)
+class ApiKeyAdmin(OpsAdmin):
+    form = ApiKeyForm
+    list_display = ("name", "begins_with", "scope_names", "state_label", "expires_at", "created_at")
+    search_fields = ("name", "prefix")
+    readonly_fields = ("begins_with", "created_at", "revoked_at")
+    shown_as: ClassVar[dict[str, str]] = {"scopes": "scope_names"}
+    actions_detail = ("revoke",)
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
+        fields = ("name", "scopes", "rate_per_minute", "expires_at")
+        return [(None, {"fields": fields if obj is None else (*fields, "begins_with", "created_at", "revoked_at")})]
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Revoked keys stay, so that it is known who had one."""
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
+        if change:
+            super().save_model(request, obj, form, change)
+            return
+        given = form.cleaned_data
+        obj.shown_once = commands.create_api_key(
+            given["name"], given["scopes"], rate_per_minute=given["rate_per_minute"], expires_at=given["expires_at"]
+        )
+        obj.pk = ApiKey.objects.get(name=given["name"]).pk
+
+    def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> HttpResponse:
+        """On the page itself, not in a message: messages travel in cookies."""
+        page = self.page(
+            request, "ops/api_key.html", gettext("The new API key"), key=obj.shown_once, original=obj,
+            back=self.url("changelist"),
+        )  # fmt: skip
+        page["Cache-Control"] = "no-store"
+        return page
+
+    @display(description=_("begins with"))  # type: ignore[untyped-decorator]
+    def begins_with(self, row: ApiKey) -> str:
+        return f"{row.prefix}…"
+
+    @display(description=_("scopes"))  # type: ignore[untyped-decorator]
+    def scope_names(self, row: ApiKey) -> str:
+        labels = dict(Scope.choices)
+        return ", ".join(str(labels.get(scope, scope)) for scope in row.scopes)
+
+    @display(description=_("state"), label={"on": "success", "revoked": "danger", "expired": "warning"})  # type: ignore[untyped-decorator]
+    def state_label(self, row: ApiKey) -> tuple[str, str]:
+        if row.revoked_at:
+            return "revoked", gettext("Revoked")
+        if row.expires_at and row.expires_at <= now():
+            return "expired", gettext("Expired")
+        return "on", gettext("Valid")
+
+    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
+        row = self.get_object(request, str(object_id))
+        return super().get_actions_detail(request, object_id) if row and not row.revoked_at else []
+
+    @action(description=_("Revoke"), icon="key_off", permissions=["change"])  # type: ignore[untyped-decorator]
+    def revoke(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.found(request, object_id)
+        back = self.url("change", row.pk)
+        if request.method != "POST":
+            text = gettext("Whoever uses it is refused from now on. This cannot be undone.")
+            title = gettext("Revoke the key “%(name)s”?") % {"name": row.name}
+            return self.page(
+                request, "ops/confirm.html", title, text=text, button=gettext("Revoke"), back=back, danger=True
+            )
+        if row.revoked_at is None:
+            row.revoked_at = now()
+            row.save(update_fields=["revoked_at"])
+            self.log_change(request, row, gettext("Revoked."))
+        messages.success(request, gettext("The key was revoked."))
+        return redirect(back)

@@ -1,0 +1,242 @@
+"""Who is told when something main is wrong: through which channel, of what, beyond which limits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from django import forms
+from django.contrib import admin
+from django.db.models import Count, Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.utils.timezone import now
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.admin import TabularInline
+from unfold.decorators import action, display
+from unfold.widgets import UnfoldAdminTextInputWidget, UnfoldBooleanSwitchWidget
+
+from scheduling.admin.base import OpsAdmin, plainly
+from scheduling.admin.form_fields import DurationField, NumberField
+from scheduling.admin.labels import reason, spoken
+from scheduling.admin.matrix.community import written
+from scheduling.admin.matrix.try_out import told
+from scheduling.admin.merging import MergingForm
+from scheduling.channels.registry import channel_kinds
+from scheduling.delivery.routing import NoTarget
+from scheduling.durations import format_duration, from_seconds, to_seconds
+from scheduling.ids import new_id
+from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community
+from scheduling.models.encrypted import Sealed, Unreadable
+from scheduling.monitoring.alerting import messages
+from scheduling.monitoring.alerting.rules import Condition, Unit, conditions, usual_limits
+
+ELLIPSIS = {"what": "…"}
+
+
+def outside() -> list[str]:
+    """The kinds of channels that reach somebody outside of the house without a chat or a shop."""
+    return [
+        key for key, kind in channel_kinds().items() if kind.secret_fields and kind.address_key in ("", "email")
+    ]  # fmt: skip
+
+
+def title(condition: Condition) -> str:
+    """Without what it is about in each case: `Messages wait too long in …`, `Failed tasks come in numbers`."""
+    return re.sub(r"\s*[(（]…[)）]", "", str(condition.title) % ELLIPSIS)
+
+
+def limit_in_words(condition: Condition, limit: float) -> str:
+    """`Touches are late (more than 60 s)`."""
+    if condition.unit == Unit.NONE:
+        return title(condition)
+    words = spoken(from_seconds(limit)) if condition.unit == Unit.SPAN else f"{limit:g}"
+    return gettext("%(title)s: more than %(limit)s") % {"title": title(condition), "limit": words}
+
+
+def limit_field(condition: Condition) -> forms.Field:
+    label = title(condition)
+    if condition.unit == Unit.SPAN:
+        return DurationField(label=label, required=False, help_text=_("Longer than this, like 90s, 2m or 1d."))
+    if condition.unit == Unit.COUNT:
+        return NumberField(
+            label=label, required=False, min_value=0, widget=UnfoldAdminTextInputWidget, help_text=_("More than this.")
+        )
+    return forms.BooleanField(label=label, required=False, widget=UnfoldBooleanSwitchWidget)
+
+
+class AlertReceiverForm(MergingForm):
+    """A field for each condition; one that is left empty or off is not told."""
+
+    class Meta:
+        model = AlertReceiver
+        exclude: ClassVar[Any] = ("limits",)
+        help_texts: ClassVar[Any] = {
+            "name": _("Who they are, like “on duty”."),
+            "community": _("For robots of group chats: the chat whose robot is used."),
+            "address": _("For e-mail."),
+            "holds_for": _("What is over sooner is not told. It is called over when it has been over for as long."),
+            "remind_every": _("While it goes on. Empty: said once."),
+        }
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "channel" in self.fields:  # viewers have none
+            usable = Q(kind__in=outside(), retired_at=None) | Q(pk=self.instance.channel_id)
+            self.fields["channel"].queryset = ChannelConfig.objects.filter(usable)  # type: ignore[attr-defined]
+            known = Q(pk__in=written().values("pk")) | Q(pk=self.instance.community_id)
+            self.fields["community"].queryset = Community.objects.filter(known)  # type: ignore[attr-defined]
+        limits = self.instance.limits if self.instance.pk else usual_limits()
+        for key, condition in conditions().items():
+            field = self.fields[f"limit_{key}"] = limit_field(condition)
+            field.initial = _shown(condition, limits[key]) if key in limits else None
+
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean()
+        if not self.errors:
+            row = AlertReceiver(**{name: cleaned[name] for name in ("channel", "community", "address")})
+            try:
+                messages.line_to(row)
+            except NoTarget as error:
+                self.add_error(_missing(row), reason(error.reason))
+            except Unreadable:
+                pass  # here; another node can tell
+        return cleaned
+
+    def _post_clean(self) -> None:
+        super()._post_clean()  # type: ignore[misc]
+        given = {key: self.cleaned_data.get(f"limit_{key}") for key in conditions()}
+        self.instance.limits = {
+            key: _stored(conditions()[key], value) for key, value in given.items() if value not in (None, False, "")
+        }
+
+
+def _shown(condition: Condition, limit: float) -> Any:
+    if condition.unit == Unit.NONE:
+        return True
+    return format_duration(from_seconds(limit)) if condition.unit == Unit.SPAN else limit
+
+
+def _stored(condition: Condition, value: Any) -> float:
+    if condition.unit == Unit.NONE:
+        return condition.limit
+    return to_seconds(value) if condition.unit == Unit.SPAN else value
+
+
+def _missing(row: AlertReceiver) -> str:
+    kind = channel_kinds().get(row.channel.kind)
+    return "address" if kind is not None and kind.address_key else "community"
+
+
+def _unreadable(row: AlertReceiver) -> bool:
+    return isinstance(row.channel.config, Sealed) or (
+        row.community is not None and isinstance(row.community.targets, Sealed)
+    )
+
+
+class AlertInline(TabularInline):  # type: ignore[misc]
+    model = Alert
+    extra = 0
+    hide_title = True
+    fields = readonly_fields = ("wrong", "since", "told_at", "gone_at")
+    verbose_name_plural = _("What is wrong now")
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    @display(description=_("what is wrong"))  # type: ignore[untyped-decorator]
+    def wrong(self, row: Alert) -> str:
+        condition = conditions().get(row.condition)
+        return str(condition.title) % {"what": condition.name(row.subject)} if condition else row.condition
+
+
+@admin.register(AlertReceiver)
+class AlertReceiverAdmin(OpsAdmin):
+    form = AlertReceiverForm
+    inlines = (AlertInline,)
+    list_display = ("name", "channel", "shown_state", "told_at", "enabled")
+    list_select_related = ("channel", "community")
+    readonly_fields = ("limits_told", "told_at", "shown_problem")
+    actions_detail = ("send_test",)
+    shown_as: ClassVar[Mapping[str, str]] = {"holds_for": "holds_for_text", "remind_every": "remind_every_text"}
+    holds_for_text = plainly("holds_for", _("told after"), spoken)
+    remind_every_text = plainly("remind_every", _("again every"), spoken)
+
+    def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
+        # The limits are fields of the form, not of the model; viewers get no form at all.
+        kwargs["fields"] = None if obj is None or self.has_change_permission(request, obj) else []
+        return super().get_form(request, obj, change, **kwargs)
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
+        viewer = obj is not None and not self.has_change_permission(request, obj)
+        limits = ["limits_told"] if viewer else [f"limit_{key}" for key in conditions()]
+        told_lately = [(_("Lately"), {"fields": ("told_at", "shown_problem")})] if obj else []
+        return [
+            (None, {"fields": ("name", "enabled", "channel", "community", "address")}),
+            (_("When"), {"fields": (("holds_for", "remind_every"),)}),
+            (_("What is told"), {"fields": limits, "description": _("What is empty or off is not told.")}),
+            *told_lately,
+        ]
+
+    def save_model(self, request: HttpRequest, obj: AlertReceiver, form: Any, change: bool) -> None:
+        """Not the fence of a pass that has it just now. What could not be told is tried again at once."""
+        if not change:
+            super().save_model(request, obj, form, change)
+            return
+        obj.tries, obj.retry_at, obj.problem = 0, None, ""
+        kept = {"id", "lease_no", "watched_until", "told_at"}
+        obj.save(update_fields=[field.name for field in obj._meta.fields if field.name not in kept])
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[AlertReceiver]:
+        standing = Count("alerts", filter=Q(alerts__told_at__isnull=False))
+        return super().get_queryset(request).annotate(standing=standing)  # type: ignore[no-any-return]
+
+    @display(description=_("state"), label={"well": "success", "alerts": "danger", "lost": "warning"})  # type: ignore[untyped-decorator]
+    def shown_state(self, row: Any) -> tuple[str, str]:
+        if row.problem:
+            return "lost", gettext("Cannot be told")
+        if _unreadable(row):
+            return "lost", gettext("Secrets unreadable here")
+        if row.standing:
+            return "alerts", gettext("Alerts: %(count)s") % {"count": row.standing}
+        return "well", gettext("All is well")
+
+    @display(description=_("problem"))  # type: ignore[untyped-decorator]
+    def shown_problem(self, row: AlertReceiver) -> str:
+        if not row.problem and _unreadable(row):
+            return gettext("Secrets unreadable here")
+        code, _space, detail = row.problem.partition(" ")
+        return " – ".join(part for part in (reason(code), detail) if part) if code else "–"
+
+    @display(description=_("what is told"))  # type: ignore[untyped-decorator]
+    def limits_told(self, row: AlertReceiver) -> str:
+        limits = [limit_in_words(each, row.limits[key]) for key, each in conditions().items() if key in row.limits]
+        return "; ".join(limits) or "–"
+
+    @action(description=_("Send a test"), icon="send", url_path="send-test", permissions=["change"])  # type: ignore[untyped-decorator]
+    def send_test(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        row = self.found(request, object_id)
+        outcome: Any = None
+        body = gettext("This is a test. Alerts of the house arrive here: what is wrong, since when, how bad it is.")
+        if request.method == "POST":
+            subject = gettext("[Test] Alerts")
+            try:
+                line = messages.line_to(row)
+                outcome = messages.send(line, subject, f"{subject}\n{body}", now(), new_id())
+            except NoTarget as error:
+                outcome = reason(error.reason)
+            except Unreadable:
+                outcome = gettext("Secrets unreadable here")
+            self.log_change(request, row, gettext("Sent a test."))
+        return self.page(
+            request, "ops/send_test.html", gettext("Send a test to “%(who)s”") % {"who": row}, form=forms.Form(),
+            result=told(outcome) if outcome is not None else None, body=body, back=self.url("change", row.pk),
+            original=row,
+        )  # fmt: skip

@@ -1,0 +1,92 @@
+"""Complaints, and how often each node, template version and community is complained about."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.contrib import admin
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.timezone import now
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.contrib.filters.admin import RelatedDropdownFilter
+from unfold.decorators import action, display
+
+from scheduling.admin.base import BigTable, ReadOnlyAdmin
+from scheduling.admin.labels import spoken
+from scheduling.admin.patience import patiently
+from scheduling.models import Complaint
+from scheduling.operations import queries
+
+PERIODS = (7, 30, 90)  #: days
+USUAL = 30
+PATIENCE = "15s"  #: longer than the first page has: who comes here wants the figures
+
+
+@admin.register(Complaint)
+class ComplaintAdmin(BigTable, ReadOnlyAdmin):
+    list_display = ("complained_at", "who", "about", "node")
+    list_select_related = ("customer", "touch__node")
+    ordering = ("-pk",)
+    list_filter = (("touch__node", RelatedDropdownFilter),)
+    fields = readonly_fields = ("complained_at", "who", "about", "node")
+    actions_list = ("open_rates",)
+
+    def get_urls(self) -> list[URLPattern]:
+        rates = self.admin_site.admin_view(self.rates_view)
+        return [path("rates/", rates, name="scheduling_complaint_rates"), *super().get_urls()]
+
+    @display(description=_("customer"))  # type: ignore[untyped-decorator]
+    def who(self, row: Complaint) -> str:
+        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
+        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
+
+    @display(description=_("touch"))  # type: ignore[untyped-decorator]
+    def about(self, row: Complaint) -> str:
+        if row.touch is None:
+            return "–"
+        link = reverse("admin:scheduling_touch_change", args=[row.touch.pk])
+        return format_html('<a class="at-link" href="{}">…{}</a>', link, str(row.touch.pk)[-8:])
+
+    @display(description=_("node"))  # type: ignore[untyped-decorator]
+    def node(self, row: Complaint) -> str:
+        return row.touch.node.key if row.touch else "–"
+
+    @action(description=_("Complaint rates"), icon="percent", url_path="open-rates", permissions=["view"])  # type: ignore[untyped-decorator]
+    def open_rates(self, request: HttpRequest) -> HttpResponse:
+        return redirect("admin:scheduling_complaint_rates")
+
+    def rates_view(self, request: HttpRequest) -> HttpResponse:
+        """A page of its own: it reads all that was delivered, and the list must open at once."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)
+        found = patiently(lambda: queries.complaint_rates(now() - timedelta(days=days)), PATIENCE)
+        return self.page(
+            request,
+            "ops/complaint_rates.html",
+            gettext("Complaint rates"),
+            tables=_tables(found) if found else None,
+            most=queries.MOST_RATES,
+            periods=[(each, spoken(timedelta(days=each)), each == days) for each in PERIODS],
+            back=self.url("changelist"),
+        )
+
+
+def _tables(found: queries.ComplaintRates) -> list[dict[str, Any]]:
+    told = [
+        (gettext("By node"), gettext("node"), found.by_node),
+        (gettext("By template version"), gettext("template"), found.by_template),
+        (gettext("By community"), gettext("community"), found.by_community),
+    ]
+    return [{"title": title, "noun": noun, "rows": [_told(each) for each in rates]} for title, noun, rates in told]
+
+
+def _told(each: queries.ComplaintRate) -> dict[str, Any]:
+    name = each.key if each.version is None else f"{each.key} (v{each.version})"
+    return {"name": name, "delivered": each.delivered, "complaints": each.complaints, "percent": 100 * each.rate}

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib import admin
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import mark_safe
+from django.utils.translation import gettext_lazy as _
+from unfold.contrib.filters.admin import DropdownFilter, RangeDateTimeFilter
+from unfold.decorators import action, display
+
+from scheduling.admin.base import BigTable, ReadOnlyAdmin
+from scheduling.admin.labels import reason
+from scheduling.admin.matrix.preview import foresee_page
+from scheduling.admin.touches.spans import SpanFilter
+from scheduling.admin.touches.touch_filters import FOUND, LOOKED_AT
+from scheduling.ids import first_id_at
+from scheduling.models import Customer, Event, EventType
+from scheduling.operations import queries
+from scheduling.redaction import masked_json
+
+
+class TakenFilter(SpanFilter):
+    """By ids, which grow with time: no index knows when events were taken in."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Event]) -> QuerySet[Event]:
+        ends = {"gte": self._instant("from"), "lt": self._instant("to")}
+        return queryset.filter(**{f"pk__{end}": first_id_at(at) for end, at in ends.items() if at})
+
+
+class TypeFilter(DropdownFilter):  # type: ignore[misc]
+    title = _("type")
+    parameter_name = "type"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(row.key, str(row)) for row in EventType.objects.all()[:200]]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Event]) -> QuerySet[Event]:
+        return queryset.filter(type=self.value()) if self.value() else queryset
+
+
+def _of_customer(term: str) -> QuerySet[Any]:
+    customer = Customer.objects.filter(user_id=term).values("pk")
+    return Event.objects.filter(customer__in=customer).order_by("-pk").values_list("pk", flat=True)[:FOUND]
+
+
+def _of_chat(term: str) -> QuerySet[Any]:
+    """No index knows the chats of events, so only the latest are looked at."""
+    first = Event.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first()
+    latest = Event.objects.filter(pk__gt=first) if first else Event.objects.all()
+    return latest.filter(chat_id=term).order_by("-pk").values_list("pk", flat=True)[:FOUND]
+
+
+@admin.register(Event)
+class EventAdmin(BigTable, ReadOnlyAdmin):
+    list_display = ("occurred_at", "type", "who", "chat_id", "source", "event_id")
+    list_filter = (TypeFilter, ("occurred_at", RangeDateTimeFilter), ("received_at", TakenFilter))
+    list_select_related = ("customer",)
+    ordering = ("-pk",)
+    search_fields = ("event_id",)
+    search_help_text = _("Event id, user id or chat id (of the latest events), in full")
+    fields = readonly_fields = (
+        "type", "who", "chat_id", "occurred_at", "received_at", "source", "event_id", "shown_data", "touches_of",
+    )  # fmt: skip
+    actions_list = ("open_foresee",)
+
+    def get_urls(self) -> list[URLPattern]:
+        page = self.admin_site.admin_view(lambda request: foresee_page(self, request))
+        return [path("foresee/", page, name="scheduling_event_foresee"), *super().get_urls()]
+
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[Event], search_term: str
+    ) -> tuple[QuerySet[Event], bool]:
+        term = search_term.strip()
+        if not term:
+            return queryset, False
+        found = {*queries.events_meant(term), *_of_customer(term), *_of_chat(term)}
+        return queryset.filter(pk__in=found), False
+
+    @display(description=_("customer"))  # type: ignore[untyped-decorator]
+    def who(self, row: Event) -> str:
+        link = reverse("admin:scheduling_customer_change", args=[row.customer_id])
+        return format_html('<a class="at-link" href="{}">{}</a>', link, row.customer)
+
+    @display(description=_("data"))  # type: ignore[untyped-decorator]
+    def shown_data(self, row: Event) -> str:
+        return format_html('<pre class="at-code">{}</pre>', masked_json(row.data))
+
+    @display(description=_("touches"))  # type: ignore[untyped-decorator]
+    def touches_of(self, row: Event) -> str:
+        lines = [
+            (
+                reverse("admin:scheduling_touch_change", args=[touch.pk]),
+                touch.node.key,
+                touch.get_state_display(),
+                reason(touch.reason),
+            )
+            for touch in row.touches.select_related("node").order_by("due_at")
+        ]
+        html = '<div><a class="at-link" href="{}">{}</a> · {} <span class="at-quiet">{}</span></div>'
+        return format_html_join("", html, lines) or mark_safe("–")
+
+    @action(description=_("What would happen?"), icon="psychology_alt", url_path="what-if")  # type: ignore[untyped-decorator]
+    def open_foresee(self, request: HttpRequest) -> HttpResponse:
+        return redirect("admin:scheduling_event_foresee")

@@ -1,0 +1,125 @@
+"""Stopping everything, a channel or a node, and letting it go on; a banner on every page while anything is stopped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.http import urlencode
+from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
+from unfold.decorators import action, display
+from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
+
+from scheduling.admin.base import OpsAdmin
+from scheduling.errors import AftertouchError
+from scheduling.models import ChannelConfig, Node, Pause
+from scheduling.operations import commands
+
+
+def scope_name(scope: str) -> str:
+    kind, _colon, key = scope.partition(":")
+    if kind == "all":
+        return _("everything")
+    words = {"channel": _("channel %s"), "node": _("node %s"), "shop": _("shop %s")}
+    return words[kind] % key if kind in words else scope
+
+
+def pause_button(scope: str) -> HttpResponse:
+    """To the page that pauses this scope or, where it is paused, lets it go on."""
+    ends = Pause.objects.filter(scope=scope).exists()
+    name = "scheduling_pause_end" if ends else "scheduling_pause_add"
+    return redirect(f"{reverse('admin:' + name)}?{urlencode({'scope': scope})}")
+
+
+def active_pauses() -> list[dict[str, Any]]:
+    rows = Pause.objects.select_related("paused_by").order_by("paused_at")
+    return [{"row": row, "name": scope_name(row.scope)} for row in rows]
+
+
+class PauseForm(forms.Form):
+    scope = forms.ChoiceField(label=gettext_lazy("What"), widget=UnfoldAdminSelectWidget)
+    reason = forms.CharField(
+        label=gettext_lazy("Why"), max_length=200, required=False, widget=UnfoldAdminTextInputWidget
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        channels = ChannelConfig.objects.filter(retired_at=None).values_list("key", flat=True)
+        nodes = Node.objects.filter(retired_at=None).values_list("key", flat=True)
+        self.fields["scope"].choices = [  # type: ignore[attr-defined]
+            ("all", _("Everything")),
+            (_("A channel"), [(f"channel:{key}", key) for key in channels]),
+            (_("A node"), [(f"node:{key}", key) for key in nodes]),
+        ]
+
+
+@admin.register(Pause)
+class PauseAdmin(OpsAdmin):
+    list_display = ("what", "reason", "paused_by", "paused_at", "end_link")
+    list_display_links = None
+    list_select_related = ("paused_by",)
+    actions = None
+    actions_list = ("pause_all",)
+
+    def get_urls(self) -> list[URLPattern]:
+        end = self.admin_site.admin_view(self.end_view)
+        return [path("end/", end, name="scheduling_pause_end"), *super().get_urls()]
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Through `end`, which lets go of what was parked."""
+        return False
+
+    @display(description=gettext_lazy("what"))  # type: ignore[untyped-decorator]
+    def what(self, row: Pause) -> str:
+        return scope_name(row.scope)
+
+    @display(description="")  # type: ignore[untyped-decorator]
+    def end_link(self, row: Pause) -> str:
+        url = f"{reverse('admin:scheduling_pause_end')}?{urlencode({'scope': row.scope})}"
+        return format_html('<a class="at-link" href="{}">{}</a>', url, _("Resume"))
+
+    @action(description=gettext_lazy("Pause everything"), icon="pause_circle", permissions=["add"], url_path="all")  # type: ignore[untyped-decorator]
+    def pause_all(self, request: HttpRequest) -> HttpResponse:
+        return pause_button("all")
+
+    def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
+        if not self.has_add_permission(request):
+            raise PermissionDenied
+        form = PauseForm(request.POST or None, initial={"scope": request.GET.get("scope", "all")})
+        if request.method == "POST" and form.is_valid():
+            scope = form.cleaned_data["scope"]
+            row = commands.pause(scope, reason=form.cleaned_data["reason"], user=request.user)  # type: ignore[arg-type]
+            self.log_addition(request, row, [{"added": {}}])
+            messages.warning(request, _("Paused: %(what)s.") % {"what": scope_name(scope)})
+            return redirect("admin:scheduling_pause_changelist")
+        text = _("What falls due is kept and goes out after you resume, spread over the next minutes.")
+        return self.page(
+            request, "ops/confirm.html", _("Pause"), form=form, text=text, button=_("Pause"), danger=True,
+            back=reverse("admin:scheduling_pause_changelist"),
+        )  # fmt: skip
+
+    def end_view(self, request: HttpRequest) -> HttpResponse:
+        if not request.user.has_perm("scheduling.delete_pause"):
+            raise PermissionDenied
+        scope = request.GET.get("scope", "")
+        back = reverse("admin:scheduling_pause_changelist")
+        if request.method == "POST":
+            try:
+                commands.resume(scope)
+                messages.success(request, _("Goes on: %(what)s.") % {"what": scope_name(scope)})
+            except AftertouchError:
+                messages.info(request, _("It was not paused any more."))
+            return redirect(back)
+        title = _("Resume %(what)s?") % {"what": scope_name(scope)}
+        text = _("What was kept meanwhile goes out over the next minutes, unless a guard objects.")
+        return self.page(request, "ops/confirm.html", title, text=text, button=_("Resume"), back=back)

@@ -1,0 +1,199 @@
+"""The life of one touch, told in order: event → plan → handed over → holds → verdict → attempts → end → complaints."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from django.urls import reverse
+from django.utils.formats import date_format
+from django.utils.timezone import localtime
+from django.utils.translation import gettext as _
+
+from scheduling.admin.labels import reason, spoken
+from scheduling.durations import parse_duration
+from scheduling.models import Attempt, Category, Complaint, FailedTask, Touch, Verdict
+from scheduling.operations.queries import LATEST_VERDICTS
+from scheduling.redaction import masked_text
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One step, with its facts as label and value."""
+
+    at: datetime | None
+    icon: str
+    tone: str  #: "good", "bad", "wait", "plain"
+    title: str
+    facts: list[tuple[str, str]] = field(default_factory=list)
+    body: str = ""
+    link: str = ""
+    link_text: str = ""
+
+
+def timeline(touch: Touch) -> list[Moment]:
+    between = _handed_over(touch)
+    between += _verdicts(touch)
+    between += [_attempt(each) for each in touch.attempts.all()]
+    # A verdict and the attempt that follows it may share an instant: verdicts were added first and stay first.
+    between.sort(key=lambda moment: moment.at.timestamp() if moment.at else 0)
+    return [_event(touch), _plan(touch), *between, _end(touch), *_aftermath(touch)]
+
+
+def clock(at: datetime | None) -> str:
+    return date_format(localtime(at), "Y-m-d H:i:s") if at else "–"
+
+
+def figure(text: str) -> str:
+    """What a verdict observed or its limit, in words: instants by the wall clock, caps with their window."""
+    try:
+        return clock(datetime.fromisoformat(text))
+    except ValueError:
+        pass
+    if found := re.fullmatch(r"(\d+) in (\S+)", text):
+        with suppress(ValueError):
+            return _("%(count)s in %(span)s") % {"count": found[1], "span": spoken(parse_duration(found[2]))}
+    if found := re.fullmatch(r"(\d+) \((\d+) unsettled\)", text):
+        return _("%(count)s, %(open)s of them still being sent") % {"count": found[1], "open": found[2]}
+    return str(Category(text).label) if text in Category.values else text
+
+
+def _event(touch: Touch) -> Moment:
+    event = touch.event
+    facts = [
+        (_("type"), event.type),
+        (_("source"), f"{event.source} # {event.event_id}"),
+        (_("received at"), clock(event.received_at)),
+        (_("trace id"), event.trace.hex),
+    ]
+    link = reverse("admin:scheduling_event_change", args=[event.pk])
+    return Moment(event.occurred_at, "bolt", "plain", _("Event"), facts, link=link, link_text=_("open the event"))
+
+
+def _plan(touch: Touch) -> Moment:
+    facts = [
+        (_("node"), f"{touch.node.key} (v{touch.node_version})"),
+        (_("delay"), spoken(touch.planned_at - touch.event.occurred_at)),
+        (_("planned for"), clock(touch.planned_at)),
+        (_("expires at"), clock(touch.expires_at)),
+    ]
+    return Moment(touch.created_at, "event_upcoming", "plain", _("Planned"), facts)
+
+
+def _handed_over(touch: Touch) -> list[Moment]:
+    """To the workers, the last time where it was handed over again."""
+    if touch.queued_at is None:
+        return []
+    facts = [(_("hints"), str(touch.hints))] if touch.hints > 1 else []
+    return [Moment(touch.queued_at, "move_to_inbox", "plain", _("Handed over"), facts)]
+
+
+def _verdicts(touch: Touch) -> list[Moment]:
+    latest = list(touch.verdicts.order_by("-pk")[: LATEST_VERDICTS + 1])
+    told = [_verdict(each) for each in reversed(latest[:LATEST_VERDICTS])]
+    if len(latest) > LATEST_VERDICTS:
+        told.insert(0, Moment(told[0].at, "more_horiz", "plain", _("Earlier verdicts are not shown")))
+    return told
+
+
+def _verdict(verdict: Verdict) -> Moment:
+    titles = {
+        Verdict.Decision.SEND: (_("Guards agreed"), "verified", "good"),
+        Verdict.Decision.HOLD: (_("Held"), "hourglass_top", "wait"),
+        Verdict.Decision.SUPPRESS: (_("Suppressed"), "block", "bad"),
+    }
+    title, icon, tone = titles[Verdict.Decision(verdict.decision)]
+    return Moment(verdict.at, icon, tone, title, verdict_facts(verdict))
+
+
+def verdict_facts(verdict: Any) -> list[tuple[str, str]]:
+    """Of a stored verdict or of one that is only foreseen."""
+    version = f" (v{verdict.rule_version})" if verdict.rule_version else ""
+    facts = [
+        (_("rule"), f"{reason(verdict.rule)}{version}" if verdict.rule else ""),
+        (_("observed"), figure(verdict.observed)),
+        (_("limit"), figure(verdict.limit)),
+        (_("next eligible"), clock(verdict.next_eligible_at) if verdict.next_eligible_at else ""),
+    ]
+    return [(label, value) for label, value in facts if value]
+
+
+def _attempt(attempt: Attempt) -> Moment:
+    tone = {"delivered": "good", "transient": "wait"}.get(attempt.outcome, "bad")
+    took = spoken_ms(attempt)
+    facts = [
+        (_("outcome"), attempt.get_outcome_display()),
+        (_("reason"), reason(attempt.reason) if attempt.reason else ""),
+        (_("status"), str(attempt.status) if attempt.status is not None else ""),
+        (_("took"), took),
+        (_("answer"), masked_text(attempt.detail)),
+        (_("subject"), masked_text(attempt.subject)),
+    ]
+    title = _("Attempt %(number)s") % {"number": attempt.number}
+    return Moment(
+        attempt.started_at,
+        "outgoing_mail",
+        tone,
+        title,
+        [fact for fact in facts if fact[1]],
+        body=masked_text(attempt.body),
+    )
+
+
+def spoken_ms(attempt: Attempt) -> str:
+    if attempt.ended_at is None:
+        return ""
+    return _("%(ms)s ms") % {"ms": round((attempt.ended_at - attempt.started_at).total_seconds() * 1000)}
+
+
+def _end(touch: Touch) -> Moment:
+    facts = [(_("reason"), reason(touch.reason))] if touch.reason else []
+    if touch.state in ("scheduled", "queued", "running"):
+        facts.append((_("due at"), clock(touch.due_at)))
+        return Moment(None, "schedule", "wait", _("Now: %(state)s") % {"state": touch.get_state_display()}, facts)
+    tone = "good" if touch.state == "delivered" else "bad" if touch.state in ("failed", "unknown") else "plain"
+    icon = {"delivered": "check_circle", "cancelled": "cancel", "suppressed": "block"}.get(touch.state, "error")
+    if touch.state == "delivered" and touch.settled_at:
+        late = (touch.settled_at - touch.planned_at).total_seconds()
+        facts.append((_("after its time"), _("%(seconds)s s") % {"seconds": f"{late:.1f}"}))
+    return Moment(touch.settled_at, icon, tone, touch.get_state_display(), facts)
+
+
+def _aftermath(touch: Touch) -> list[Moment]:
+    """What followed: complaints, the failed task, and the touch that it was published again as."""
+    moments = [_complaint(each) for each in touch.complaints.order_by("complained_at")]
+    failed = FailedTask.objects.filter(task_id=touch.pk).first()
+    if failed:
+        facts = [(_("state"), failed.get_state_display())]
+        if failed.acted_at:
+            facts += [(_("by"), failed.actor_name), (_("reason of the action"), failed.action_reason)]
+        link = reverse("admin:scheduling_failedtask_change", args=[failed.pk])
+        moments.append(
+            Moment(
+                failed.acted_at,
+                "person_alert",
+                "plain",
+                _("Failed task"),
+                facts,
+                link=link,
+                link_text=_("open the failed task"),
+            )
+        )
+    for again in Touch.objects.filter(retry_of=touch.pk):
+        link = reverse("admin:scheduling_touch_change", args=[again.pk])
+        facts = [(_("state"), again.get_state_display())]
+        moments.append(
+            Moment(again.created_at, "replay", "plain", _("Published again"), facts, link=link, link_text=str(again.pk))
+        )
+    return moments
+
+
+def _complaint(complaint: Complaint) -> Moment:
+    link = reverse("admin:scheduling_complaint_change", args=[complaint.pk])
+    return Moment(
+        complaint.complained_at, "sentiment_dissatisfied", "bad", _("Complaint"), link=link,
+        link_text=_("open the complaint"),
+    )  # fmt: skip

@@ -1,0 +1,140 @@
+"""What the group robots of WeCom, DingTalk and Feishu have in common.
+
+They answer HTTP 200 to nearly everything and say in the body whether they took the message, so the body decides: 0 is
+delivered, a listed code is what the vendor's table says, anything unreadable is unknown. A robot has no idempotency
+key: a repeat posts twice. Hence every request has a connection of its own, and a lost answer is never sent again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+from scheduling.channels import options
+from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
+from scheduling.channels.failures import Failure
+from scheduling.channels.http_client import Transport, shared_transport
+from scheduling.channels.replies import Response, excerpt, judge_status, retry_after
+from scheduling.channels.ssrf import PrivateHosts, admit
+
+HEADERS = {"content-type": "application/json; charset=utf-8"}
+TEXT, MARKDOWN = "text", "markdown"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A vendor's code: what it means to a Chinese operator, and whether a later attempt can help."""
+
+    meaning: str
+    retry_after: timedelta | None = None  #: None: it will not help
+    gone: bool = False  #: the robot or its group no longer exists
+
+    def outcome(self, code: int, said: str, response: Response) -> Outcome:
+        reason, detail = f"vendor_{code}", f"{self.meaning}（{code}：{said}）" if said else f"{self.meaning}（{code}）"
+        if self.retry_after is None:
+            return Permanent(reason, detail, response.status, disable_target=self.gone)
+        return Transient(reason, detail, retry_after(response) or self.retry_after, response.status)
+
+
+class Robot:
+    """Config: `format` (text or markdown). Target: `url`, and `secret` where the robot signs."""
+
+    kind: ClassVar[str]
+    needs_target: ClassVar[bool] = True
+    address_key: ClassVar[str] = ""
+    quotas: ClassVar[tuple[Quota, ...]]
+    secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret"})
+    default_idempotent: ClassVar[bool] = False
+
+    hosts: ClassVar[frozenset[str]]  #: the vendor's own; others only where opened as private hosts
+    path: ClassVar[str]  #: how the path of a robot's address at the vendor begins
+    code_fields: ClassVar[tuple[str, ...]]  #: where the verdict is, first found counts
+    text_fields: ClassVar[tuple[str, ...]]
+    refusals: ClassVar[Mapping[int, Refusal]]
+
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta, *, transport: Transport | None = None) -> None:
+        options.only(config, {"format"})
+        self.format = options.choice(config, "format", (TEXT, MARKDOWN))
+        self._timeout = options.positive(timeout)
+        self._transport = transport
+
+    @classmethod
+    def validate_target(cls, target: Mapping[str, Any]) -> None:
+        """Raises `ValueError("field: what is wrong")` unless `url` is an address of this vendor's robots."""
+        options.only(target, {"url", "secret"})
+        options.text(target, "secret")
+        private = PrivateHosts.from_settings()
+        url = admit(options.url(target), private)
+        host = (url.raw_host or "").lower().removesuffix(".")
+        if host in cls.hosts:
+            if url.scheme != "https" or not url.raw_path.startswith(cls.path):
+                raise ValueError(f"url: a robot's address begins with https://{host}{cls.path}")
+        elif not private.open(url):
+            raise ValueError(f"url: the host must be {' or '.join(sorted(cls.hosts))}")
+
+    def target_key(self, message: Message) -> str:
+        return options.opaque_key(self.kind, str(message.target.get("url", "")))
+
+    async def send(self, message: Message, deadline: datetime) -> Outcome:
+        """Try once. `Unknown` where no verdict of the vendor could be read."""
+        left = options.time_left(deadline, self._timeout)
+        if left <= timedelta(0):
+            return Transient("no_time", "the deadline had passed before the request began")
+        try:
+            self.validate_target(message.target)
+        except ValueError as error:
+            return Permanent("bad_target", str(error))
+        url, document = self.request(message, datetime.now(UTC))
+        transport = self._transport or shared_transport()
+        try:
+            response = await transport.post(url, encode(document), HEADERS, timeout=left, repeatable=False)
+        except Failure as failure:
+            return failure.outcome()
+        return self.judge(response)
+
+    def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
+        """The URL and the JSON document for this message, signed where the target has a secret, cut to the limits."""
+        raise NotImplementedError
+
+    def judge(self, response: Response) -> Outcome:
+        """What the vendor's answer means."""
+        answer = _document(response)
+        code = _first_number(answer, self.code_fields)
+        if code is None:
+            by_status = judge_status(response, repeatable=False)
+            return Unknown("garbled", response.excerpt) if isinstance(by_status, Delivered) else by_status
+        if code == 0:
+            return Delivered(response.excerpt, response.status)
+        said = excerpt(next((str(answer[name]) for name in self.text_fields if answer.get(name)), ""))
+        refusal = self.refusal(code, said)
+        if refusal is not None:
+            return refusal.outcome(code, said, response)
+        # A code nobody listed is a refusal all the same; whether a retry helps is for the retry schedule to find out.
+        detail = excerpt(f"未知的返回码（{code}：{said}）")
+        return Transient("vendor_other", detail, retry_after(response), response.status)
+
+    def refusal(self, code: int, said: str) -> Refusal | None:
+        return self.refusals.get(code)
+
+
+def encode(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _document(response: Response) -> Mapping[str, Any]:
+    try:
+        answer = json.loads(response.body)
+    except (ValueError, RecursionError):
+        return {}
+    return answer if response.complete and isinstance(answer, dict) else {}
+
+
+def _first_number(answer: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = answer.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None

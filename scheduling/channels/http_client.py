@@ -1,0 +1,231 @@
+"""The one way out over HTTP: SSRF-safe, bounded in time and size, and honest about what may have been sent.
+
+- A name is resolved once, addresses that are not public are dropped, and the connection goes to those very addresses
+  with the original Host and SNI (no DNS rebinding). Redirects, proxies from the environment and cookies do not exist.
+- One deadline covers everything, so a dripping server ends too. At most 64 KB of a reply is read.
+- A connection is used again only for repeatable messages: a server that closes it while idle looks exactly like one
+  that took the request and died. Should that happen, the message is sent once more at once, on a connection of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from scheduling.channels.failures import NoAnswer, NotSent
+from scheduling.channels.replies import Response
+from scheduling.channels.ssrf import PrivateHosts, admit
+
+BODY_CAP = 64 * 1024  # bytes
+CONNECT_TIMEOUT = 5.0  # seconds for TCP and TLS to one host
+IDLE_TIMEOUT = 1.5  # seconds; below the idle timeout of common servers (gunicorn 2 s, Node and uvicorn 5 s)
+PER_HOST = 200  # connections; a robot vendor is one host for hundreds of robots
+LOOKUP_THREADS = 32  # own threads: names that hang must not starve the loop's default executor
+HEADERS = {"User-Agent": "Aftertouch", "Accept-Encoding": "identity"}
+
+Lookup = Callable[[str, int], list[tuple[Any, ...]]]
+
+
+def look_up(host: str, port: int) -> list[tuple[Any, ...]]:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+
+
+class PublicResolver(AbstractResolver):
+    """Resolves names to public addresses only, unless the host or its network was opened."""
+
+    def __init__(self, private: PrivateHosts, lookup: Lookup = look_up) -> None:
+        self._private = private
+        self._lookup = lookup
+        self._threads = ThreadPoolExecutor(LOOKUP_THREADS, thread_name_prefix="lookup")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Raises `Refused` where no address may be used, `OSError` where there is none."""
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, self._lookup, host, port)
+        usable = self._private.usable(host, port, (str(sockaddr[0]) for *_, sockaddr in found))
+        return [self._result(host, text, port) for text in usable]
+
+    @staticmethod
+    def _result(host: str, text: str, port: int) -> ResolveResult:
+        family = socket.AF_INET6 if ":" in text else socket.AF_INET
+        return ResolveResult(hostname=host, host=text, port=port, family=family, proto=0, flags=socket.AI_NUMERICHOST)
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+@dataclass(slots=True)
+class Flight:
+    """What is known about one request while it is under way."""
+
+    sent: bool = False  #: a byte of it may have been written
+    reused: bool = False  #: it went out on a connection that had served before
+    queued: bool = False  #: it waits for one of the connections that a host may have
+    status: int | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+    complete: bool = False
+
+    def response(self) -> Response | None:
+        """Once the status line is here the receiver has answered, whatever became of the body."""
+        if self.status is None:
+            return None
+        return Response(self.status, self.headers, bytes(self.body), self.complete)
+
+
+class Transport:
+    """HTTP POST for one event loop. Sessions are made on first use; `close` ends them."""
+
+    def __init__(
+        self, private: PrivateHosts, *, ssl_context: ssl.SSLContext | None = None, lookup: Lookup = look_up
+    ) -> None:
+        self._private = private
+        self._resolver = PublicResolver(private, lookup)
+        self._ssl: ssl.SSLContext | bool = ssl_context or True
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
+
+    async def post(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, timeout: timedelta, repeatable: bool
+    ) -> Response:
+        """Send once (see above for repeatable messages) and return the answer, within `timeout` in all.
+
+        Raises `Refused`, `NotSent` or `NoAnswer`. An answer whose body is late, broken or above 64 KB is an answer,
+        with `complete=False`.
+        """
+        destination = admit(url, self._private)
+        flight = Flight()
+        try:
+            async with asyncio.timeout(timeout.total_seconds()):
+                await self._fly(flight, destination, body, headers, repeatable=repeatable)
+        except (aiohttp.ClientError, OSError) as error:
+            if flight.status is None:
+                raise _failure(flight, error) from error
+        response = flight.response()
+        assert response is not None
+        return response
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+        self._sessions.clear()
+        await self._resolver.close()
+
+    async def _fly(
+        self, flight: Flight, url: URL, body: bytes, headers: Mapping[str, str], *, repeatable: bool
+    ) -> None:
+        try:
+            await self._exchange(self._session(reuse=repeatable), flight, url, body, headers)
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+            if not (repeatable and flight.reused and flight.status is None):
+                raise
+            await self._exchange(self._session(reuse=False), flight, url, body, headers)
+
+    async def _exchange(
+        self, session: aiohttp.ClientSession, flight: Flight, url: URL, body: bytes, headers: Mapping[str, str]
+    ) -> None:
+        response = await session.post(url, data=body, headers=headers, allow_redirects=False, trace_request_ctx=flight)
+        try:
+            flight.status = response.status
+            flight.headers = {name.lower(): value for name, value in reversed(list(response.headers.items()))}
+            while len(flight.body) < BODY_CAP and (chunk := await response.content.read(BODY_CAP - len(flight.body))):
+                flight.body += chunk
+            flight.complete = response.content.at_eof()
+        finally:
+            response.close()  # a connection whose reply was read to its end is back in the pool already
+
+    def _session(self, *, reuse: bool) -> aiohttp.ClientSession:
+        if reuse not in self._sessions:
+            self._sessions[reuse] = self._new_session(reuse=reuse)
+        return self._sessions[reuse]
+
+    def _new_session(self, *, reuse: bool) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            resolver=self._resolver,
+            ssl=self._ssl,
+            limit=0,
+            limit_per_host=PER_HOST,
+            **({"keepalive_timeout": IDLE_TIMEOUT} if reuse else {"force_close": True}),
+        )
+        return aiohttp.ClientSession(
+            connector=connector,
+            headers=HEADERS,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT),
+            auto_decompress=False,
+            trust_env=False,
+            trace_configs=[_tracing()],
+        )
+
+
+def _tracing() -> aiohttp.TraceConfig:
+    async def reused(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        context.trace_request_ctx.reused = True
+
+    async def queued(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        context.trace_request_ctx.queued = True
+
+    async def dequeued(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        context.trace_request_ctx.queued = False
+
+    async def writing(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
+        context.trace_request_ctx.sent = True  # called before the first byte is handed to the socket
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_reuseconn.append(reused)
+    trace.on_connection_queued_start.append(queued)
+    trace.on_connection_queued_end.append(dequeued)
+    trace.on_request_headers_sent.append(writing)
+    return trace
+
+
+def _failure(flight: Flight, error: Exception) -> NotSent | NoAnswer:
+    said = _said(error)
+    if flight.sent:
+        if isinstance(error, TimeoutError):
+            return NoAnswer("timeout", "no answer within the time limit")
+        return NoAnswer("garbled" if isinstance(error, aiohttp.ClientResponseError) else "disconnected", said)
+    if flight.queued:
+        return NotSent("busy", f"all {PER_HOST} connections to the host are in use")
+    if isinstance(error, aiohttp.ClientConnectorDNSError):
+        return NotSent("dns", said)
+    if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError)):
+        return NotSent("tls", said)
+    if isinstance(error, TimeoutError):
+        return NotSent("connect_timeout", "no connection within the time limit")
+    return NotSent("connect", said)
+
+
+def _said(error: BaseException) -> str:
+    """What the system said, without the URL that the client's own messages repeat."""
+    cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
+    return getattr(cause, "verify_message", None) or getattr(cause, "strerror", None) or type(cause).__name__
+
+
+_transports: WeakKeyDictionary[asyncio.AbstractEventLoop, Transport] = WeakKeyDictionary()
+
+
+def shared_transport() -> Transport:
+    """The transport of the running loop, with the private hosts of the settings. Close it before the loop ends."""
+    loop = asyncio.get_running_loop()
+    if loop not in _transports:
+        _transports[loop] = Transport(PrivateHosts.from_settings())
+    return _transports[loop]
+
+
+async def close_shared_transport() -> None:
+    transport = _transports.pop(asyncio.get_running_loop(), None)
+    if transport is not None:
+        await transport.close()

@@ -1,0 +1,121 @@
+"""Read a whole file, compare it with what is stored, and store all of it or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import OperationalError, connection, transaction
+
+from scheduling.configuration.file.base import Change, Section, Stamp
+from scheduling.configuration.file.draft import Draft
+from scheduling.configuration.file.registry import RESERVED, sections
+from scheduling.configuration.file.schema import Problem
+from scheduling.errors import AftertouchError, Conflict
+
+VERSION = 1
+
+
+class InvalidConfiguration(AftertouchError):
+    """The file cannot be applied."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a file would change, in the order in which it would be stored."""
+
+    changes: Sequence[Change]
+    notes: Sequence[str]
+    given: frozenset[str]  #: the sections that the file has
+
+    def of(self, name: str) -> list[Change]:
+        return [change for change in self.changes if change.section.name == name]
+
+    def only_additions(self) -> Plan:
+        """Without what would change or retire anything that is there."""
+        return Plan([each for each in self.changes if each.verb in ("added", "restored")], self.notes, self.given)
+
+
+def plan(document: Mapping[str, Any]) -> Plan:
+    """Raises `InvalidConfiguration` with everything that is wrong. Reads only."""
+    known = sections()
+    draft = Draft(document, known)
+    _check_top_level(draft)
+    changes = [
+        change
+        for name, section in known.items()
+        if name in document
+        for change in section.changes(document[name], draft)
+    ]
+    for problem in _still_used(draft, changes):
+        draft.problems.append(problem)
+    if draft.problems:
+        raise InvalidConfiguration(draft.problems)
+    return Plan(changes, draft.notes, frozenset(document.keys() & known.keys()))
+
+
+def _check_top_level(draft: Draft) -> None:
+    version = draft.document.get("version", VERSION)
+    if version != VERSION or isinstance(version, bool):
+        draft.problem("version", f"must be {VERSION}")
+    for name in draft.document.keys() - draft.sections.keys() - {"version"}:
+        if name in RESERVED:
+            draft.problem(name, f"this section needs app “{RESERVED[name]}”, which is not installed")
+        else:
+            draft.problem(name, f"is not known here; known are version, {', '.join(draft.sections)}")
+
+
+def _still_used(draft: Draft, changes: Sequence[Change]) -> Iterator[Problem]:
+    """What the file retires although a row of a section that it does not have still refers to it."""
+    retired = {(each.section.name, each.label) for each in changes if each.verb == "retired"}
+    absent = [section for name, section in draft.sections.items() if name not in draft.document]
+    for section in absent if retired else ():
+        for field in section.fields:
+            for row in draft.rows(section.name) if field.refers in draft.document else ():
+                key = field.of(row)
+                if row.retired_at is None and (field.refers, key) in retired:
+                    noun = draft.sections[field.refers].noun
+                    yield Problem(
+                        field.refers, f"{noun} “{key}” is not listed, but {section.noun} “{row}” still uses it"
+                    )
+
+
+def store(document: Mapping[str, Any], planned: Plan, stamp: Stamp) -> None:
+    """Store what was planned, in one transaction. Raises `Conflict` where somebody edited the same in between."""
+    try:
+        with transaction.atomic():
+            _lock([section for name, section in sections().items() if name in planned.given])
+            fresh = plan(document)
+            if [each.signature for each in fresh.changes] != [each.signature for each in planned.changes]:
+                raise Conflict("somebody edited the configuration at the same moment; nothing was stored, try again")
+            _write(fresh.changes, stamp)
+    except OperationalError as error:
+        raise Conflict(f"somebody edits the configuration; nothing was stored, try again ({error})") from error
+
+
+def store_additions(document: Mapping[str, Any], stamp: Stamp) -> Plan:
+    """Store what is not there yet and leave alone what is. Returns what was added."""
+    with transaction.atomic():
+        _lock([section for name, section in sections().items() if name in document])
+        added = plan(document).only_additions()
+        _write(added.changes, stamp)
+    return added
+
+
+def _write(changes: Sequence[Change], stamp: Stamp) -> None:
+    for change in changes:
+        change.section.store(change, stamp)
+
+
+def _lock(locked: Sequence[Section]) -> None:
+    """Keep others from writing these tables until the end of the transaction; readers go on."""
+    names = [connection.ops.quote_name(model._meta.db_table) for section in locked for model in section.tables]
+    if names:
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL lock_timeout = '10s'")
+            cursor.execute(f"LOCK TABLE {', '.join(sorted(names))} IN SHARE ROW EXCLUSIVE MODE")

@@ -1,0 +1,108 @@
+"""`communities`: a chat, its name, and where messages for it go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scheduling.configuration import validation
+from scheduling.configuration.file.base import Difference
+from scheduling.configuration.file.draft import Draft
+from scheduling.configuration.file.rows import RowSection
+from scheduling.configuration.file.schema import Field
+from scheduling.configuration.file.secrets import (
+    masked,
+    restored,
+    secret_fields,
+    setting_differences,
+    why_missing,
+    written_over,
+)
+from scheduling.configuration.file.values import Anything, MapOf, Text
+from scheduling.models import ChannelConfig, Community
+from scheduling.models.encrypted import Sealed
+
+
+class Communities(RowSection):
+    name = "communities"
+    noun = "community"
+    tables = (Community,)
+    model = Community
+    identity = ("chat_id",)
+    fields = (
+        Field("chat_id", Text(200)),
+        Field("name", Text(200, empty=True), default=""),
+        Field("targets", MapOf(Anything()), default={}),
+    )
+
+    def claimed(self, given: Any) -> set[str]:
+        return set()
+
+    def read_entry(self, entry: dict[str, Any], position: int, path: str, draft: Draft) -> dict[str, Any]:
+        return super().read_entry(self._unmask(entry, path, draft), position, path, draft)
+
+    def _unmask(self, entry: dict[str, Any], path: str, draft: Draft) -> dict[str, Any]:
+        targets = entry.get("targets")
+        if not isinstance(targets, dict):
+            return entry
+        row = self.row_of((str(entry.get("chat_id")),), draft)
+        stored = row.targets if row is not None else {}
+        kinds = self.kinds(draft)
+        whole = {}
+        for name, target in targets.items():
+            if not isinstance(target, dict):
+                whole[name] = target
+                continue
+            secret = secret_fields(validation.kind_of(name, kinds), target)
+            known = stored if isinstance(stored, Sealed) else stored.get(name, {})
+            whole[name], missing = restored(target, known, secret)
+            for field in missing:
+                draft.problem(f"{path}.targets.{name}.{field}", why_missing(known))
+        return entry | {"targets": whole}
+
+    def kinds(self, draft: Draft) -> dict[str, str]:
+        """The kind of each channel, of those in the file and of all that are stored: targets may outlive a channel."""
+        kinds: dict[str, str] = draft.once("channel kinds", lambda: self._kinds(draft))
+        return kinds
+
+    def _kinds(self, draft: Draft) -> dict[str, str]:
+        kinds = {row.key: row.kind for row in draft.rows("channels")}
+        given = draft.document.get("channels")
+        for entry in given if isinstance(given, list) else []:
+            if isinstance(entry, dict):
+                kinds[str(entry.get("key"))] = str(entry.get("kind"))
+        return kinds
+
+    def check(self, values: Mapping[str, Any], draft: Draft) -> None:
+        validation.check_community(values, self.kinds(draft))
+
+    def judge(self, values: Mapping[str, Any], path: str, draft: Draft) -> None:
+        if not draft.broken(f"{path}.targets"):
+            super().judge(values, path, draft)
+
+    def forgettable(self, row: Any) -> bool:
+        """Chats write themselves down when they are first counted; the file knows only what people wrote."""
+        return not row.name and not row.targets
+
+    def differences(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[Difference]:
+        was, will = before["targets"], after.get("targets", {})
+        found = list(super().differences({**before, "targets": will}, after))
+        if isinstance(was, Sealed):
+            return [*found, written_over("targets")]
+        if was != will:
+            kinds = dict(ChannelConfig.objects.values_list("key", "kind"))
+            for name in sorted(was.keys() | will.keys()):
+                old, new = was.get(name, {}), will.get(name, {})
+                secret = secret_fields(validation.kind_of(name, kinds), old | new)
+                found += setting_differences(f"targets.{name}.", old, new, secret)
+                if (name in was) != (name in will) and not (old or new):
+                    found.append(Difference(f"targets.{name}", was.get(name), will.get(name)))
+        return found
+
+    def export(self, *, with_secrets: bool) -> Any:
+        entries = super().export(with_secrets=with_secrets)
+        kinds = dict(ChannelConfig.objects.values_list("key", "kind"))
+        for entry in entries if not with_secrets else ():
+            for name, target in entry.get("targets", {}).items():
+                entry["targets"][name] = masked(target, secret_fields(validation.kind_of(name, kinds), target))
+        return entries

@@ -1,0 +1,58 @@
+"""One configuration file being read: its sections, the rows they meet, and everything that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from scheduling.configuration.file.base import Section
+from scheduling.configuration.file.schema import Field, Problem
+
+
+class Draft:
+    def __init__(self, document: Mapping[str, Any], sections: Mapping[str, Section]) -> None:
+        self.document = document
+        self.sections = sections
+        self.problems: list[Problem] = []
+        self.notes: list[str] = []
+        self._found: dict[str, Any] = {}
+
+    def problem(self, path: str, message: str) -> None:
+        self.problems.append(Problem(path, message))
+
+    def broken(self, path: str) -> bool:
+        """Whether something is wrong at `path` or below it."""
+        return any(each.path == path or each.path.startswith((f"{path}.", f"{path}[")) for each in self.problems)
+
+    def note(self, text: str) -> None:
+        """Something that is allowed and may still be a mistake."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def rows(self, name: str) -> list[Any]:
+        """The stored rows of a section, read once."""
+        rows: list[Any] = self.once(f"rows of {name}", self.sections[name].stored)
+        return rows
+
+    def once(self, what: str, find: Callable[[], Any]) -> Any:
+        """What `find` finds, found once a draft."""
+        if what not in self._found:
+            self._found[what] = find()
+        return self._found[what]
+
+    def keys(self, name: str) -> set[str]:
+        """The keys that will stand in a section once the file is applied."""
+        keys: set[str] = self.once(f"keys of {name}", lambda: self._keys(name))
+        return keys
+
+    def _keys(self, name: str) -> set[str]:
+        if name in self.document:
+            return self.sections[name].claimed(self.document[name])
+        return {row.key for row in self.rows(name) if row.retired_at is None}
+
+    def check_references(self, fields: tuple[Field, ...], values: Mapping[str, Any], path: str) -> None:
+        for field in fields:
+            key = values.get(field.name)
+            if field.refers and key is not None and key not in self.keys(field.refers):
+                noun = self.sections[field.refers].noun
+                self.problem(f"{path}.{field.path}", f"there is no {noun} “{key}”")

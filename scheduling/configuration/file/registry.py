@@ -1,0 +1,30 @@
+"""The sections there are, in the order in which they are stored: what is referred to before what refers to it."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+from scheduling.configuration.file.base import Section
+from scheduling.configuration.file.communities import Communities
+from scheduling.configuration.file.matrix import Nodes, Stages
+from scheduling.configuration.file.rules import DelayRules, HarassmentRules
+from scheduling.configuration.file.sections import Channels
+from scheduling.configuration.file.templates import Templates
+
+OWN: tuple[type[Section], ...] = (Channels, Templates, Communities, Stages, Nodes, DelayRules, HarassmentRules)
+#: Sections of the public format that belong to an app which may not be installed.
+RESERVED = {"silence_policies": "sessions", "platforms": "rpa_tasks", "flows": "rpa_tasks", "shops": "rpa_tasks"}
+
+
+@cache
+def _others(paths: tuple[str, ...]) -> tuple[type[Section], ...]:
+    return tuple(import_string(path) for path in paths)
+
+
+def sections() -> dict[str, Section]:
+    """By name. `settings.CONFIG_SECTIONS` adds other apps', as dotted paths of `Section` classes."""
+    paths = tuple(getattr(settings, "CONFIG_SECTIONS", ()))
+    return {section.name: section() for section in (*OWN, *_others(paths))}

@@ -1,0 +1,199 @@
+"""`delay_rules` and `harassment_rules`: how long to wait, and when to keep quiet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from typing import Any
+
+from scheduling.configuration import validation
+from scheduling.configuration.file.base import Change
+from scheduling.configuration.file.draft import Draft
+from scheduling.configuration.file.rows import RowSection, Wanted
+from scheduling.configuration.file.schema import Field, Problem, read_fields
+from scheduling.configuration.file.values import DURATION, FLAG, NUMBER, Choice, Clock, MapOf, Seconds, Text, Whole
+from scheduling.durations import to_seconds
+from scheduling.errors import FieldError, InvalidInput
+from scheduling.models import DelayRule, HarassmentRule
+
+DAY = timedelta(hours=24)
+
+
+class DelayRules(RowSection):
+    """One mapping, one row."""
+
+    name = "delay_rules"
+    noun = "delay rule"
+    tables = (DelayRule,)
+    model = DelayRule
+    fields = (
+        Field("by_level", MapOf(Seconds()), default={}),
+        Field("default", DURATION, default=DAY),
+        Field("active_within", DURATION, default=DAY),
+        Field("active_factor", NUMBER, default=0.6),
+    )
+
+    def changes(self, given: Any, draft: Draft) -> list[Change]:
+        if not isinstance(given, dict):
+            draft.problem(self.name, "must be a mapping")
+            return []
+        values = read_fields(given, self.fields, self.name, draft.problems)
+        self.fill(values, 0, self.name, draft)
+        self.judge(values, self.name, draft)
+        row = next(iter(draft.rows(self.name)), None)
+        if row is None:
+            return [Change(self, "added", self.label(values), values=values)]
+        before = self.values_of(row)
+        differences = self.differences(before, values)
+        return [Change(self, "changed", self.label(values), differences, values, before, row)] if differences else []
+
+    def check(self, values: Mapping[str, Any], draft: Draft) -> None:
+        validation.check_delay_rule(values)
+
+    def label(self, values: Mapping[str, Any]) -> str:
+        return "dynamic delay"
+
+    def store(self, change: Change, stamp: Any) -> None:
+        row = change.row or DelayRule(pk=1)
+        self.put(row, change.values)
+        stamp.on(row)
+        row.save()
+
+    def export(self, *, with_secrets: bool) -> Any:
+        row = DelayRule.objects.first()
+        return self.written(self.fields, self.values_of(row), {}) if row else None
+
+
+class Group:
+    """Several keys that are stored in one JSON column."""
+
+    fields: tuple[Field, ...]
+    otherwise: str  #: what is said about anything that is no mapping
+
+    def read(self, given: Any) -> dict[str, Any]:
+        if not isinstance(given, dict):
+            raise ValueError(self.otherwise)
+        problems: list[Problem] = []
+        values = read_fields(given, self.fields, "", problems)
+        if problems:
+            raise InvalidInput(*(FieldError(each.path.lstrip("."), each.message) for each in problems))
+        return self.whole(values)
+
+    def whole(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        return {field.name: stored.get(field.name, field.default) for field in self.fields}
+
+    def write(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        return {field.path: field.written(value) for field in self.fields if (value := stored[field.name]) is not None}
+
+
+class OwnDelayRules(Group):
+    """A node's own delay rules: the same keys, stored as seconds. Silence means a flat delay."""
+
+    otherwise = "must be a mapping, like the section of this name"
+    fields = (
+        Field("by_level", MapOf(Seconds()), default={}),
+        Field("default", Seconds()),
+        Field("active_within", Seconds(), default=to_seconds(DAY)),
+        Field("active_factor", NUMBER, default=1.0),
+    )
+
+
+class HarassmentRules(RowSection):
+    """Rules have no key: the first cap of the file is the first cap that is stored, and so on."""
+
+    name = "harassment_rules"
+    noun = "anti-harassment rule"
+    tables = (HarassmentRule,)
+    model = HarassmentRule
+    fields = (
+        Field("kind", Choice(HarassmentRule.Kind.values)),
+        Field("scope", Choice(HarassmentRule.Subject.values), default=HarassmentRule.Subject.USER.value),
+        Field("limit", Whole()),
+        Field("window", DURATION),
+        Field("from", Clock(), column="quiet_from"),
+        Field("to", Clock(), column="quiet_to"),
+        Field("timezone", Text(60), default="Asia/Shanghai"),
+        Field("enabled", FLAG, default=True),
+    )
+    by = Field("by", Choice(("content_type",)), default="content_type")
+    common = ("kind", "scope", "enabled")
+    of_kind = {
+        "cap": ("limit", "window"),
+        "dedupe": ("by", "window"),
+        "conversation": (),
+        "quiet_hours": ("from", "to", "timezone"),
+    }
+
+    def fields_of(self, kind: str | None) -> tuple[Field, ...]:
+        """The keys that mean something for this kind; the other columns are left as they are."""
+        if kind not in self.of_kind:
+            return (*self.fields, self.by)
+        return tuple(field for field in (*self.fields, self.by) if field.path in (*self.common, *self.of_kind[kind]))
+
+    def read(self, given: Any, draft: Draft) -> list[Wanted]:
+        wanted = []
+        for position, path, entry in self.entries(given, draft):
+            kind = entry.get("kind")
+            known = kind in self.of_kind if isinstance(kind, str) else False
+            fields = self.fields_of(kind if known else None) if known else self.fields[:1]
+            values = read_fields(entry, fields, path, draft.problems, rest=not known)
+            if "kind" in values:
+                self.fill(values, position, path, draft)
+                self.judge(values, path, draft)
+                wanted.append(Wanted(path, (values["kind"], values.get("scope")), values))
+        return wanted
+
+    def fill(self, values: dict[str, Any], position: int, path: str, draft: Draft) -> None:
+        super().fill(values, position, path, draft)
+        kept = {field.name for field in self.fields_of(values["kind"])} - {"by"}
+        for name in values.keys() - kept:
+            del values[name]
+
+    def check(self, values: Mapping[str, Any], draft: Draft) -> None:
+        validation.check_rule(values)
+
+    def label(self, values: Mapping[str, Any]) -> str:
+        return f"{values['kind']} ({values['scope']})"
+
+    def values_of(self, row: Any) -> dict[str, Any]:
+        names = {field.name for field in self.fields_of(row.kind)}
+        return {field.name: field.of(row) for field in self.fields if field.name in names}
+
+    def stored(self) -> list[Any]:
+        return list(HarassmentRule.objects.order_by("id"))
+
+    def changes(self, given: Any, draft: Draft) -> list[Change]:
+        wanted = self.read(given, draft)
+        rows = list(draft.rows(self.name))
+        pairs = self._same(wanted, rows)
+        for each in wanted:
+            if id(each) not in pairs:
+                pairs[id(each)] = self._next(each, rows)
+        found = [change for each in wanted if (change := self.change(each.values, pairs[id(each)]))]
+        return found + [self.retirement(row) for row in rows if self.lives(row)]
+
+    def _same(self, wanted: Iterable[Wanted], rows: list[Any]) -> dict[int, Any]:
+        """Rows that are already as somebody wants them stay with him, wherever they stand. Taken out of `rows`."""
+        pairs = {}
+        for each in wanted:
+            row = next((row for row in rows if row.retired_at is None and self.values_of(row) == each.values), None)
+            if row is not None:
+                pairs[id(each)] = row
+                rows.remove(row)
+        return pairs
+
+    def _next(self, wanted: Wanted, rows: list[Any]) -> Any:
+        """The next row of this kind and scope, one that lives rather than one that comes back."""
+        alike = [row for row in rows if (row.kind, row.scope) == wanted.key]
+        row = min(alike, key=lambda row: (row.retired_at is not None, row.pk), default=None)
+        if row is not None:
+            rows.remove(row)
+        return row
+
+    def put(self, row: Any, values: Mapping[str, Any]) -> None:
+        for field in self.fields:
+            if field.name in values:
+                field.put(row, values[field.name])
+
+    def order(self, row: Any) -> Any:
+        return row.pk

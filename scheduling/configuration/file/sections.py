@@ -1,0 +1,91 @@
+"""`channels`: everything an entry holds besides the table's keys is the kind's own configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from scheduling.configuration import validation
+from scheduling.configuration.file.base import Difference
+from scheduling.configuration.file.draft import Draft
+from scheduling.configuration.file.rows import RowSection
+from scheduling.configuration.file.schema import Field
+from scheduling.configuration.file.secrets import (
+    kind_named,
+    masked,
+    restored,
+    secret_fields,
+    setting_differences,
+    why_missing,
+    written_over,
+)
+from scheduling.configuration.file.values import DURATION, FLAG, KEY, ListOf, Seconds, Text
+from scheduling.models import ChannelConfig
+from scheduling.models.encrypted import Sealed
+
+
+class Channels(RowSection):
+    name = "channels"
+    noun = "channel"
+    tables = (ChannelConfig,)
+    model = ChannelConfig
+    free = True
+    fields = (
+        Field("key", KEY),
+        Field("kind", Text(40)),
+        Field("idempotent", FLAG, default=False),
+        Field("timeout", DURATION, default=timedelta(seconds=10)),
+        Field("retry", ListOf(Seconds()), column="retry_delays", default=[]),
+    )
+
+    def defaults(self, values: Mapping[str, Any], position: int) -> dict[str, Any]:
+        kind = kind_named(values.get("kind", ""))
+        return {"idempotent": kind.default_idempotent} if kind else {}
+
+    def read_entry(self, entry: dict[str, Any], position: int, path: str, draft: Draft) -> dict[str, Any]:
+        own = {field.path for field in self.fields}
+        values = super().read_entry({key: item for key, item in entry.items() if key in own}, position, path, draft)
+        config = {key: item for key, item in entry.items() if key not in own}
+        stored = self._stored_config(values, draft)
+        values["config"], missing = restored(config, stored, secret_fields(kind_named(values.get("kind", "")), config))
+        for name in missing:
+            draft.problem(f"{path}.{name}", why_missing(stored))
+        if not missing:
+            self.judge({name: values[name] for name in ("kind", "config") if name in values}, path, draft)
+        return values
+
+    def _stored_config(self, values: Mapping[str, Any], draft: Draft) -> Mapping[str, Any]:
+        row = self.row_of((values.get("key"),), draft)
+        return row.config if row is not None and row.kind == values.get("kind") else {}
+
+    def check(self, values: Mapping[str, Any], draft: Draft) -> None:
+        validation.check_channel(values)
+
+    def path_of(self, column: str) -> str:
+        return super().path_of(column.removeprefix("config."))
+
+    def values_of(self, row: Any) -> dict[str, Any]:
+        return super().values_of(row) | {"config": row.config}
+
+    def differences(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[Difference]:
+        found = list(super().differences(before, after))
+        if isinstance(before["config"], Sealed):
+            return [*found, written_over("config")]
+        kinds = [kind_named(each.get("kind", "")) for each in (before, after)]
+        secret = {
+            name
+            for kind, each in zip(kinds, (before, after), strict=True)
+            for name in secret_fields(kind, each["config"])
+        }
+        return [*found, *setting_differences("", before["config"], after["config"], secret)]
+
+    def put(self, row: Any, values: Mapping[str, Any]) -> None:
+        super().put(row, values)
+        row.config = values["config"]
+
+    def entries_of(self, values: Mapping[str, Any], position: int, with_secrets: bool) -> list[dict[str, Any]]:
+        (entry,) = super().entries_of(values, position, with_secrets)
+        config = values["config"]
+        secret = () if with_secrets else secret_fields(kind_named(values["kind"]), config)
+        return [entry | masked(config, secret)]

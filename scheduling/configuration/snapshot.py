@@ -1,0 +1,182 @@
+"""The matrix and the rules as one frozen snapshot a process, exchanged as soon as somebody edits them."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import time, timedelta
+from functools import cached_property
+from typing import Any
+
+from django.conf import settings
+from django.db import connection
+
+from scheduling.channels.base import is_immediate
+from scheduling.channels.registry import channel_kinds
+from scheduling.models import ChannelConfig, DelayRule, EventType, HarassmentRule, Node, Pause, Template
+from scheduling.policy.specs import ChannelSpec, DelayRules, NodeSpec, RuleSpec, TemplateSpec, TextSpec
+
+DEFAULT_RETRY_DELAYS = (10, 60, 300, 1800, 7200)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that ops edit, as it stood at `version`."""
+
+    version: tuple[Any, ...]  #: the counter and the time of the edit: a counter alone comes back after a rollback
+    nodes: Mapping[int, NodeSpec]
+    triggered: Mapping[str, tuple[NodeSpec, ...]]  #: by event type, the nodes that it triggers
+    cancelling: Mapping[str, tuple[NodeSpec, ...]]  #: by event type, the nodes that it calls off
+    templates: Mapping[int, TemplateSpec]
+    channels: Mapping[int, ChannelSpec]
+    delay_rules: DelayRules
+    rules: tuple[RuleSpec, ...]
+    paused: frozenset[str]
+    activity_types: Mapping[str, bool]
+
+    @property
+    def window(self) -> timedelta:
+        """How far back the guards look."""
+        return max((rule.window for rule in self.rules), default=timedelta(0))
+
+    @cached_property
+    def asking_presence(self) -> frozenset[int]:
+        """The nodes whose touches wait while their customer is in a conversation."""
+        if not any(rule.kind == "conversation" for rule in self.rules):
+            return frozenset()
+        return frozenset(node.id for node in self.nodes.values() if node.guard_conversation != "ignore")
+
+    @cached_property
+    def delivering_inline(self) -> frozenset[int]:
+        """The nodes whose channel delivers in the transaction that judges, without the sender."""
+        kinds = channel_kinds()
+        return frozenset(node.id for node in self.nodes.values() if is_immediate(kinds.get(node.channel.kind)))
+
+    @property
+    def counts_communities(self) -> bool:
+        return any(rule.kind == "cap" and rule.scope == "community" for rule in self.rules)
+
+
+_snapshot: Snapshot | None = None
+_loading = threading.Lock()
+
+
+def current() -> Snapshot:
+    """The snapshot that is valid now: one query to compare versions, a reload only after an edit."""
+    global _snapshot
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT version, changed_at FROM scheduling_configuration WHERE id = 1")
+        version = cursor.fetchone() or ()
+    if _snapshot is None or _snapshot.version != version:
+        with _loading:
+            if _snapshot is None or _snapshot.version != version:
+                _snapshot = load(version)
+    return _snapshot
+
+
+def load(version: tuple[Any, ...]) -> Snapshot:
+    """Read all of it. Rows newer than `version` may slip in; then the version differs next time and it is read anew.
+    Nodes come first: what they name was there before them, and rows that are named are never deleted."""
+    rows = list(Node.objects.all())
+    templates = {row.pk: template_spec(row) for row in Template.objects.prefetch_related("texts")}
+    channels = {row.pk: channel_spec(row) for row in ChannelConfig.objects.all()}
+    nodes = {row.pk: node_spec(row, templates, channels) for row in rows}
+    triggered: dict[str, list[NodeSpec]] = defaultdict(list)
+    cancelling: dict[str, list[NodeSpec]] = defaultdict(list)
+    for node in nodes.values():
+        if node.enabled:
+            triggered[node.trigger].append(node)
+        for event_type in node.cancel_on:
+            cancelling[event_type].append(node)
+    return Snapshot(
+        version=version,
+        nodes=nodes,
+        triggered={key: tuple(value) for key, value in triggered.items()},
+        cancelling={key: tuple(value) for key, value in cancelling.items()},
+        templates=templates,
+        channels=channels,
+        delay_rules=delay_rules_spec(DelayRule.objects.first() or DelayRule()),
+        rules=tuple(rule_spec(row) for row in HarassmentRule.objects.filter(enabled=True, retired_at=None)),
+        paused=frozenset(Pause.objects.values_list("scope", flat=True)),
+        activity_types=dict(EventType.objects.values_list("key", "is_activity")),
+    )
+
+
+def template_spec(row: Template) -> TemplateSpec:
+    texts = sort_texts(TextSpec(text.locale, text.subject, text.body) for text in row.texts.all())
+    return TemplateSpec(row.pk, row.key, row.version, row.content_type, row.category, texts)
+
+
+def sort_texts(texts: Iterable[TextSpec]) -> tuple[TextSpec, ...]:
+    """Return the text in the default language first: a customer without a locale gets the first one."""
+    return tuple(sorted(texts, key=lambda text: (text.locale != settings.LANGUAGE_CODE, text.locale)))
+
+
+def channel_spec(row: ChannelConfig) -> ChannelSpec:
+    delays = tuple(timedelta(seconds=each) for each in row.retry_delays or DEFAULT_RETRY_DELAYS)
+    return ChannelSpec(
+        row.pk, row.key, row.kind, row.config, row.idempotent, row.timeout, delays, row.version, bool(row.retired_at)
+    )
+
+
+def delay_rules_spec(row: DelayRule) -> DelayRules:
+    by_level = {level: timedelta(seconds=seconds) for level, seconds in row.by_level.items()}
+    return DelayRules(by_level, row.default, row.active_within, row.active_factor)
+
+
+def own_delay_rules(stored: Mapping[str, Any] | None) -> DelayRules | None:
+    """A node's override, as `Node.delay_rules` stores it: all spans in seconds."""
+    if not stored:
+        return None
+    return DelayRules(
+        {level: timedelta(seconds=seconds) for level, seconds in stored.get("by_level", {}).items()},
+        timedelta(seconds=stored["default"]),
+        timedelta(seconds=stored.get("active_within", 86400)),
+        stored.get("active_factor", 1.0),
+    )
+
+
+def rule_spec(row: HarassmentRule) -> RuleSpec:
+    return RuleSpec(
+        row.pk,
+        row.kind,
+        row.version,
+        row.scope,
+        row.limit or 0,
+        row.window or timedelta(0),
+        row.quiet_from or time(0),
+        row.quiet_to or time(0),
+        row.timezone,
+    )
+
+
+def node_spec(row: Node, templates: Mapping[int, TemplateSpec], channels: Mapping[int, ChannelSpec]) -> NodeSpec:
+    return NodeSpec(
+        id=row.pk,
+        key=row.key,
+        version=row.version,
+        trigger=row.trigger,
+        delay=row.delay,
+        dynamic=row.dynamic,
+        delay_rules=own_delay_rules(row.delay_rules),
+        template=templates[row.template_id],
+        channel=channels[row.channel_id],
+        priority=row.priority,
+        enabled=row.enabled and row.retired_at is None,
+        rollout_percent=row.rollout_percent,
+        rollout_communities=frozenset(row.rollout_communities),
+        over_cap=row.over_cap,
+        expires_after=row.expires_after,
+        canary_template=templates[row.canary_template_id] if row.canary_template_id else None,
+        canary_percent=row.canary_percent,
+        canary_communities=frozenset(row.canary_communities),
+        cancel_on=frozenset(row.cancel_on),
+        on_repeat=row.on_repeat,
+        holdout_percent=row.holdout_percent,
+        guard_cap=row.guard_cap,
+        guard_dedupe=row.guard_dedupe,
+        guard_conversation=row.guard_conversation,
+        guard_quiet_hours=row.guard_quiet_hours,
+    )

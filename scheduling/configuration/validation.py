@@ -1,0 +1,237 @@
+"""What configuration may say. Admin forms and configuration files both ask here, so neither lets in what the other
+would refuse.
+
+Each function takes values by the names of the model's fields, skips those that are absent, and raises one
+`InvalidInput` with everything that is wrong. A dot leads inside a JSON field: `config.url`, `targets.wecom.secret`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from scheduling.channels.base import Channel
+from scheduling.channels.registry import channel_kinds
+from scheduling.durations import format_duration
+from scheduling.errors import TICK, FieldError, Findings, InvalidInput, is_number
+from scheduling.models import Category, HarassmentRule
+from scheduling.policy.rollout import read_plan
+from scheduling.rendering import check_text
+
+MAX_TIMEOUT = timedelta(seconds=20)  #: a batch of touches ends at 20 s, inside its lease of 45 s
+MAX_RETRY_DELAY = timedelta(days=7)
+MAX_RETRIES = 20
+MAX_LIMIT = 1_000_000
+
+
+def check_stage(values: Mapping[str, Any]) -> None:
+    found = Findings()
+    found.key(values)
+    found.number(values, "position", 0, 32767)
+    found.settle()
+
+
+def check_node(values: Mapping[str, Any]) -> None:
+    """Everything but the references, which the caller knows to exist."""
+    found = Findings()
+    found.key(values)
+    if "trigger" in values and not values["trigger"].strip():
+        found.add("trigger", "is missing")
+    found.span(values, "delay")
+    found.span(values, "expires_after", least=TICK)
+    found.span(values, "goal_within", least=TICK)
+    for field in ("rollout_percent", "canary_percent", "holdout_percent"):
+        found.number(values, field, 0, 100)
+    for field in ("rollout_communities", "canary_communities"):
+        found.texts(values, field, longest=200)
+    found.texts(values, "cancel_on", longest=120)
+    _check_canary(values, found)
+    if bool(values.get("goal_event")) != (values.get("goal_within") is not None):
+        missing = "goal_within" if values.get("goal_event") else "goal_event"
+        if missing in values:
+            found.add(missing, "is missing: a goal is an event and the time within which it counts")
+    if values.get("delay_rules") is not None:
+        _check_own_delay_rules(values["delay_rules"], found)
+    if values.get("canary_guard") is not None:
+        _check_guard(values["canary_guard"], found)
+    found.settle()
+
+
+def _check_canary(values: Mapping[str, Any], found: Findings) -> None:
+    wanted = values.get("canary_percent") or values.get("canary_communities")
+    if wanted and "canary_template" in values and not values["canary_template"]:
+        found.add("canary_template", "is missing: a canary needs the template it tries")
+
+
+def _check_own_delay_rules(stored: Any, found: Findings) -> None:
+    known = {"by_level", "default", "active_within", "active_factor"}
+    if not isinstance(stored, dict) or not stored.keys() <= known:
+        found.add("delay_rules", f"must have {', '.join(sorted(known))} and nothing else")
+        return
+    try:
+        check_delay_rule(stored, in_seconds=True)
+    except InvalidInput as error:
+        found.errors.extend(FieldError(f"delay_rules.{each.field}", each.message) for each in error.errors)
+
+
+def _check_guard(stored: Mapping[str, Any], found: Findings) -> None:
+    try:
+        read_plan(stored)
+    except InvalidInput as error:
+        found.errors.extend(FieldError(f"canary_guard.{each.field}", each.message) for each in error.errors)
+
+
+def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> None:
+    """The delay rule, or with `in_seconds` a node's own as it is stored."""
+    found = Findings()
+    levels = values.get("by_level", {})
+    if not isinstance(levels, dict) or not all(isinstance(level, str) and len(level) <= 40 for level in levels):
+        found.add("by_level", "must name a duration for each level; levels have at most 40 characters")
+    else:
+        for level in levels:
+            found.seconds(levels, level, name=f"by_level.{level}")
+    for field in ("default", "active_within"):
+        if not in_seconds:
+            found.span(values, field)
+        elif field in values or field == "default":
+            found.seconds(values, field)
+    found.number(values, "active_factor", 0.01, 10)
+    found.settle()
+
+
+def check_rule(values: Mapping[str, Any]) -> None:
+    """An anti-harassment rule."""
+    found = Findings()
+    kind, scope = values.get("kind"), values.get("scope")
+    if kind not in HarassmentRule.Kind.values:
+        found.add("kind", f"must be one of {', '.join(HarassmentRule.Kind.values)}")
+    if scope == HarassmentRule.Subject.COMMUNITY and kind != HarassmentRule.Kind.CAP:
+        found.add("scope", "only a cap can be counted for a community")
+    if kind in ("cap", "dedupe"):
+        if "window" in values and values["window"] is None:
+            found.add("window", "is missing")
+        found.span(values, "window", least=TICK)
+    if kind == "cap":
+        if "limit" in values and values["limit"] is None:
+            found.add("limit", "is missing")
+        else:
+            found.number(values, "limit", 1, MAX_LIMIT)
+    if kind == "quiet_hours":
+        _check_quiet_hours(values, found)
+    found.settle()
+
+
+def _check_quiet_hours(values: Mapping[str, Any], found: Findings) -> None:
+    for field in ("quiet_from", "quiet_to"):
+        if field in values and values[field] is None:
+            found.add(field, "is missing")
+    begin, end = values.get("quiet_from"), values.get("quiet_to")
+    if begin is not None and begin == end:
+        found.add("quiet_to", "must differ from the time at which quiet hours begin")
+    if "timezone" in values and not is_time_zone(values["timezone"]):
+        found.add("timezone", f"“{values['timezone']}” is not an IANA time zone, like Asia/Shanghai")
+
+
+def is_time_zone(name: str) -> bool:
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # a directory of the database, a path out of it, a NUL
+        return False
+    return bool(name)
+
+
+def check_template(values: Mapping[str, Any]) -> None:
+    found = Findings()
+    found.key(values)
+    if "content_type" in values and not 0 < len(values["content_type"].strip()) <= 64:
+        found.add("content_type", "must have 1 to 64 characters")
+    if "category" in values and values["category"] not in Category.values:
+        found.add("category", f"must be one of {', '.join(Category.values)}")
+    found.settle()
+
+
+def check_template_text(values: Mapping[str, Any]) -> None:
+    found = Findings()
+    if "locale" in values and not 0 < len(values["locale"].strip()) <= 20:
+        found.add("locale", "must have 1 to 20 characters, like zh-hans or en")
+    if "body" in values and not values["body"].strip():
+        found.add("body", "is missing")
+    if len(values.get("subject", "")) > 200:
+        found.add("subject", "must not be longer than 200 characters")
+    for field in ("subject", "body"):
+        try:
+            check_text(values.get(field, ""), field=field)
+        except InvalidInput as error:
+            found.errors.extend(error.errors)
+    found.settle()
+
+
+def check_channel(values: Mapping[str, Any]) -> None:
+    found = Findings()
+    found.key(values)
+    found.span(values, "timeout", least=TICK, most=MAX_TIMEOUT)
+    delays = values.get("retry_delays", [])
+    if not isinstance(delays, list) or len(delays) > MAX_RETRIES or not all(is_number(each) for each in delays):
+        found.add("retry_delays", f"must be a list of at most {MAX_RETRIES} durations")
+    elif any(not 0 < each <= MAX_RETRY_DELAY.total_seconds() for each in delays):
+        found.add("retry_delays", f"each must be above zero and at most {format_duration(MAX_RETRY_DELAY)}")
+    _check_config(values, found)
+    found.settle()
+
+
+def _check_config(values: Mapping[str, Any], found: Findings) -> None:
+    if "kind" not in values or "config" not in values:
+        return
+    kind = channel_kinds().get(values["kind"])
+    if kind is None:
+        known = ", ".join(sorted(channel_kinds()))
+        found.add("kind", f"there is no channel kind “{values['kind']}”; there are {known}")
+        return
+    try:
+        kind(values["config"], timedelta(seconds=10))
+    except ValueError as error:
+        field, message = _split(error)
+        found.add(f"config.{field}" if field else "config", message)
+
+
+def check_community(values: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
+    """`kinds` is the kind of each channel, by its key: targets are named by a channel's key or by a kind."""
+    found = Findings()
+    if "chat_id" in values and not 0 < len(values["chat_id"]) <= 200:
+        found.add("chat_id", "must have 1 to 200 characters")
+    if len(values.get("name", "")) > 200:
+        found.add("name", "must not be longer than 200 characters")
+    targets = values.get("targets", {})
+    if not isinstance(targets, dict):
+        found.add("targets", "must be a mapping of channels to targets")
+        targets = {}
+    for name, target in targets.items():
+        kind = kind_of(name, kinds)
+        if kind is None:
+            found.add(f"targets.{name}", f"there is no channel or channel kind “{name}”")
+        elif not isinstance(target, dict):
+            found.add(f"targets.{name}", "must be a mapping")
+        else:
+            _check_target(kind, name, target, found)
+    found.settle()
+
+
+def kind_of(name: str, kinds: Mapping[str, str]) -> type[Channel] | None:
+    """The kind that a target's name stands for."""
+    return channel_kinds().get(kinds.get(name, name))
+
+
+def _check_target(kind: type[Channel], name: str, target: Mapping[str, Any], found: Findings) -> None:
+    try:
+        kind.validate_target(target)
+    except ValueError as error:
+        field, message = _split(error)
+        found.add(f"targets.{name}.{field}" if field else f"targets.{name}", message)
+
+
+def _split(error: ValueError) -> tuple[str, str]:
+    """A channel kind says "field: what is wrong"."""
+    field, colon, message = str(error).partition(": ")
+    return (field, message) if colon else ("", str(error))

@@ -1,0 +1,295 @@
+"""What delivery reads for a batch, each in one statement: who, what, and what they were sent before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from uuid import UUID
+
+from django.conf import settings
+
+from scheduling import sql
+from scheduling.configuration.snapshot import Snapshot, sort_texts
+from scheduling.delivery import presence
+from scheduling.ledger.touches import touches
+from scheduling.ledger.transitions import Claim, Hint
+from scheduling.policy.guards import Slot
+from scheduling.policy.specs import EventSpec, TemplateSpec, TextSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A touch that is locked and will be claimed, with its event."""
+
+    claim: Claim  #: with the number that the row has once the verdict is written
+    attempt: int
+    root_id: UUID
+    node_id: int
+    customer_id: int
+    priority: int
+    due_at: datetime
+    expires_at: datetime
+    reserved_at: datetime | None
+    template_id: int | None
+    is_repeat: bool  #: of an attempt or of another touch
+    event: EventSpec
+
+
+@dataclass(frozen=True, slots=True)
+class FirstAttempt:
+    """What the first attempt under a delivery key said: a repeat under this key says the same."""
+
+    template_id: int
+    version: int  #: of the template
+    subject: str
+    body: str  #: empty: its worker was lost before it stored one
+    texts: tuple[TextSpec, ...]  #: of the template when a lost attempt was judged; empty where they are not known
+
+    def pin(self, present: TemplateSpec) -> TemplateSpec:
+        """Return the template as this attempt saw it, as far as that is known."""
+        if self.version == present.version:
+            return present
+        if self.body:
+            return replace(present, version=self.version)
+        return replace(present, version=self.version, texts=self.texts) if self.texts else present
+
+
+@dataclass(slots=True)
+class History:
+    """Slots by customer and by community, what is about to fall due for a customer: (priority, due_at), by touch the
+    reason for which an event called it off while a worker had it, touches of which an earlier attempt may have had
+    its effect, and what the first attempts said."""
+
+    slots: dict[int, list[Slot]] = field(default_factory=dict)
+    community_slots: dict[str, list[Slot]] = field(default_factory=dict)
+    important: dict[int, list[tuple[int, datetime]]] = field(default_factory=dict)
+    called_off: dict[UUID, str] = field(default_factory=dict)
+    in_doubt: set[UUID] = field(default_factory=set)
+    first_attempts: dict[UUID, FirstAttempt] = field(default_factory=dict)
+
+    def take(self, row: Due, slot: Slot) -> None:
+        """The rest of the batch sees it."""
+        self.slots.setdefault(row.customer_id, []).append(slot)
+        if row.event.chat_id:
+            self.community_slots.setdefault(row.event.chat_id, []).append(slot)
+
+
+def questions(task_ids: Sequence[UUID], config: Snapshot) -> dict[UUID, presence.Question]:
+    """What Presence has to be asked about these touches: those whose node leaves customers alone who are in a
+    conversation, and those whose event is a provider's own.
+
+    Only an inline delivery goes out right after this question. The sender asks again about all others."""
+    if not settings.PRESENCE:
+        return {}
+    asked = sql.rows(
+        _QUESTIONS,
+        {
+            "ids": list(task_ids),
+            "nodes": list(config.asking_presence),
+            "inline": list(config.delivering_inline),
+            "types": presence.own_event_types(),
+        },
+    )
+    return {task_id: presence.Question(*rest) for task_id, *rest in asked}
+
+
+def lock_due(task_ids: Sequence[UUID], *, most_bytes: int = 2**62) -> tuple[list[Due], list[Hint], datetime | None]:
+    """Lock those of `task_ids` that are due, waiting and in nobody's hands; and when that was, by the database's clock.
+    The most important come first. Once their events' data has `most_bytes` the others are returned as hints, without
+    their data; the first is returned in any case.
+
+    The rows stay as they are until `TouchLedger.decide` writes claim and verdict at once: each write of a row costs as
+    much as everything else that is done about it. Until then the lock is the claim.
+    """
+    rows = sql.rows(_LOCK_DUE, {"ids": list(task_ids), "most_bytes": most_bytes})
+    due = [
+        Due(Claim(row[0], row[1]), *row[2:12], EventSpec(*row[12:21]))  # type: ignore[call-arg]
+        for row in rows
+        if row[22]
+    ]
+    rest = [Hint(row[0], row[7], row[6], row[4]) for row in rows if not row[22]]
+    return due, rest, rows[0][21] if rows else None
+
+
+def load(due: Sequence[Due], config: Snapshot) -> History:
+    """What these customers (and communities) were sent within the rules' windows. Call it after the locks."""
+    history = History()
+    customers = sorted({row.customer_id for row in due})
+    chats = sorted({row.event.chat_id for row in due if row.event.chat_id})
+    _load_slots(history, customers, chats if config.counts_communities else [], config)
+    lowest = max(row.priority for row in due)
+    if lowest > 0 and settings.AFTERTOUCH_SLOT_HOLD and any(rule.kind == "cap" for rule in config.rules):
+        _load_important(history, due, lowest, config)
+    _load_called_off(history, due, config)
+    _load_repeats(history, due)
+    return history
+
+
+def of_customer(customer_id: int, chat_id: str, config: Snapshot) -> History:
+    """The same for one customer, without a touch at hand."""
+    history = History()
+    _load_slots(history, [customer_id], [chat_id] if chat_id else [], config)
+    return history
+
+
+def _load_slots(history: History, customers: list[int], chats: list[str], config: Snapshot) -> None:
+    if config.window:
+        for customer_id, *slot in sql.rows(_SLOTS, {"customers": customers, "window": config.window}):
+            history.slots.setdefault(customer_id, []).append(Slot(*slot))
+    if chats:
+        for chat_id, *slot in sql.rows(_COMMUNITY_SLOTS, {"chats": chats, "window": config.window}):
+            history.community_slots.setdefault(chat_id, []).append(Slot(*slot))
+
+
+def _load_important(history: History, due: Sequence[Due], lowest: int, config: Snapshot) -> None:
+    """What the same batch judges is no part of it: it is judged before and takes its slot."""
+    judged = {row.claim.task_id for row in due}
+    customers = sorted({row.customer_id for row in due})
+    counting = [node.id for node in config.nodes.values() if node.enabled and node.guard_cap != "ignore"]
+    waiting = sql.rows(
+        _IMPORTANT,
+        {"customers": customers, "lowest": lowest, "hold": settings.AFTERTOUCH_SLOT_HOLD, "nodes": counting},
+    )
+    for task_id, customer_id, priority, due_at in waiting:
+        if task_id not in judged:
+            history.important.setdefault(customer_id, []).append((priority, due_at))
+
+
+def _load_called_off(history: History, due: Sequence[Due], config: Snapshot) -> None:
+    """`cancel_on` and `on_repeat` cannot reach a touch that a worker has. Where that one gave it back, it is found out
+    now; a touch that is claimed for the first time has always been within reach."""
+    again = [(row.claim.task_id, config.nodes[row.node_id]) for row in due if row.claim.lease_no > 1]
+    revoking = [(task_id, kind) for task_id, node in again for kind in sorted(node.cancel_on)]
+    if revoking:
+        parameters = {"ids": [task_id for task_id, _ in revoking], "types": [kind for _, kind in revoking]}
+        history.called_off.update(sql.rows(_CALLED_OFF, parameters))
+    restarting = [task_id for task_id, node in again if node.on_repeat == "restart"]
+    if restarting:
+        history.called_off.update(sql.rows(_RESTARTED, {"ids": restarting}))
+
+
+def _load_repeats(history: History, due: Sequence[Due]) -> None:
+    repeated = [row.claim.task_id for row in due if row.is_repeat]
+    if repeated:
+        history.in_doubt = touches.in_doubt(repeated)
+        for task_id, template_id, version, subject, body, *texts in sql.rows(_FIRST_ATTEMPTS, {"ids": repeated}):
+            stored = sort_texts(TextSpec(*text) for text in zip(*(each or () for each in texts), strict=True))
+            history.first_attempts[task_id] = FirstAttempt(template_id, version, subject, body, stored)
+
+
+_QUESTIONS = """
+SELECT t.task_id, e.user_id, e.chat_id, e.type, e.event_id, e.occurred_at, t.planned_at,
+    t.node_id = ANY(%(inline)b::bigint[])
+FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
+WHERE t.task_id = ANY(%(ids)b) AND COALESCE(t.state, '') IN ('scheduled', 'queued', 'running')
+  AND (t.node_id = ANY(%(nodes)b::bigint[]) OR e.type = ANY(%(types)b::text[]))
+"""
+
+# A touch that is running now may be back in the table before the claim, so its customer is locked as well (and
+# Presence asked about it): nothing is claimed whose customer is not.
+
+# States are literal, as in the ledger. It waits for nobody, so it needs no order.
+_LOCK_DUE = """
+WITH due AS MATERIALIZED (
+    SELECT * FROM scheduling_touch
+    WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued') AND COALESCE(parked, '') = ''
+      AND due_at <= statement_timestamp()
+    FOR NO KEY UPDATE SKIP LOCKED
+), sized AS (
+    SELECT due.task_id, due.lease_no + 1 AS lease_no, due.attempt, due.root_id, due.node_id, due.customer_id,
+           due.priority, due.due_at, due.expires_at, due.reserved_at, due.template_id,
+           due.attempt > 0 OR due.retry_of IS NOT NULL AS is_repeat,
+           e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data,
+           COALESCE(e.trace_id, e.id) AS trace_id, statement_timestamp() AS at,
+           COALESCE(sum(CASE WHEN pg_column_compression(e.data) IS NULL THEN pg_column_size(e.data)
+                             ELSE octet_length(e.data::text) END)
+                    OVER (ORDER BY due.priority, due.due_at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)
+               < %(most_bytes)s::bigint AS fits
+    FROM due JOIN scheduling_event AS e ON e.id = due.event_id
+)
+SELECT task_id, lease_no, attempt, root_id, node_id, customer_id, priority, due_at, expires_at, reserved_at,
+       template_id, is_repeat, id, source, event_id, type, occurred_at, user_id, chat_id,
+       CASE WHEN fits THEN data END, trace_id, at, fits
+FROM sized
+"""
+
+_SLOTS = """
+SELECT customer_id, task_id, reserved_at, content_type, counts_toward_cap,
+       state NOT IN ('scheduled', 'queued', 'running'), COALESCE(lease_until, due_at)
+FROM scheduling_touch
+WHERE customer_id = ANY(%(customers)b) AND reserved_at IS NOT NULL
+  AND reserved_at > statement_timestamp() - %(window)s
+"""
+
+_COMMUNITY_SLOTS = """
+SELECT chat_id, task_id, reserved_at, content_type, counts_toward_cap,
+       state NOT IN ('scheduled', 'queued', 'running'), COALESCE(lease_until, due_at)
+FROM scheduling_touch
+WHERE chat_id = ANY(%(chats)b) AND chat_id <> '' AND reserved_at IS NOT NULL
+  AND reserved_at > statement_timestamp() - %(window)s
+"""
+
+_CALLED_OFF = """
+SELECT t.task_id, 'event:' || min(later.type)
+FROM unnest(%(ids)b::uuid[], %(types)b::text[]) AS v(task_id, type)
+JOIN scheduling_touch AS t USING (task_id)
+JOIN scheduling_event AS e ON e.id = t.event_id
+JOIN scheduling_event AS later ON later.customer_id = t.customer_id AND later.type = v.type
+    AND later.occurred_at >= e.occurred_at AND later.received_at > t.created_at
+WHERE later.id <> e.id
+GROUP BY t.task_id
+"""
+
+# The touch that a newer event planned in its place: through the events, as ended touches have no index by node.
+_RESTARTED = """
+SELECT t.task_id, 'restarted:' || min(later.type)
+FROM scheduling_touch AS t
+JOIN scheduling_event AS e ON e.id = t.event_id
+JOIN scheduling_event AS later ON later.customer_id = t.customer_id AND later.type = e.type AND later.id <> e.id
+JOIN scheduling_touch AS newer ON newer.event_id = later.id AND newer.node_id = t.node_id
+    AND newer.retry_of IS NULL AND newer.created_at > t.created_at
+WHERE t.task_id = ANY(%(ids)b)
+GROUP BY t.task_id
+"""
+
+_IMPORTANT = """
+SELECT task_id, customer_id, priority, due_at FROM scheduling_touch
+WHERE customer_id = ANY(%(customers)b) AND state IN ('scheduled', 'queued') AND parked = ''
+  AND priority < %(lowest)s AND due_at <= statement_timestamp() + %(hold)s
+  AND reserved_at IS NULL AND node_id = ANY(%(nodes)b)
+"""
+
+# Touches that share a delivery key are linked by `retry_of`. An attempt that has a body comes before one that was
+# lost: where the first one was lost, the second one has said the same. The text of a lost attempt is the one that stood
+# when the attempt was judged; nothing else of it is stored.
+_FIRST_ATTEMPTS = """
+WITH RECURSIVE chain AS (
+    SELECT task_id, task_id AS link, root_id, retry_of, template_id, template_version
+    FROM scheduling_touch WHERE task_id = ANY(%(ids)b)
+    UNION ALL
+    SELECT chain.task_id, t.task_id, t.root_id, t.retry_of, t.template_id, t.template_version
+    FROM chain JOIN scheduling_touch AS t ON t.task_id = chain.retry_of AND t.root_id = chain.root_id
+), first AS MATERIALIZED (
+    SELECT DISTINCT ON (chain.task_id) chain.task_id, chain.link, chain.template_id, chain.template_version,
+           a.subject, a.body, a.started_at
+    FROM chain JOIN scheduling_attempt AS a ON a.touch_id = chain.link
+    WHERE chain.template_id IS NOT NULL AND chain.template_version IS NOT NULL
+    ORDER BY chain.task_id, a.body = '', a.id
+)
+SELECT first.task_id, first.template_id, first.template_version, first.subject, first.body,
+       said.locales, said.subjects, said.bodies
+FROM first LEFT JOIN LATERAL (
+    SELECT array_agg(stood.locale) AS locales, array_agg(stood.subject) AS subjects, array_agg(stood.body) AS bodies
+    FROM (
+        SELECT DISTINCT ON (h.id) h.history_type, h.locale, h.subject, h.body
+        FROM scheduling_historicaltemplatetext AS h
+        WHERE h.template_id = first.template_id AND h.history_date <= (
+            SELECT max(v.at) FROM scheduling_verdict AS v
+            WHERE v.touch_id = first.link AND v.decision = 'send' AND v.at <= first.started_at
+        )
+        ORDER BY h.id, h.history_date DESC, h.history_id DESC
+    ) AS stood
+    WHERE stood.history_type <> '-'
+) AS said ON first.body = ''
+"""

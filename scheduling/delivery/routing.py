@@ -1,0 +1,102 @@
+"""Which channel instance, and where to."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, cast
+
+from scheduling.channels.base import Channel
+from scheduling.channels.registry import channel_kinds
+from scheduling.models import Community
+from scheduling.models.encrypted import Sealed, Unreadable
+from scheduling.planning.disabled_targets import Target, channels_with_any, digest_of, disabled_among
+from scheduling.policy.specs import ChannelSpec, CustomerSpec
+
+
+class NoTarget(Exception):
+    """There is nowhere to send it. `reason` is the code the touch fails with."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(detail or reason)
+        self.reason = reason
+
+
+_channels: dict[int, tuple[ChannelSpec, Channel]] = {}
+
+
+def channel_of(spec: ChannelSpec) -> Channel:
+    """The channel as configured now, one instance a process and setting. Raises `NoTarget` where it cannot work,
+    `Unreadable` where this node has not the key for its settings."""
+    known = _channels.get(spec.id)
+    if known and known[0] == spec:
+        return known[1]
+    kind = channel_kinds().get(spec.kind)
+    if spec.retired or kind is None:
+        raise NoTarget("channel_retired", f"channel {spec.key} ({spec.kind})")
+    if isinstance(spec.config, Sealed):
+        spec.config.open()
+    try:
+        channel = kind(spec.config, spec.timeout)
+    except ValueError as error:
+        raise NoTarget("channel_misconfigured", f"channel {spec.key}: {error}") from None
+    _channels[spec.id] = (spec, channel)
+    return channel
+
+
+def target_for(
+    spec: ChannelSpec,
+    channel: Channel,
+    customer: CustomerSpec,
+    chat_id: str,
+    communities: Mapping[str, Mapping[str, Any]],
+    disabled: Container[Target] | None = None,
+) -> Mapping[str, Any]:
+    """Return the community's target or the customer's address.
+
+    `disabled`: the disabled targets among those at hand (see `disabled_targets`); looked up for this one unless given.
+    Raises `NoTarget` where there is none or it is disabled.
+    """
+    if channel.address_key:
+        address = customer.addresses.get(channel.address_key)
+        target = {"address": address} if address else {}
+    else:
+        targets = communities.get(chat_id, {})
+        target = targets.get(spec.key) or targets.get(spec.kind) or {}
+    if channel.needs_target and not target:
+        raise NoTarget("no_target", f"no {spec.kind} target for {chat_id or customer.user_id}")
+    if disabled is None:
+        disabled = disabled_among([(spec.id, target_digest(spec, target))])
+    if disabled and (spec.id, target_digest(spec, target)) in disabled:
+        raise NoTarget("target_disabled", "the receiver said that it is gone (410)")
+    return target
+
+
+def target_digest(spec: ChannelSpec, target: Mapping[str, Any]) -> str:
+    """A name for a receiver that does not give away its address."""
+    address = target.get("url") or target.get("address") or spec.config.get("url") or spec.key
+    return digest_of(address)
+
+
+def disabled_for(
+    wanted: Iterable[tuple[ChannelSpec, CustomerSpec, str]], communities: Mapping[str, Mapping[str, Any]]
+) -> set[Target]:
+    """Return the disabled targets among those of `wanted` (channel, customer, chat id), in at most two statements."""
+    asked = list(wanted)
+    struck = channels_with_any(spec.id for spec, _, _ in asked)
+    targets: set[Target] = set()
+    for spec, customer, chat_id in asked:
+        if spec.id in struck:
+            with suppress(NoTarget, Unreadable):  # whoever sends finds that out
+                target = target_for(spec, channel_of(spec), customer, chat_id, communities, ())
+                targets.add((spec.id, target_digest(spec, target)))
+    return disabled_among(targets)
+
+
+def community_targets(chat_ids: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    """Where messages for these communities go, by channel key or kind."""
+    wanted = sorted({chat_id for chat_id in chat_ids if chat_id})
+    if not wanted:
+        return {}
+    rows = Community.objects.filter(chat_id__in=wanted, retired_at=None).values_list("chat_id", "targets")
+    return {chat_id: cast(Mapping[str, Any], targets) for chat_id, targets in rows}

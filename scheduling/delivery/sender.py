@@ -1,0 +1,391 @@
+"""Calling channels, many at once, from one thread a worker process.
+
+A worker's task hands its parcels in and is free for the next batch, so a dead endpoint never holds a worker; it only
+fills its own lane. What one parcel goes through: lane (a limit in flight for each receiver) → quota → Presence →
+`mark_sending` (one fenced write for a chunk; it asks for consent, pauses and the node again) → the channel → settled
+with the others every 100 ms.
+
+What cannot start before its batch ends (20 s after the claim) is released untried. The lease (45 s) outlasts the
+batch plus the longest timeout, which a system check asserts. What remains: between the last look at the clock and the
+first byte on the wire a process can be stopped for longer than its lease. Receivers that honour the delivery key see
+no second effect then; the others are why a non-idempotent channel never retries by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+import structlog
+from django.db import close_old_connections, connections
+
+from scheduling.channels.base import Channel, Message, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.circuit_breaker import Breaker
+from scheduling.channels.quota import QuotaGate, receiver_key
+from scheduling.delivery import presence
+from scheduling.ledger.touches import Sending, Stop, touches
+from scheduling.ledger.transitions import Claim
+from scheduling.policy.guards import HOLD, SUPPRESS, Verdict, objection_verdict
+from scheduling.policy.specs import ChannelSpec
+
+log = structlog.get_logger(__name__)
+
+LEASE = timedelta(seconds=45)
+BATCH_DEADLINE = timedelta(seconds=20)
+IN_FLIGHT_PER_TARGET = 200  #: where the channel does not say `at_once`
+IN_FLIGHT = 4_000  #: parcels a process holds before its tasks wait
+CHUNK = 500
+SETTLE_INTERVAL = 0.1
+MUTERS = 2  #: threads that tell all workers of a robot whose vendor throttles it
+STUCK = 1.0  #: seconds in which nothing left a lane; it then gives up its place where others have none
+
+
+@dataclass(slots=True)
+class Parcel:
+    """One touch with everything needed to send and to settle it."""
+
+    claim: Claim
+    message: Message
+    channel: Channel
+    spec: ChannelSpec
+    attempt: int  #: the number of the attempt that is about to be made
+    claimed_at: datetime  #: by the database's clock
+    expires_at: datetime
+    clock: float  #: this process's monotonic clock at `claimed_at`
+    node_id: int
+    event_at: datetime | None  #: a conversation that began later stops it; None: its node ignores conversations
+    question: presence.Question | None = None  #: what Presence is asked right before it goes out
+    in_doubt: bool = False  #: an earlier attempt may have had its effect
+    late: float = 0.0  #: seconds past due at `claimed_at`
+    sent_at: float = 0.0
+    ended_at: float = 0.0
+
+    @property
+    def asks_redis(self) -> bool:
+        return self.question is not None or bool(self.channel.quotas)
+
+    @property
+    def sending(self) -> Sending:
+        return Sending(self.claim, self.node_id, self.spec.id, self.message.category == "marketing", self.event_at)
+
+    @property
+    def target(self) -> str:
+        return f"{self.spec.id}:{self.channel.target_key(self.message)}"
+
+    def instant(self, monotonic: float) -> datetime:
+        """A reading of the monotonic clock in the database's time, whatever this node's clock says."""
+        return self.claimed_at + timedelta(seconds=monotonic - self.clock)
+
+    def left(self, monotonic: float) -> float:
+        """Seconds until the batch ends."""
+        return self.clock + BATCH_DEADLINE.total_seconds() - monotonic
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """It was not tried: the receiver's quota is used up, its lane is full, or it does not answer at all."""
+
+    reason: str
+    delay: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """It was not tried: something that was acknowledged after it was judged forbids it."""
+
+    verdict: Verdict
+
+
+Untried = (Held, Refused)
+Result = tuple[Parcel, Outcome | Held | Refused]
+Answer = TypeVar("Answer")
+
+
+#: Its row was locked or its claim does not stand; settling finds out which.
+UNMARKED = Held("mark_failed", timedelta(seconds=2))
+
+
+@dataclass(slots=True)
+class Marking:
+    """What is marked next, a chunk at a time, in a thread of its own."""
+
+    thread: ThreadPoolExecutor
+    ready: deque[Parcel] = field(default_factory=deque)
+    active: bool = False
+
+
+@dataclass(slots=True)
+class Lane:
+    """One receiver's share of this process."""
+
+    limit: int  #: in flight
+    waiting: deque[Parcel] = field(default_factory=deque)
+    in_flight: int = 0
+    moved_at: float = field(default_factory=time.monotonic)  #: when something last left it
+
+
+class Sender:
+    """The sending thread of this process, with a settling thread and two marking threads beside it. Each starts with
+    its first parcel. Settling and marking keep a connection to the database each; threads of others must not, and hold
+    up no marking. What Redis has to be asked about is marked apart, so that a Redis that hangs delays nothing else."""
+
+    def __init__(self, settle: Callable[[list[Result]], None], quotas: QuotaGate) -> None:
+        self._settle = settle
+        self._quotas = quotas
+        self._plain = Marking(ThreadPoolExecutor(1, "marker"))
+        self._asking = Marking(ThreadPoolExecutor(1, "asking-marker"))
+        self._muters = ThreadPoolExecutor(MUTERS, "muter")
+        self._breaker = Breaker()
+        self._lanes: dict[str, Lane] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._results: list[Result] = []
+        self._held = 0
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
+
+    # --- from the worker's thread ---------------------------------------------------------------------------------
+
+    def submit(self, parcels: list[Parcel]) -> None:
+        """Take these over. Waits while the process holds too many already, which slows the queue, not the receivers;
+        what waits behind a receiver that does not move makes room."""
+        if not parcels:
+            return
+        loop = self._running_loop()
+        ends_at = time.monotonic() + BATCH_DEADLINE.total_seconds()
+        with self._changed:
+            while not self._changed.wait_for(lambda: self._held < IN_FLIGHT, timeout=STUCK):
+                loop.call_soon_threadsafe(self._clear_stuck_lanes)
+                if time.monotonic() >= ends_at:
+                    break
+            self._held += len(parcels)
+        loop.call_soon_threadsafe(self._accept, parcels)
+
+    def drain(self, timeout: float) -> bool:
+        """Wait until everything taken over is settled. False: time ran out, and leases will bring the rest back."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._held == 0, timeout=timeout)
+
+    def finish(self, timeout: float) -> bool:
+        """Drain, and let go of what this process holds for sending: it takes nothing over any more."""
+        drained = self.drain(timeout)
+        if drained:
+            for marking in (self._plain, self._asking):
+                marking.thread.submit(connections.close_all)
+                marking.thread.shutdown()
+            self._muters.shutdown()
+        return drained
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._starting:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="sender", daemon=True).start()
+                threading.Thread(target=self._settle_for_ever, name="settler", daemon=True).start()
+            return self._loop
+
+    # --- in the sending thread ------------------------------------------------------------------------------------
+
+    def _accept(self, parcels: list[Parcel]) -> None:
+        touched = set()
+        for parcel in parcels:
+            try:
+                target = parcel.target
+            except Exception as error:
+                log.exception("channel_broke", channel=parcel.spec.key)
+                parcel.sent_at = parcel.ended_at = time.monotonic()
+                self._report(parcel, Permanent("channel_error", f"{type(error).__name__}: {error}"[:500]))
+                continue
+            lane = self._lanes.get(target)
+            if lane is None:
+                lane = self._lanes[target] = Lane(getattr(parcel.channel, "at_once", IN_FLIGHT_PER_TARGET))
+            lane.waiting.append(parcel)
+            touched.add(target)
+        for target in touched:
+            self._pump(target)
+
+    def _pump(self, target: str) -> None:
+        """Move what has room from a lane to the chunk that is marked next."""
+        lane = self._lanes[target]
+        while lane.waiting and lane.waiting[0].left(time.monotonic()) <= 0:
+            self._report(lane.waiting.popleft(), Held("target_busy", timedelta(seconds=2)))
+        while lane.waiting and lane.in_flight < lane.limit:
+            if wait := self._breaker.admit(target, time.monotonic()):
+                resting = Held("target_down", timedelta(seconds=wait))
+                while lane.waiting:
+                    self._report(lane.waiting.popleft(), resting)
+                break
+            lane.in_flight += 1
+            parcel = lane.waiting.popleft()
+            (self._asking if parcel.asks_redis else self._plain).ready.append(parcel)
+        if not lane.waiting and not lane.in_flight:
+            del self._lanes[target]
+        for marking in (self._plain, self._asking):
+            if marking.ready and not marking.active:
+                marking.active = True
+                self._spawn(self._mark(marking))
+
+    def _clear_stuck_lanes(self) -> None:
+        now = time.monotonic()
+        for lane in self._lanes.values():
+            while lane.waiting and now - lane.moved_at > STUCK:
+                self._report(lane.waiting.popleft(), Held("target_busy", timedelta(seconds=2)))
+
+    async def _mark(self, marking: Marking) -> None:
+        """Chunk by chunk: quota and Presence, then the fenced write, then the calls. One chunk at a time, so that what
+        comes in during a write shares the next one."""
+        try:
+            while marking.ready:
+                chunk = [marking.ready.popleft() for _ in range(min(CHUNK, len(marking.ready)))]
+                try:
+                    permits = await self._in(marking.thread, self._permits, chunk)
+                except Exception:
+                    log.exception("mark_failed", count=len(chunk))
+                    permits = {}
+                for parcel in chunk:
+                    refusal = permits.get(parcel.claim.task_id, UNMARKED)
+                    if refusal is None:
+                        self._spawn(self._send(parcel))
+                    else:
+                        self._leave(parcel, refusal)
+        finally:
+            marking.active = False
+
+    def _permits(self, chunk: list[Parcel]) -> dict[object, Held | Refused | None]:
+        """For each parcel None (send it) or why not. In a thread: it talks to Redis and to the database. The fenced
+        write comes last, so that nothing lies between what it reads and the calls."""
+        close_old_connections()
+        permits: dict[object, Held | Refused | None] = dict(self._over_quota(chunk))
+        permits |= _objections([parcel for parcel in chunk if parcel.claim.task_id not in permits])
+        rest = [parcel for parcel in chunk if parcel.claim.task_id not in permits]
+        if rest:
+            margin = max(parcel.spec.timeout for parcel in rest) + timedelta(seconds=2)
+            stops = touches.mark_sending([parcel.sending for parcel in rest], margin=margin)
+            permits |= {task_id: Refused(_verdict(stop)) if stop else None for task_id, stop in stops.items()}
+        return permits
+
+    def _over_quota(self, chunk: list[Parcel]) -> dict[object, Held]:
+        by_receiver: dict[str, list[Parcel]] = {}
+        for parcel in chunk:
+            if parcel.channel.quotas:
+                by_receiver.setdefault(receiver_key(parcel.channel, parcel.message), []).append(parcel)
+        if not by_receiver:
+            return {}
+        held: dict[object, Held] = {}
+        for quotas in {parcels[0].channel.quotas for parcels in by_receiver.values()}:
+            wanted = {key: len(each) for key, each in by_receiver.items() if each[0].channel.quotas == quotas}
+            for receiver, grant in self._quotas.acquire(quotas, wanted).items():
+                for parcel in by_receiver[receiver][grant.granted :]:
+                    held[parcel.claim.task_id] = Held("quota", grant.next_in)
+        return held
+
+    async def _send(self, parcel: Parcel) -> None:
+        parcel.sent_at = time.monotonic()
+        seconds = parcel.spec.timeout.total_seconds()
+        outcome: Outcome
+        try:
+            deadline = datetime.now(UTC) + parcel.spec.timeout
+            # The channel keeps the deadline itself; this is for the one that does not.
+            outcome = await asyncio.wait_for(parcel.channel.send(parcel.message, deadline), seconds + 1)
+        except TimeoutError:
+            outcome = Unknown("timeout", f"no end after {seconds:g} s")
+        except Exception as error:
+            log.exception("channel_broke", channel=parcel.spec.key)
+            outcome = Unknown("channel_error", f"{type(error).__name__}: {error}"[:500])
+        parcel.ended_at = time.monotonic()
+        self._breaker.record(parcel.target, outcome, parcel.ended_at)
+        if parcel.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
+            # The vendor throttles this robot: the others of its touches need not find out one by one.
+            receiver = receiver_key(parcel.channel, parcel.message)
+            await self._in(self._muters, self._quotas.mute, receiver, outcome.retry_after)
+        self._leave(parcel, outcome)
+
+    def _leave(self, parcel: Parcel, result: Outcome | Held | Refused) -> None:
+        """Out of its lane."""
+        target = parcel.target
+        lane = self._lanes[target]
+        lane.in_flight -= 1
+        lane.moved_at = time.monotonic()
+        self._pump(target)
+        self._report(parcel, result)
+
+    def _in(self, threads: ThreadPoolExecutor, act: Callable[..., Answer], *arguments: Any) -> asyncio.Future[Answer]:
+        assert self._loop is not None
+        return self._loop.run_in_executor(threads, act, *arguments)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        assert self._loop is not None
+        task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # --- settling -------------------------------------------------------------------------------------------------
+
+    def _report(self, parcel: Parcel, result: Outcome | Held | Refused) -> None:
+        with self._changed:
+            self._results.append((parcel, result))
+            self._changed.notify_all()
+
+    def _forget(self, count: int) -> None:
+        with self._changed:
+            self._held -= count
+            self._changed.notify_all()
+
+    def _settle_for_ever(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._results))
+            time.sleep(SETTLE_INTERVAL)  # let a chunk's worth come together
+            with self._changed:
+                results, self._results = self._results[:CHUNK], self._results[CHUNK:]
+            self._settle_stubbornly(results)
+            self._forget(len(results))
+
+    def _settle_stubbornly(self, results: list[Result]) -> None:
+        """The outside has seen it, so the database has to learn it: try until the leases are over and the rescue has
+        decided anyway."""
+        gives_up_at = time.monotonic() + LEASE.total_seconds()
+        pause = 0.2
+        while True:
+            try:
+                close_old_connections()
+                self._settle(results)
+                return
+            except Exception:
+                log.exception("settle_failed", count=len(results))
+                if time.monotonic() > gives_up_at:
+                    return
+                time.sleep(pause)
+                pause = min(pause * 2, 5)
+
+
+def _objections(parcels: list[Parcel]) -> dict[object, Refused]:
+    """What Presence says by now. It may have been asked 20 seconds ago: a chat goes on while its message waits. What it
+    does not object to is marked next."""
+    asked = [parcel for parcel in parcels if parcel.question]
+    answers = presence.objections([replace(parcel.question, going_out=True) for parcel in asked if parcel.question])
+    monotonic = time.monotonic()
+    return {
+        parcel.claim.task_id: Refused(objection_verdict(answer, parcel.instant(monotonic)))
+        for parcel, answer in zip(asked, answers, strict=True)
+        if answer
+    }
+
+
+def _verdict(stop: Stop) -> Verdict:
+    match stop.code:
+        case "paused":
+            return Verdict(HOLD, "paused", observed=stop.scope, parked=stop.scope)
+        case "opted_out":
+            return Verdict(SUPPRESS, "opted_out", observed="marketing")
+        case "conversation":
+            return Verdict(SUPPRESS, "conversation", observed=f"{stop.conversation_at:%Y-%m-%dT%H:%M:%S.%f%z}")
+        case _:
+            return Verdict(SUPPRESS, stop.code, stop.node_version)

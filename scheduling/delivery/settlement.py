@@ -1,0 +1,179 @@
+"""What a channel's answer means for the touch: delivered, again later, failed, or a question for a person."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from scheduling import metrics, sql
+from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.delivery.routing import target_digest
+from scheduling.delivery.sender import Held, Parcel, Refused, Result, Untried
+from scheduling.ledger.touches import Decision
+from scheduling.ledger.transitions import Settlement
+from scheduling.planning import disabled_targets
+from scheduling.policy.guards import CALLED_OFF, HOLD, Verdict
+
+JITTER = 0.1  #: of a retry's delay, so that what failed together does not come back together
+
+
+def settlement(parcel: Parcel, result: Outcome | Held | Refused) -> Settlement:
+    ended = _settlement(parcel, result)
+    return still_in_doubt(ended) if parcel.in_doubt else ended
+
+
+End = TypeVar("End", Settlement, Decision)
+
+
+def still_in_doubt(ended: End) -> End:
+    """An earlier attempt may have had its effect. Whatever stops the repeat says nothing about that one: the slot stays
+    taken, and an end that would mean "not delivered" is a question for a person."""
+    state = "unknown" if ended.state in ("failed", "suppressed") else ended.state
+    return replace(ended, state=state, frees_slot=False)
+
+
+def turned_down(verdict: Verdict) -> Decision:
+    """What a verdict that is not `send` makes of a touch."""
+    if verdict.decision == HOLD:
+        return Decision(
+            "scheduled", verdict.rule, due_at=verdict.next_eligible_at, parked=verdict.parked, frees_slot=True
+        )
+    if verdict.rule == "channel_retired":
+        return Decision("failed", verdict.rule, frees_slot=True)
+    state = "cancelled" if verdict.rule.startswith(CALLED_OFF) else "suppressed"
+    return Decision(state, verdict.rule, frees_slot=True)
+
+
+def _settlement(parcel: Parcel, result: Outcome | Held | Refused) -> Settlement:
+    claim = parcel.claim
+    if isinstance(result, Refused):
+        end = turned_down(result.verdict)
+        return Settlement(
+            claim.task_id, claim.lease_no, end.state, end.reason, end.due_at, end.parked, frees_slot=end.frees_slot
+        )
+    if isinstance(result, Delivered):
+        return Settlement(claim.task_id, claim.lease_no, "delivered")
+    if isinstance(result, Held):
+        due_at = parcel.instant(time.monotonic()) + result.delay
+        return Settlement(claim.task_id, claim.lease_no, "scheduled", result.reason, due_at=due_at, frees_slot=True)
+    if isinstance(result, Transient) or (isinstance(result, Unknown) and parcel.spec.idempotent):
+        return _again(parcel, result)
+    if isinstance(result, Permanent):
+        return Settlement(claim.task_id, claim.lease_no, "failed", result.reason, frees_slot=True)
+    assert isinstance(result, Unknown)
+    return Settlement(claim.task_id, claim.lease_no, "unknown", result.reason)
+
+
+def _again(parcel: Parcel, result: Transient | Unknown) -> Settlement:
+    """By the channel's schedule, or later if the receiver asks for it; when it ends, a person decides."""
+    claim, delays = parcel.claim, parcel.spec.retry_delays
+    certain = isinstance(result, Transient)
+    if parcel.attempt > len(delays):
+        state = "failed" if certain else "unknown"
+        return Settlement(claim.task_id, claim.lease_no, state, result.reason, frees_slot=certain)
+    delay = delays[parcel.attempt - 1] * (1 + random.random() * JITTER)  # noqa: S311
+    if isinstance(result, Transient) and result.retry_after:
+        delay = max(delay, result.retry_after)
+    due_at = parcel.instant(parcel.ended_at) + delay
+    if due_at > parcel.expires_at:
+        state = "failed" if certain else "unknown"
+        return Settlement(claim.task_id, claim.lease_no, state, result.reason, frees_slot=certain)
+    return Settlement(claim.task_id, claim.lease_no, "scheduled", result.reason, due_at=due_at)
+
+
+def bare(result: Outcome | Held | Refused) -> Outcome | Held:
+    """What an answer means, without what it says: for one that could not be stored. Nothing is sent again because of
+    it."""
+    if isinstance(result, Delivered):
+        return Delivered()
+    if isinstance(result, Unknown):
+        return Unknown("internal_error")
+    if isinstance(result, Untried):
+        return Held("internal_error", timedelta(seconds=2))
+    return Permanent("internal_error")
+
+
+def record_attempts(results: Sequence[Result]) -> None:
+    """One row for each call of a channel. What was held back was not called."""
+    sql.copy(_COPY_ATTEMPTS, [_attempt(*each) for each in results if not isinstance(each[1], Untried)])
+
+
+def _attempt(parcel: Parcel, outcome: Outcome | Held | Refused) -> tuple[Any, ...]:
+    message = parcel.message
+    return (
+        message.task_id,
+        parcel.attempt,
+        parcel.claim.lease_no,
+        parcel.instant(parcel.sent_at),
+        parcel.instant(parcel.ended_at),
+        _OUTCOMES[type(outcome)],
+        getattr(outcome, "reason", ""),
+        _printable(getattr(outcome, "detail", "") or getattr(outcome, "reply", "")),
+        getattr(outcome, "status", None),
+        _printable(message.subject),
+        _printable(message.body),
+    )
+
+
+@metrics.harmless
+def measure(results: Sequence[Result]) -> None:
+    """How late these calls were, how long they took and how they ended: what is alike is written once."""
+    alike: dict[tuple[str, str, str, str], list[Parcel]] = {}
+    for parcel, outcome in results:
+        if not isinstance(outcome, Untried):
+            key = (parcel.spec.kind, parcel.spec.key, _OUTCOMES[type(outcome)], getattr(outcome, "reason", ""))
+            alike.setdefault(key, []).append(parcel)
+    for (kind, channel, outcome_name, reason), parcels in alike.items():
+        metrics.attempts.labels(channel, outcome_name, metrics.code(reason)).inc(len(parcels))
+        late = [each.late + each.sent_at - each.clock for each in parcels]
+        metrics.observe_all(metrics.lateness.labels(kind), late)
+        took = [each.ended_at - each.sent_at for each in parcels]
+        if any(took):  # a channel that calls nobody takes no time
+            metrics.observe_all(metrics.send_duration.labels(kind, outcome_name), took)
+
+
+@metrics.harmless
+def measure_verdicts(verdicts: Iterable[Verdict]) -> None:
+    for (decision, rule), count in Counter((each.decision, each.rule) for each in verdicts).items():
+        metrics.verdicts.labels(decision, metrics.code(rule)).inc(count)
+
+
+@metrics.harmless
+def measure_ends(ends: Mapping[tuple[str, str], int]) -> None:
+    """By state and reason, how many touches ended so."""
+    for (state, reason), count in ends.items():
+        if state not in ("scheduled", "running"):
+            metrics.ended.labels(state, metrics.code(reason)).inc(count)
+
+
+def disable_targets(results: Sequence[Result]) -> None:
+    """Note the receivers that said they are gone."""
+    disabled_targets.disable(
+        (
+            parcel.spec.id,
+            target_digest(parcel.spec, parcel.message.target),
+            parcel.message.chat_id,
+            _printable(result.detail[:200] or result.reason),
+        )
+        for parcel, result in results
+        if isinstance(result, Permanent) and result.disable_target
+    )
+
+
+def _printable(text: str) -> str:
+    """PostgreSQL takes no NUL and no half of a surrogate pair."""
+    return text.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+_OUTCOMES = {Delivered: "delivered", Transient: "transient", Permanent: "permanent", Unknown: "unknown"}
+
+_COPY_ATTEMPTS = """
+COPY scheduling_attempt
+    (touch_id, number, lease_no, started_at, ended_at, outcome, reason, detail, status, subject, body)
+FROM STDIN
+"""

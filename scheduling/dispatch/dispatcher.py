@@ -1,0 +1,177 @@
+"""The passes that keep the ledger moving. Any number may run at once, anywhere; each is safe to run twice."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import structlog
+from django.conf import settings
+from django.db import close_old_connections, transaction
+from django.db.models.functions import Now
+from kombu.exceptions import OperationalError
+
+from scheduling import metrics, tracing
+from scheduling.configuration import snapshot
+from scheduling.dispatch.broker_health import alarm
+from scheduling.dispatch.publisher import TOUCH_QUEUES, oldest_message_at, publish_touches
+from scheduling.ledger import dead_letters
+from scheduling.ledger.touches import touches
+from scheduling.ledger.transitions import Hint, Settlement
+from scheduling.models import Attempt, Touch
+
+log = structlog.get_logger(__name__)
+
+PASS_LIMIT = 1000
+RESUME_SPREAD = timedelta(minutes=2)
+LONGEST_PASS = timedelta(seconds=4)  #: below the tick's interval, so that passes do not pile up
+
+
+def hand_over_due() -> int:
+    """Hand over everything that falls due within the horizon. Returns how many touches. While the broker takes no
+    messages they wait in the table, where they do not age as lost hints do."""
+    if alarm.is_on():
+        return 0
+    handed_over, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
+    while datetime.now(UTC) < ends_at:
+        hints = touches.hand_over(horizon=settings.AFTERTOUCH_HORIZON, limit=PASS_LIMIT)
+        announce(hints)
+        handed_over += len(hints)
+        if len(hints) < PASS_LIMIT:
+            break
+    return handed_over
+
+
+def announce(hints: list[Hint]) -> None:
+    """Publish what was handed over."""
+    if hints:
+        nodes = snapshot.current().nodes
+        publish_touches(hints, {hint.route: nodes[hint.route].channel.id for hint in hints})
+
+
+def rescue() -> tuple[int, int]:
+    """Bring back what was lost: hints that no worker took up, and runs whose worker is gone. Returns both counts."""
+    unpark_resumed()
+    return _rescue_hints(), _repeat(_rescue_runs)
+
+
+def _repeat(rescue: Callable[[], int]) -> int:
+    """Until nothing is left or the time of a pass is over: a flushed broker loses everything that was handed over, and
+    a thousand a tick would never catch up with what falls due meanwhile."""
+    rescued, ends_at = 0, datetime.now(UTC) + LONGEST_PASS / 2
+    while True:
+        count = rescue()
+        rescued += count
+        if count < PASS_LIMIT or datetime.now(UTC) >= ends_at:
+            return rescued
+
+
+def _rescue_hints() -> int:
+    if alarm.is_on() or not touches.has_lapsed_hints():
+        return 0
+    try:
+        backlog = {
+            priority: oldest
+            for priority, name in TOUCH_QUEUES.items()
+            if (oldest := oldest_message_at(name)) is not None
+        }
+    except (OperationalError, OSError) as error:
+        # Publishing would fail as well; the rows wait in the table until the broker is back.
+        log.warning("broker_unreachable", error=str(error))
+        return 0
+    rescued = _repeat(lambda: touches.rescue_hints(trusted_since=backlog, limit=PASS_LIMIT))
+    if rescued:
+        log.info("hints_rescued", count=rescued)
+    return rescued
+
+
+def _rescue_runs() -> int:
+    """A run that was not sending goes back at once. One that was may have had its effect: an idempotent channel is
+    asked again with the same key, anything else waits for a person."""
+    with transaction.atomic():
+        lapsed = touches.lapsed_runs(limit=PASS_LIMIT)
+        if not lapsed:
+            return 0
+        nodes = snapshot.current().nodes
+        # With the database's time: by the clock of a node that is ahead they would wait.
+        rows = Touch.objects.annotate(at=Now()).in_bulk([claim.task_id for claim, _ in lapsed])
+        settlements = []
+        for claim, was_sending in lapsed:
+            channel = nodes[rows[claim.task_id].node_id].channel
+            exhausted = rows[claim.task_id].attempt > len(channel.retry_delays)
+            if was_sending and (not channel.idempotent or exhausted):
+                settlements.append(Settlement(claim.task_id, claim.lease_no, "unknown", "worker_lost"))
+            else:
+                at = rows[claim.task_id].at
+                settlements.append(Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=at))
+        touches.settle(settlements)
+        Attempt.objects.bulk_create(
+            [_lost_attempt(rows[claim.task_id], claim.lease_no) for claim, was_sending in lapsed if was_sending]
+        )
+        dead_letters.bury_touches([each.task_id for each in settlements if each.state == "unknown"])
+    metrics.worker_lost(sum(each.state == "unknown" for each in settlements))
+    log.warning("runs_rescued", count=len(settlements))
+    for state in ("scheduled", "unknown"):
+        names = [tracing.name(None, each.task_id) for each in settlements if each.state == state]
+        tracing.say("touches_settled", names, state=state, reason="worker_lost")
+    return len(settlements)
+
+
+def _lost_attempt(row: Touch, lease_no: int) -> Attempt:
+    """Nobody came back from it, so nobody knows: the doubt has to outlive the next attempts."""
+    assert row.sending_at is not None
+    return Attempt(
+        touch=row, number=row.attempt, lease_no=lease_no, started_at=row.sending_at, outcome="unknown",
+        reason="worker_lost",
+    )  # fmt: skip
+
+
+def unpark_resumed() -> int:
+    """Let touches run again whose pause is over, spread so that they do not all fire at once. Safe to be cut off: the
+    next pass goes on."""
+    resumed = set(touches.parked_scopes()) - snapshot.current().paused
+    unparked, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
+    for scope in sorted(resumed):
+        while datetime.now(UTC) < ends_at and (count := touches.unpark(scope, spread=RESUME_SPREAD)):
+            unparked += count
+    return unparked
+
+
+class Doorbell:
+    """Publishes what a request handed over, in a thread of its own: neither the request nor its commit ever waits for
+    the broker. What does not fit is dropped; the rows' leases bring it back."""
+
+    def __init__(self, publish: Callable[[list[Hint]], None], *, capacity: int = 1000) -> None:
+        self._publish = publish
+        self._waiting: queue.Queue[list[Hint]] = queue.Queue(capacity)
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    def ring(self, hints: list[Hint]) -> None:
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="doorbell", daemon=True)
+                self._thread.start()
+        try:
+            self._waiting.put_nowait(hints)
+        except queue.Full:
+            log.warning("hints_dropped", count=len(hints))
+
+    def _run(self) -> None:
+        while True:
+            hints = self._waiting.get()
+            while len(hints) < PASS_LIMIT:
+                try:
+                    hints = hints + self._waiting.get_nowait()
+                except queue.Empty:
+                    break
+            try:
+                close_old_connections()
+                self._publish(hints)
+            except Exception:
+                log.exception("hints_lost", count=len(hints))
+
+
+doorbell = Doorbell(announce)

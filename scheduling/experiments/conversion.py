@@ -1,0 +1,121 @@
+"""What touches bring about: the goal of a node among those it reached, beside its control group.
+
+A customer counts once a node, with the goal's event (of the same customer) within the goal's span. Two comparisons:
+
+- Control group against everybody else who came to that point of the rules: sent to, held and then sent to, stopped
+  later (by a limit, a roll-out …) or called off while they were held. Both are looked at from the same moment on, the
+  draw: from any later one, whoever reaches the goal while a touch is held would be missing from one side. That is the
+  honest comparison, and it understates the effect on those who really got something.
+- By version of the content, among those who got it. Which version a community gets is drawn as well, but what was
+  changed between two versions in time is not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from scheduling import sql
+from scheduling.policy.shares import Lift, Share
+
+#: What the guard says from the draw of the control group on. Everything else comes before it and says nothing about it:
+#: which codes there are is Presence's and the events' business, too.
+FROM_THE_DRAW_ON = ("holdout", "rollout", "quiet_hours", "dedupe", "cap", "community_cap", "slot_hold")
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    template: str
+    number: int
+    share: Share
+
+
+@dataclass(slots=True)
+class Effect:
+    """Of one node."""
+
+    node: str
+    goal: str
+    lift: Lift
+    versions: list[Version] = field(default_factory=list)
+
+
+def effects(since: datetime, until: datetime) -> list[Effect]:
+    """Of every node that has a goal; decisions younger than the goal's span are left out: their time is not over."""
+    parameters = {"since": since, "until": until, "drawn": list(FROM_THE_DRAW_ON)}
+    found = {
+        key: Effect(key, goal, Lift(Share(treated_hits or 0, treated), Share(control_hits or 0, control)))
+        for key, goal, treated, treated_hits, control, control_hits in sql.rows(_BY_NODE, parameters)
+    }
+    versions: dict[str, list[Version]] = defaultdict(list)
+    for node, template, number, count, hits in sql.rows(_BY_VERSION, parameters):
+        versions[node].append(Version(template, number, Share(hits or 0, count)))
+    for key, effect in found.items():
+        effect.versions = versions[key]
+    return list(found.values())
+
+
+_GOALS = """
+WITH goals AS MATERIALIZED (
+    SELECT id, key, goal_event, goal_within FROM scheduling_node
+    WHERE goal_event <> '' AND goal_within IS NOT NULL AND retired_at IS NULL
+),
+"""
+
+_COUNTED = """
+counted AS (
+    SELECT d.*, EXISTS (
+        SELECT FROM scheduling_event AS e
+        WHERE e.customer_id = d.customer_id AND e.type = d.goal_event
+          AND e.occurred_at > d.at AND e.occurred_at <= d.at + d.goal_within
+    )::int AS hit FROM decided AS d
+)
+"""
+
+# The first draw of each customer at each node, where its goal's time is over.
+_BY_NODE = "".join((
+    _GOALS,
+    """
+decided AS MATERIALIZED (
+    SELECT DISTINCT ON (t.node_id, t.customer_id)
+           t.node_id, t.customer_id, g.key, g.goal_event, g.goal_within, draw.at, draw.rule = 'holdout' AS control
+    FROM scheduling_touch AS t JOIN goals AS g ON g.id = t.node_id
+    JOIN LATERAL (
+        SELECT at, rule FROM scheduling_verdict
+        WHERE touch_id = t.task_id AND (decision = 'send' OR rule = ANY(%(drawn)b))
+        ORDER BY at, id LIMIT 1
+    ) AS draw ON draw.at >= %(since)s AND draw.at < %(until)s - g.goal_within
+    WHERE t.settled_at >= %(since)s AND t.retry_of IS NULL
+    ORDER BY t.node_id, t.customer_id, draw.at, t.task_id
+),
+""",
+    _COUNTED,
+    """
+SELECT g.key, g.goal_event, count(c.key) FILTER (WHERE NOT c.control), sum(c.hit) FILTER (WHERE NOT c.control),
+       count(c.key) FILTER (WHERE c.control), sum(c.hit) FILTER (WHERE c.control)
+FROM goals AS g LEFT JOIN counted AS c ON c.node_id = g.id GROUP BY g.key, g.goal_event ORDER BY g.key
+""",
+))  # fmt: skip
+
+# The first delivery to each customer at each node.
+_BY_VERSION = "".join((
+    _GOALS,
+    """
+decided AS MATERIALIZED (
+    SELECT DISTINCT ON (t.node_id, t.customer_id)
+           t.customer_id, t.template_id, t.template_version, g.key, g.goal_event, g.goal_within,
+           COALESCE(t.reserved_at, t.settled_at) AS at
+    FROM scheduling_touch AS t JOIN goals AS g ON g.id = t.node_id
+    WHERE t.settled_at >= %(since)s AND t.settled_at < %(until)s - g.goal_within AND t.retry_of IS NULL
+      AND t.state = 'delivered'
+    ORDER BY t.node_id, t.customer_id, t.settled_at, t.task_id
+),
+""",
+    _COUNTED,
+    """
+SELECT c.key, m.key, c.template_version, count(*), sum(c.hit)
+FROM counted AS c JOIN scheduling_template AS m ON m.id = c.template_id
+GROUP BY c.key, m.key, c.template_version ORDER BY c.key, m.key, c.template_version
+""",
+))  # fmt: skip

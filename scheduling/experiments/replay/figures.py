@@ -1,0 +1,87 @@
+"""What is counted of one world, as plain values that a row can keep."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from datetime import datetime, tzinfo
+from typing import Any
+
+from scheduling.experiments.replay.simulation import SimulatedTouch, World
+from scheduling.policy.guards import HOLD, Verdict
+from scheduling.policy.specs import NodeSpec
+
+MANY = 4  #: customers who got this many or more are counted together
+
+
+class Figures:
+    """An observer of a world."""
+
+    def __init__(self, zone: tzinfo) -> None:
+        self.zone = zone
+        self.totals: Counter[str] = Counter()
+        self.nodes: dict[str, Counter[str]] = defaultdict(Counter)
+        self.suppressed: Counter[str] = Counter()
+        self.suppressed_by_node: dict[str, Counter[str]] = defaultdict(Counter)
+        self.held: Counter[str] = Counter()
+        self.cancelled: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.days: Counter[str] = Counter()
+        self.customers_at_cap: set[str] = set()
+        self.communities_at_cap: set[str] = set()
+        self.sends: Counter[str] = Counter()
+
+    def planned(self, touch: SimulatedTouch, node: NodeSpec) -> None:
+        self._count(node, "planned")
+        if touch.carried:
+            self.totals["carried"] += 1
+
+    def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: Verdict, at: datetime) -> None:
+        if verdict.rule == "cap":
+            self.customers_at_cap.add(touch.event.user_id)
+        elif verdict.rule == "community_cap":
+            self.communities_at_cap.add(touch.event.chat_id)
+        if verdict.decision == HOLD and verdict.rule not in touch.held_by:
+            self.held[verdict.rule] += 1
+            if not touch.held_by:
+                self._count(node, "held")
+
+    def ended(self, touch: SimulatedTouch, node: NodeSpec, state: str, reason: str, at: datetime) -> None:
+        self._count(node, state)
+        if state == "delivered":
+            self.days[at.astimezone(self.zone).date().isoformat()] += 1
+            self.sends[touch.event.user_id] += 1
+        elif state == "suppressed":
+            self.suppressed[reason] += 1
+            self.suppressed_by_node[node.key][reason] += 1
+        elif state == "cancelled":
+            self.cancelled[reason] += 1
+        else:
+            self.failed[reason] += 1
+
+    def close(self, world: World) -> dict[str, Any]:
+        """All of it, with what waits at the end of the replay."""
+        for touch in world.still_waiting():
+            self._count(world.config.nodes[touch.node_id], "waiting")
+        return {
+            "totals": _plain(self.totals),
+            "nodes": {key: _plain(self.nodes[key]) for key in sorted(self.nodes)},
+            "suppressed": _plain(self.suppressed),
+            "suppressed_by_node": {key: _plain(each) for key, each in sorted(self.suppressed_by_node.items())},
+            "held": _plain(self.held),
+            "cancelled": _plain(self.cancelled),
+            "failed": _plain(self.failed),
+            "days": _plain(self.days),
+            "customers_at_cap": len(self.customers_at_cap),
+            "communities_at_cap": len(self.communities_at_cap),
+            "customers_reached": len(self.sends),
+            "sends_a_customer": _plain(Counter(str(min(count, MANY)) for count in self.sends.values())),
+        }
+
+    def _count(self, node: NodeSpec, what: str) -> None:
+        self.totals[what] += 1
+        self.nodes[node.key][what] += 1
+
+
+def _plain(counter: Counter[str]) -> dict[str, int]:
+    """In an order of its own, so that the same replay is the same text."""
+    return {key: counter[key] for key in sorted(counter)}

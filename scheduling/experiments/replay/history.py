@@ -1,0 +1,177 @@
+"""What the house remembers: the events to replay, and what was the case when the replay begins.
+
+Levels, names, time zones and addresses are those of today, since nobody keeps the earlier ones. Activity is read from
+events; frames of a chat count only for who has not been heard of since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+from scheduling import sql
+from scheduling.experiments.replay.simulation import Person
+from scheduling.ids import first_id_at
+from scheduling.models import Customer, Event, EventType
+from scheduling.policy.guards import Slot
+from scheduling.policy.specs import EventSpec
+
+MOST_EVENTS = 50_000  #: of one replay; where there are more, it begins later
+MOST_CARRIED = 50_000  #: touches that wait already when it begins
+CHUNK = 2_000
+SKEW = timedelta(hours=1)  #: by which an id may seem older than its row
+
+Batch = tuple[datetime, list[EventSpec]]
+Instant = tuple[datetime, list[UUID]]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """From when to when, and how much lies between."""
+
+    since: datetime
+    until: datetime
+    events: int
+    shortened: bool  #: it begins later than asked for, so that it holds no more than may be replayed
+
+
+def window(since: datetime, until: datetime, most: int = MOST_EVENTS) -> Window:
+    newest = _events(since, until).order_by("-received_at")
+    beyond = newest.values_list("received_at", flat=True)[most : most + 1].first()
+    if beyond is None:
+        return Window(since, until, _events(since, until).count(), False)
+    # What came at one instant belongs together: that instant is left out whole.
+    begin = beyond + timedelta(microseconds=1)
+    return Window(begin, until, _events(begin, until).count(), True)
+
+
+def _events(since: datetime, until: datetime) -> Any:
+    """By the id as well: it grows with time, and has an index."""
+    return Event.objects.filter(id__gte=first_id_at(since - SKEW), received_at__gte=since, received_at__lt=until)
+
+
+def batches(within: Window) -> Iterator[list[Batch]]:
+    """The events in the order of their arrival, those of one instant together, some thousand at a time: their order
+    is read at once, a few bytes each, and what they say page by page. A cursor would need a session of its own, which
+    there is none behind a pooler."""
+    order = _events(within.since, within.until).order_by("received_at", "id").values_list("received_at", "id")
+    instants: list[Instant] = []
+    size = 0
+    for at, together in groupby(order, key=lambda row: row[0]):
+        instants.append((at, [key for _, key in together]))
+        size += len(instants[-1][1])
+        if size >= CHUNK:
+            yield _read(instants)
+            instants, size = [], 0
+    if instants:
+        yield _read(instants)
+
+
+def _read(instants: Sequence[Instant]) -> list[Batch]:
+    """What was deleted meanwhile is left out."""
+    rows = sql.rows(_EVENTS, {"ids": [key for _, keys in instants for key in keys]})
+    found = {row[0]: EventSpec(*row) for row in rows}
+    return [(at, [found[key] for key in keys if key in found]) for at, keys in instants]
+
+
+def people(user_ids: Collection[str], since: datetime, memory: timedelta) -> dict[str, Person]:
+    """These customers as they were at `since`, with what they were sent in the time before that guards remember."""
+    found = {row.pk: _person(row, since) for row in Customer.objects.filter(user_id__in=user_ids)}
+    passive = set(EventType.objects.filter(is_activity=False).values_list("key", flat=True))
+    for customer_id, kind, latest in sql.rows(_HAPPENED, {"customers": sorted(found), "since": since}):
+        _remember(found[customer_id], kind, latest, active=kind not in passive)
+    for customer_id, *slot in sql.rows(_SLOTS, {"customers": sorted(found), "since": since, "memory": memory}):
+        found[customer_id].slots.append(_slot(*slot))
+    return {person.spec.user_id: person for person in found.values()}
+
+
+def _person(row: Customer, since: datetime) -> Person:
+    opted_out_at = (row.opted_out_at or since) if row.opted_out else None
+    active_at = row.last_active_at if row.last_active_at and row.last_active_at < since else None
+    return Person(replace(row.spec(), last_active_at=active_at, conversation_at=None), opted_out_at)
+
+
+def _remember(person: Person, kind: str, latest: datetime, *, active: bool) -> None:
+    person.happened[kind] = latest
+    spec = person.spec
+    if active and (spec.last_active_at is None or latest > spec.last_active_at):
+        person.spec = spec = replace(spec, last_active_at=latest)
+    if kind == "conversation.started":
+        person.spec = replace(spec, conversation_at=latest)
+
+
+def _slot(task_id: UUID, at: datetime, content_type: str, counts: bool) -> Slot:
+    return Slot(task_id, at, content_type, counts, settled=True)
+
+
+def community_slots(chat_ids: Collection[str], since: datetime, memory: timedelta) -> dict[str, list[Slot]]:
+    found: dict[str, list[Slot]] = {chat_id: [] for chat_id in chat_ids}
+    for chat_id, *slot in sql.rows(_CHAT_SLOTS, {"chats": sorted(chat_ids), "since": since, "memory": memory}):
+        found[chat_id].append(_slot(*slot))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A touch that waited at the beginning."""
+
+    node_id: int
+    due_at: datetime
+    expires_at: datetime
+    event: EventSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    touches: list[Carried]
+    incomplete: bool  #: there were more; those that were planned last are left out
+
+
+def carried(since: datetime) -> Waiting:
+    """What was planned before and not decided then."""
+    rows = sql.rows(_CARRIED, {"since": since, "limit": MOST_CARRIED + 1})
+    touches = [Carried(*row[:3], EventSpec(*row[3:])) for row in rows[:MOST_CARRIED]]  # type: ignore[call-arg]
+    return Waiting(touches, incomplete=len(rows) > MOST_CARRIED)
+
+
+_EVENTS = """
+SELECT id, source, event_id, type, occurred_at, user_id, chat_id, data FROM scheduling_event
+WHERE id = ANY(%(ids)b::uuid[])
+"""
+
+_HAPPENED = """
+SELECT customer_id, type, max(occurred_at) FROM scheduling_event
+WHERE customer_id = ANY(%(customers)b) AND received_at < %(since)s GROUP BY 1, 2
+"""
+
+_SLOTS = """
+SELECT customer_id, task_id, reserved_at, content_type, counts_toward_cap FROM scheduling_touch
+WHERE customer_id = ANY(%(customers)b) AND reserved_at IS NOT NULL
+  AND reserved_at < %(since)s AND reserved_at > %(since)s - %(memory)s
+ORDER BY reserved_at, task_id
+"""
+
+_CHAT_SLOTS = """
+SELECT chat_id, task_id, reserved_at, content_type, counts_toward_cap FROM scheduling_touch
+WHERE chat_id = ANY(%(chats)b) AND chat_id <> '' AND reserved_at IS NOT NULL
+  AND reserved_at < %(since)s AND reserved_at > %(since)s - %(memory)s
+ORDER BY reserved_at, task_id
+"""
+
+# What was published again by a person is left out: it had its turn.
+_CARRIED = """
+SELECT t.node_id, GREATEST(COALESCE(held.until, t.planned_at), %(since)s), t.expires_at,
+       e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data
+FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
+LEFT JOIN LATERAL (
+    SELECT v.next_eligible_at AS until FROM scheduling_verdict AS v
+    WHERE v.touch_id = t.task_id AND v.decision = 'hold' AND v.at < %(since)s ORDER BY v.id DESC LIMIT 1
+) AS held ON true
+WHERE t.created_at < %(since)s AND t.retry_of IS NULL AND (t.reserved_at IS NULL OR t.reserved_at >= %(since)s)
+  AND (t.state IN ('scheduled', 'queued', 'running') OR t.settled_at >= %(since)s)
+ORDER BY t.task_id LIMIT %(limit)s
+"""

@@ -1,0 +1,168 @@
+"""A replay from its beginning to its end: begun by a person, executed by a worker, published or discarded by a person.
+
+The row is the job. A tick looks for one that waits, or whose worker was not heard of for two minutes; one replay runs
+at a time, because it keeps a worker's process busy for up to a few minutes.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from hashlib import sha256
+from typing import Any
+
+import structlog
+from django.conf import settings
+from django.db import Error, transaction
+from django.db.models.functions import Now
+from django.utils.timezone import now
+
+from scheduling import sql
+from scheduling.configuration import snapshot
+from scheduling.configuration.file import apply
+from scheduling.configuration.file.base import Stamp
+from scheduling.configuration.file.document import InvalidDocument
+from scheduling.errors import Conflict
+from scheduling.experiments.replay import draft, history
+from scheduling.experiments.replay.results import replay
+from scheduling.models import WhatIfRun
+from scheduling.operations.failed_tasks import Actor
+from scheduling.planning import impact
+from scheduling.planning.rescheduling import WATCHED, Moved
+
+log = structlog.get_logger(__name__)
+
+MOST_DAYS = 30
+MOST_WAITING = 5
+PATIENCE = timedelta(minutes=2)  #: after which a worker that says nothing is taken for dead
+TRIES = 3
+
+State = WhatIfRun.State
+
+
+def begin(text: str, days: int, actor: Actor) -> WhatIfRun:
+    """Raises `InvalidDocument` or `InvalidConfiguration` where the draft is wrong, `Conflict` where enough wait."""
+    _, planned = draft.read(text)
+    if WhatIfRun.objects.filter(state__in=(State.WAITING, State.RUNNING)).count() >= MOST_WAITING:
+        raise Conflict("enough replays wait already; try again when they are over")
+    changes = [_told(change) for change in planned.changes]
+    return WhatIfRun.objects.create(draft=text, days=days, actor=actor.user, actor_name=actor.name, changes=changes)
+
+
+def _told(change: Any) -> dict[str, Any]:
+    differences = [{"path": each.path, "before": each.before, "after": each.after} for each in change.differences]
+    return {
+        "section": change.section.name, "verb": change.verb, "label": change.label, "differences": differences
+    }  # fmt: skip
+
+
+# --- the worker's side --------------------------------------------------------------------------------------------
+
+
+class _Overtaken(Exception):
+    """Somebody discarded it, or another worker has it."""
+
+
+def execute_next() -> bool:
+    """Replay the oldest that waits, unless one is running. Returns whether there was one."""
+    run = _claim()
+    if run is None:
+        return False
+    try:
+        _execute(run)
+    except _Overtaken:
+        log.info("what_if_overtaken", run=run.pk)
+    except (apply.InvalidConfiguration, InvalidDocument, Conflict) as error:
+        _end(run, State.FAILED, problem=str(error))
+    except Exception as error:
+        log.exception("what_if_broke", run=run.pk)
+        _end(run, State.FAILED, problem=f"{type(error).__name__}: {error}"[:2000])
+        raise
+    return True
+
+
+def _claim() -> WhatIfRun | None:
+    """One at a time: whoever looks has the lock of those that could be chosen."""
+    with transaction.atomic():
+        at = sql.now()  # a node whose clock is ahead must not take the others' workers for dead
+        open_ones = list(
+            WhatIfRun.objects.select_for_update(of=("self",))
+            .filter(state__in=(State.WAITING, State.RUNNING))
+            .order_by("id")
+        )
+        if any(run.state == State.RUNNING and run.beat_at and run.beat_at > at - PATIENCE for run in open_ones):
+            return None
+        for run in open_ones:
+            if run.tries < TRIES:
+                run.state, run.tries, run.beat_at = State.RUNNING, run.tries + 1, at
+                run.save(update_fields=["state", "tries", "beat_at"])
+                return run
+            run.state, run.problem, run.ended_at = State.FAILED, "its worker was lost", at
+            run.save(update_fields=["state", "problem", "ended_at"])
+    return None
+
+
+def _execute(run: WhatIfRun) -> None:
+    given, planned = draft.read(run.draft)
+    digest = live_digest()
+    configs = {"live": snapshot.current(), "draft": draft.rehearse(given, planned)}
+    within = history.window(run.created_at - timedelta(days=run.days), run.created_at)
+    _write(run, total=within.events, beat_at=Now())
+    result = replay(configs, within, progress=lambda done: _write(run, done=done, beat_at=Now()))
+    result |= {
+        "since": within.since.isoformat(), "until": within.until.isoformat(), "events": within.events,
+        "shortened": within.shortened,
+    }  # fmt: skip
+    _end(run, State.DONE, result=result, live_digest=digest, done=within.events)
+
+
+def _end(run: WhatIfRun, state: str, **values: Any) -> None:
+    _write(run, state=state, ended_at=Now(), **values)
+
+
+def _write(run: WhatIfRun, **values: Any) -> None:
+    mine = WhatIfRun.objects.filter(pk=run.pk, state=State.RUNNING, tries=run.tries)
+    if not mine.update(**values):
+        raise _Overtaken
+
+
+def live_digest() -> str:
+    return sha256(draft.live_text().encode()).hexdigest()
+
+
+# --- the person's side --------------------------------------------------------------------------------------------
+
+
+def publish(run_id: int, actor: Actor, *, move_waiting: bool = False) -> Moved | None:
+    """Make the draft what is live, with the actor in the history of every row. Raises `Conflict` where somebody edited
+    what the replay compared with, or decided about it already. Returns what moved, if anything was to."""
+    with transaction.atomic():
+        run = _decide(run_id, State.PUBLISHED, actor, (State.DONE,))
+        given, planned = draft.read(run.draft)
+        if run.live_digest != live_digest():
+            raise Conflict("somebody edited the configuration since the replay; replay the draft again")
+        apply.store(given, planned, Stamp(f"what-if #{run_id}", actor.user))
+    if not move_waiting:
+        return None
+    try:
+        return impact.follow(planned, WATCHED)
+    except Error:  # it is live all the same
+        log.exception("waiting_not_moved", run=run_id)
+        return Moved(broken=True)
+
+
+def discard(run_id: int, actor: Actor) -> None:
+    """Whatever it is doing. Raises `Conflict` where it was decided already."""
+    with transaction.atomic():
+        _decide(run_id, State.DISCARDED, actor, (State.WAITING, State.RUNNING, State.DONE, State.FAILED))
+
+
+def forget() -> None:
+    """Replays from before the time of which anything is kept."""
+    WhatIfRun.objects.filter(created_at__lt=now() - timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS)).delete()
+
+
+def _decide(run_id: int, state: str, actor: Actor, while_in: tuple[str, ...]) -> WhatIfRun:
+    mine = WhatIfRun.objects.filter(pk=run_id, state__in=while_in)
+    if not mine.update(state=state, settled_by=actor.name, settled_at=now()):
+        raise Conflict("somebody decided about it already, or it is not ready")
+    return WhatIfRun.objects.get(pk=run_id)

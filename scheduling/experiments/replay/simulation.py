@@ -1,0 +1,273 @@
+"""One configuration in simulated time: events go in, touches are planned, called off, judged, held and sent.
+
+It does what intake and delivery do, in their order and with their pure parts, and keeps in memory what they keep in
+rows. A send always succeeds at once. Nobody is paused, and nobody is asked whether a customer is talking right now:
+only conversations that came as events are known.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from heapq import heappop, heappush
+from typing import Protocol
+from uuid import UUID
+
+from scheduling.policy import guards, matrix
+from scheduling.policy.guards import Candidate, Slot, Surroundings, Verdict
+from scheduling.policy.specs import CustomerSpec, DelayRules, EventSpec, NodeSpec, RuleSpec, TemplateSpec, template_for
+
+
+class Config(Protocol):
+    """What of a configuration's snapshot is needed."""
+
+    @property
+    def nodes(self) -> Mapping[int, NodeSpec]: ...
+    @property
+    def triggered(self) -> Mapping[str, tuple[NodeSpec, ...]]: ...
+    @property
+    def cancelling(self) -> Mapping[str, tuple[NodeSpec, ...]]: ...
+    @property
+    def delay_rules(self) -> DelayRules: ...
+    @property
+    def rules(self) -> tuple[RuleSpec, ...]: ...
+    @property
+    def activity_types(self) -> Mapping[str, bool]: ...
+
+
+@dataclass(slots=True)
+class Person:
+    """A customer as this world knows them at its present moment."""
+
+    spec: CustomerSpec
+    opted_out_at: datetime | None = None
+    happened: dict[str, datetime] = field(default_factory=dict)  #: by event type, the latest time of one
+    slots: deque[Slot] = field(default_factory=deque)
+    waiting: dict[int, SimulatedTouch] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedTouch:
+    number: int
+    node_id: int
+    event: EventSpec
+    person: Person
+    due_at: datetime
+    expires_at: datetime
+    priority: int
+    carried: bool = False  #: it waited already when the replay begins
+    judged_at: datetime | None = None
+    held_by: set[str] = field(default_factory=set)
+
+    @property
+    def task_id(self) -> UUID:
+        return UUID(int=self.number)
+
+
+class Observer(Protocol):
+    """Who counts what happens."""
+
+    def planned(self, touch: SimulatedTouch, node: NodeSpec) -> None: ...
+    def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: Verdict, at: datetime) -> None: ...
+    def ended(self, touch: SimulatedTouch, node: NodeSpec, state: str, reason: str, at: datetime) -> None: ...
+
+
+#: Why it cannot be sent although nothing speaks against it: its text lacks data, it has nowhere to go. Else "".
+Prepare = Callable[[NodeSpec, TemplateSpec, CustomerSpec, EventSpec], str]
+
+
+def _always(node: NodeSpec, template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> str:
+    return ""
+
+
+@dataclass
+class World:
+    config: Config
+    observer: Observer
+    now: datetime
+    slot_hold: timedelta
+    activity_grain: timedelta
+    time_scale: float = 1
+    prepare: Prepare = _always
+    people: dict[str, Person] = field(default_factory=dict)
+    communities: dict[str, deque[Slot]] = field(default_factory=lambda: defaultdict(deque))
+    _agenda: list[tuple[datetime, int, datetime, int, SimulatedTouch]] = field(default_factory=list)
+    _count: int = 0
+
+    def __post_init__(self) -> None:
+        rules = self.config.rules
+        self._window = max((rule.window for rule in rules), default=timedelta(0))
+        self._counts_communities = any(rule.kind == "cap" and rule.scope == "community" for rule in rules)
+        self._capped = any(rule.kind == "cap" for rule in rules)
+
+    # --- in the order of intake ---
+
+    def receive(self, events: Sequence[EventSpec], at: datetime) -> None:
+        """Events that came at once, in the order of their arrival, by people who are known."""
+        self.advance(at)
+        self._call_off(events)
+        for event in events:
+            person = self.people[event.user_id]
+            latest = person.happened.get(event.type)
+            person.happened[event.type] = max(latest, event.occurred_at) if latest else event.occurred_at
+        before = {event.user_id: self.people[event.user_id].spec for event in events}
+        fresh = [touch for event in events for touch in self._plan(event)]
+        obsolete = self._obsolete(fresh, events)
+        for touch in fresh:
+            self._begin(touch, obsolete.get(touch.number, ""))
+        self._remember_activity(events, before)
+
+    def carry(self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime) -> None:
+        """A touch that waits already when the replay begins."""
+        touch = self._touch(node_id, event, due_at, expires_at, self.config.nodes[node_id].priority)
+        touch.carried = True
+        self.observer.planned(touch, self.config.nodes[node_id])
+        self._wait(touch)
+
+    def _call_off(self, events: Sequence[EventSpec]) -> None:
+        for event in events:
+            for node in self.config.cancelling.get(event.type, ()):
+                for touch in self._waiting(event.user_id, node.id):
+                    if touch.event.occurred_at <= event.occurred_at:
+                        self._end(touch, "cancelled", f"event:{event.type}")
+
+    def _plan(self, event: EventSpec) -> Iterator[SimulatedTouch]:
+        """Each event sees the activity of those before it, not its own."""
+        person = self.people[event.user_id]
+        nodes = self.config.triggered.get(event.type, ())
+        planned = matrix.plan(event, person.spec, nodes, self.config.delay_rules, time_scale=self.time_scale)
+        for each in planned:
+            yield self._touch(each.node.id, event, each.due_at, each.expires_at, each.node.priority)
+        active_at, talking_at = person.spec.last_active_at, person.spec.conversation_at
+        if self.config.activity_types.get(event.type, True) and (active_at is None or event.occurred_at > active_at):
+            active_at = event.occurred_at
+        if event.type == "conversation.started" and (talking_at is None or event.occurred_at > talking_at):
+            talking_at = event.occurred_at
+        person.spec = replace(person.spec, last_active_at=active_at, conversation_at=talking_at)
+
+    def _obsolete(self, fresh: Sequence[SimulatedTouch], events: Sequence[EventSpec]) -> dict[int, str]:
+        """Called off before they begin, by an event that came before theirs but happened after it, or comes next."""
+        places = {event.id: place for place, event in enumerate(events)}
+        found: dict[int, str] = {}
+        for touch in fresh:
+            revoking, event = self.config.nodes[touch.node_id].cancel_on, touch.event
+            for kind in sorted(revoking - {event.type}):
+                latest = touch.person.happened.get(kind)
+                if latest and latest > event.occurred_at:
+                    found.setdefault(touch.number, f"event:{kind}")
+            # The last one in the batch is looked at first, as intake does.
+            for other in reversed(events[places[event.id] + 1 :]) if revoking else ():
+                if other.user_id == event.user_id and other.type in revoking and other.occurred_at >= event.occurred_at:
+                    found.setdefault(touch.number, f"event:{other.type}")
+        return found
+
+    def _begin(self, touch: SimulatedTouch, called_off: str) -> None:
+        """`on_repeat`: keep leaves the touch that waits and plans nothing, restart calls it off and plans anew."""
+        node = self.config.nodes[touch.node_id]
+        if not called_off and node.on_repeat != "each":
+            earlier = self._waiting(touch.event.user_id, node.id)
+            if node.on_repeat == "keep" and earlier:
+                return
+            for each in earlier:
+                self._end(each, "cancelled", f"restarted:{touch.event.type}")
+        self.observer.planned(touch, node)
+        self._wait(touch)
+        if called_off:
+            self._end(touch, "cancelled", called_off)
+
+    def _remember_activity(self, events: Sequence[EventSpec], before: Mapping[str, CustomerSpec]) -> None:
+        """The row of a customer is not rewritten for less than the grain, unless it is for something else."""
+        unhappy = {event.user_id for event in events if event.type == "complaint.received"}
+        for user_id, was in before.items():
+            person = self.people[user_id]
+            active_at, known = person.spec.last_active_at, was.last_active_at
+            further = active_at is not None and (known is None or active_at > known + self.activity_grain)
+            if not (further or user_id in unhappy or person.spec.conversation_at != was.conversation_at):
+                person.spec = replace(person.spec, last_active_at=known)
+            if user_id in unhappy and (person.opted_out_at is None or person.opted_out_at > self.now):
+                person.opted_out_at = self.now
+
+    def _touch(
+        self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime, priority: int
+    ) -> SimulatedTouch:
+        self._count += 1
+        return SimulatedTouch(
+            self._count, node_id, event, self.people[event.user_id], due_at, expires_at, priority
+        )  # fmt: skip
+
+    def _wait(self, touch: SimulatedTouch) -> None:
+        touch.person.waiting[touch.number] = touch
+        # What is overdue is judged with the others of its moment, the most important first.
+        heappush(self._agenda, (max(touch.due_at, self.now), touch.priority, touch.due_at, touch.number, touch))
+
+    def _waiting(self, user_id: str, node_id: int) -> list[SimulatedTouch]:
+        return [each for each in self.people[user_id].waiting.values() if each.node_id == node_id]
+
+    # --- in the order of delivery ---
+
+    def advance(self, until: datetime) -> None:
+        """Let time pass: judge what falls due."""
+        while self._agenda and self._agenda[0][0] <= until:
+            at, _, due_at, number, touch = heappop(self._agenda)
+            if touch.person.waiting.get(number) is touch and touch.due_at == due_at:
+                self.now = max(self.now, at)
+                self._judge(touch)
+        self.now = max(self.now, until)
+
+    def _judge(self, touch: SimulatedTouch) -> None:
+        node, event, person = self.config.nodes[touch.node_id], touch.event, touch.person
+        out_at = person.opted_out_at
+        customer = replace(person.spec, opted_out=out_at is not None and out_at <= self.now)
+        template = template_for(node, event.chat_id, event.user_id)
+        candidate = Candidate(
+            touch.task_id, node, customer, template, event.chat_id, event.occurred_at, touch.expires_at
+        )  # fmt: skip
+        verdict = guards.judge(candidate, self._surroundings(touch), self.now)
+        touch.judged_at = self.now
+        self.observer.judged(touch, node, verdict, self.now)
+        if verdict.decision == guards.HOLD:
+            touch.held_by.add(verdict.rule)
+            assert verdict.next_eligible_at is not None, "only a pause parks, and here nobody is paused"
+            touch.due_at = verdict.next_eligible_at
+            self._wait(touch)
+        elif verdict.decision == guards.SUPPRESS:
+            self._end(touch, "suppressed", verdict.rule)
+        elif problem := self.prepare(node, template, customer, event):
+            self._end(touch, "failed", problem)
+        else:
+            self._send(touch, node, template)
+
+    def _surroundings(self, touch: SimulatedTouch) -> Surroundings:
+        oldest = self.now - self._window
+        chat = self.communities[touch.event.chat_id] if self._counts_communities and touch.event.chat_id else deque()
+        for slots in (touch.person.slots, chat):
+            while slots and slots[0].at <= oldest:
+                slots.popleft()
+        important = list(self._important(touch)) if touch.priority > 0 and self._capped and self.slot_hold else []
+        return Surroundings(
+            rules=self.config.rules, slots=touch.person.slots, community_slots=chat, important=important
+        )  # fmt: skip
+
+    def _important(self, touch: SimulatedTouch) -> Iterator[datetime]:
+        for each in touch.person.waiting.values():
+            node = self.config.nodes[each.node_id]
+            soon = each.due_at <= self.now + self.slot_hold and each.judged_at != self.now
+            if soon and each.priority < touch.priority and node.enabled and node.guard_cap != "ignore":
+                yield each.due_at
+
+    def _send(self, touch: SimulatedTouch, node: NodeSpec, template: TemplateSpec) -> None:
+        slot = Slot(touch.task_id, self.now, template.content_type, node.guard_cap != "ignore", settled=True)
+        touch.person.slots.append(slot)
+        if self._counts_communities and touch.event.chat_id:
+            self.communities[touch.event.chat_id].append(slot)
+        self._end(touch, "delivered", "")
+
+    def _end(self, touch: SimulatedTouch, state: str, reason: str) -> None:
+        del touch.person.waiting[touch.number]
+        self.observer.ended(touch, self.config.nodes[touch.node_id], state, reason, self.now)
+
+    def still_waiting(self) -> Iterator[SimulatedTouch]:
+        for person in self.people.values():
+            yield from person.waiting.values()

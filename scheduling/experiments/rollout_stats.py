@@ -1,0 +1,197 @@
+"""What came of the canary and of the stable version since a step began.
+
+A touch counts by the template that was decided for it, once its first decision to send was made in that time and it
+has ended. A complaint counts for the touch that it names, or else for the latest one delivered to the customer before
+it, as everywhere; an opt-out for the latest one delivered before it. Where a complaint opted the customer out, it is
+both. What a person published again is left out: it is a second try at something counted.
+
+There may be millions of touches, too many to look at every minute. An end is final, so those that are a while ago are
+counted for good, stretch after stretch, and kept with the roll-out. A judgement adds those of the last minutes, and the
+complaints and opt-outs: they come later than what they are about, and are few, so the touches are found from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any
+
+from scheduling import sql
+from scheduling.ids import first_id_at
+from scheduling.models import GuardedRollout
+from scheduling.policy.rollout import Tally
+
+#: Not counted for good yet. A touch whose transaction stayed open for longer may be missed; none is kept open so long.
+LATELY = timedelta(minutes=2)
+STRETCH = 100_000  #: touches, of all nodes, that one statement looks at
+CATCHING_UP = 20.0  #: seconds that a pass goes on with stretches
+APART = timedelta(minutes=5)  #: more than the clock of a node that takes complaints is behind
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """Touches of one version."""
+
+    ended: int = 0
+    failed: int = 0  #: of those
+
+    def __add__(self, other: Ends) -> Ends:
+        return Ends(self.ended + other.ended, self.failed + other.failed)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What ended before an instant."""
+
+    until: datetime
+    canary: Ends  #: of the step
+    stable: Ends  #: of the step
+    stable_in_all: Ends  #: since the roll-out began: at 100 % nobody gets the stable version any more
+
+
+def catch_up(seen: GuardedRollout, patience: str) -> bool:
+    """Count for good and store it, stretch by stretch. Returns whether the roll-out still runs and nobody else has it.
+    Raises `TimeoutError` where much is left: after a long pause, or where it was not counted so before."""
+    ends_at = monotonic() + CATCHING_UP
+    while True:
+        with sql.within(patience):
+            if not count_for_good(seen):
+                return True
+        with sql.within(patience):
+            mine = GuardedRollout.objects.select_for_update(skip_locked=True)
+            row = mine.filter(pk=seen.pk, state=GuardedRollout.State.RUNNING).first()
+            if row is None:
+                return False
+            row.counted = seen.counted
+            row.save(update_fields=["counted"])
+        if monotonic() > ends_at:
+            raise TimeoutError("what ended earlier is not counted yet; the next pass goes on with it")
+
+
+def count_for_good(rollout: GuardedRollout) -> bool:
+    """Count one more stretch into `rollout.counted`, which is not stored here. Returns whether more is left."""
+    before = _counted(rollout)
+    ((until, more),) = sql.rows(_STRETCH, {"since": before.until, "most": STRETCH, "lately": LATELY})
+    if until <= before.until:
+        return False
+    after = _ended(rollout, before, until)
+    rollout.counted = {
+        "step_at": rollout.step_at.isoformat(),
+        "until": until.isoformat(),
+        **{name: [ends.ended, ends.failed] for name, ends in _versions(after).items()},
+    }
+    return bool(more)
+
+
+def tallies(rollout: GuardedRollout) -> tuple[Tally, Tally]:
+    """Of the canary, and of the stable version."""
+    # Before the touches: what is complained about meanwhile is among them, so no rate is above 1.
+    complained, opted_out = _found(rollout, _COMPLAINED), _found(rollout, _OPTED_OUT)
+    ends = _ended(rollout, _counted(rollout), None)
+    stable = ends.stable_in_all if _is_last(rollout) else ends.stable
+    return (
+        Tally(ends.canary.ended, ends.canary.failed, complained.get(True, 0), opted_out.get(True, 0)),
+        Tally(stable.ended, stable.failed, complained.get(False, 0), opted_out.get(False, 0)),
+    )
+
+
+def _is_last(rollout: GuardedRollout) -> bool:
+    """The figures of the stable version are those of the steps before."""
+    return rollout.percent >= 100
+
+
+def _counted(rollout: GuardedRollout) -> Counted:
+    """Another step begins with what is kept for all of them."""
+    kept = rollout.counted
+    if not kept:
+        return Counted(rollout.started_at, Ends(), Ends(), Ends())
+    until = datetime.fromisoformat(kept["until"])
+    counted = Counted(until, **{name: Ends(*kept[name]) for name in ("canary", "stable", "stable_in_all")})
+    if datetime.fromisoformat(kept["step_at"]) == rollout.step_at:
+        return counted
+    if until <= rollout.step_at:
+        return Counted(until, Ends(), Ends(), counted.stable_in_all)
+    return Counted(rollout.started_at, Ends(), Ends(), Ends())
+
+
+def _versions(counted: Counted) -> dict[str, Ends]:
+    return {"canary": counted.canary, "stable": counted.stable, "stable_in_all": counted.stable_in_all}
+
+
+def _ended(rollout: GuardedRollout, before: Counted, until: datetime | None) -> Counted:
+    """With what ended from then on, up to an instant or to now."""
+    given = {**_parameters(rollout), "from": before.until, "until": until}
+    found = {(canary, of_step): Ends(*counts) for canary, of_step, *counts in sql.rows(_ENDED, given)}
+    canary, stable, earlier = (found.get(each, Ends()) for each in ((True, True), (False, True), (False, False)))
+    return Counted(
+        until or before.until,
+        before.canary + canary,
+        before.stable + stable,
+        before.stable_in_all + stable + earlier,
+    )
+
+
+def _found(rollout: GuardedRollout, statement: str) -> dict[bool, int]:
+    rows: Sequence[Any] = sql.rows(statement, _parameters(rollout))
+    return dict(rows)
+
+
+def _parameters(rollout: GuardedRollout) -> dict[str, Any]:
+    stable_since = rollout.started_at if _is_last(rollout) else rollout.step_at
+    return {
+        "node": rollout.node_id,
+        "canary": rollout.canary_id,
+        "stable": rollout.stable_id,
+        "started": rollout.started_at,
+        "since": rollout.step_at,
+        "stable_since": stable_since,
+        "first_event": first_id_at(stable_since - APART),
+    }
+
+
+_STRETCH = """
+SELECT LEAST(min(at), statement_timestamp() - %(lately)s), min(at) < statement_timestamp() - %(lately)s
+FROM (
+    SELECT settled_at AS at FROM scheduling_touch
+    WHERE settled_at > %(since)s ORDER BY settled_at OFFSET %(most)s LIMIT 1
+) AS enough
+"""
+
+_OF_BOTH = "t.node_id = %(node)s AND t.retry_of IS NULL AND t.template_id IN (%(canary)s, %(stable)s)"
+_DECIDED = "(SELECT min(v.at) FROM scheduling_verdict AS v WHERE v.touch_id = t.task_id AND v.decision = 'send')"
+_COUNTS = f"""{_OF_BOTH} AND t.state = 'delivered'
+  AND CASE WHEN t.template_id = %(canary)s THEN %(since)s ELSE %(stable_since)s END <= {_DECIDED}"""
+
+_ENDED = f"""
+WITH ended AS MATERIALIZED (
+    SELECT t.template_id = %(canary)s AS canary, t.state <> 'delivered' AS failed, {_DECIDED} AS decided_at
+    FROM scheduling_touch AS t
+    WHERE t.settled_at >= %(from)s AND t.settled_at < COALESCE(%(until)s::timestamptz, 'infinity')
+      AND {_OF_BOTH} AND t.state IN ('delivered', 'failed', 'unknown')
+)
+SELECT canary, decided_at >= %(since)s, count(*), count(*) FILTER (WHERE failed)
+FROM ended WHERE decided_at >= %(started)s GROUP BY 1, 2
+"""  # noqa: S608 (made of constants)
+
+# The event of a complaint is stored with it, and its id grows with time.
+_COMPLAINED = f"""
+SELECT t.template_id = %(canary)s, count(DISTINCT t.task_id)
+FROM scheduling_complaint AS c JOIN scheduling_touch AS t ON t.task_id = c.touch_id
+WHERE c.event_id >= %(first_event)s AND {_COUNTS}
+GROUP BY 1
+"""  # noqa: S608 (made of constants)
+
+_OPTED_OUT = f"""
+SELECT t.template_id = %(canary)s, count(*)
+FROM scheduling_customer AS c JOIN scheduling_touch AS t ON t.customer_id = c.id
+WHERE c.opted_out AND c.opted_out_at >= %(stable_since)s
+  AND t.reserved_at >= %(stable_since)s AND t.reserved_at <= c.opted_out_at AND {_COUNTS}
+  AND NOT EXISTS (
+      SELECT FROM scheduling_touch AS later
+      WHERE later.customer_id = c.id AND later.state = 'delivered'
+        AND later.reserved_at > t.reserved_at AND later.reserved_at <= c.opted_out_at
+  )
+GROUP BY 1
+"""  # noqa: S608 (made of constants)

@@ -1,0 +1,255 @@
+"""The ledger of touches, and the one write by which a verdict becomes their state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from django.db import transaction
+
+from scheduling import sql, tracing
+from scheduling.ledger.transitions import Claim, Ledger
+from scheduling.models import Touch
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a touch says, or would have said: only what is sent takes a slot of its customer."""
+
+    content_type: str
+    template_id: int
+    template_version: int
+    counts: bool  #: toward the cap
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a verdict makes of a touch. It names none, because most touches of a batch share a few of them.
+
+    `running` is for the sender. `delivered` by the same write are those whose channel calls nobody.
+    """
+
+    state: str
+    reason: str = ""
+    due_at: datetime | None = None
+    parked: str = ""
+    frees_slot: bool = False  #: it certainly was not delivered, so it does not count
+    content: Content | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """A claimed touch that is about to be sent, with what may stop it."""
+
+    claim: Claim
+    node_id: int
+    channel_id: int
+    marketing: bool  #: an opt-out stops it
+    event_at: datetime | None  #: a conversation that began later stops it; None: its node ignores conversations
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why a touch may not be sent: `node_disabled`, `paused`, `channel_retired`, `opted_out` or `conversation`."""
+
+    code: str
+    scope: str  #: of the pause
+    node_version: int
+    conversation_at: datetime | None
+
+
+class Reconfigured(Exception):
+    """The configuration was edited after a batch had read it. Judge the batch again."""
+
+
+class TouchLedger(Ledger):
+    def decide(
+        self,
+        decisions: Mapping[Decision, Sequence[UUID]],
+        *,
+        at: datetime,
+        lease: timedelta,
+        version: tuple[int, datetime] | None = None,
+    ) -> None:
+        """Claim these touches and write what becomes of them, in one write of each row. Only inside the transaction
+        whose `history.lock_due` locked them at `at`; a slot kept from an earlier attempt stays where it was.
+
+        `version` is that of the configuration they were judged by; None: do not compare. Raises `Reconfigured` where
+        one is delivered by this very write and the configuration has another version by now.
+        """
+        contents = [each.content for each in decisions]
+        task_ids = [task_id for task_ids in decisions.values() for task_id in task_ids]
+        written = sql.count(
+            f"""
+            UPDATE {self.table} AS row
+            SET lease_no = row.lease_no + 1, hints = 0,
+                state = d.state, reason = d.reason, parked = d.parked, due_at = COALESCE(d.due_at, row.due_at),
+                lease_until = CASE WHEN d.state = 'running' THEN %(at)s + %(lease)s END,
+                sending_at = CASE WHEN d.state = 'delivered' THEN %(at)s END,
+                attempt = row.attempt + (d.state = 'delivered')::int,
+                settled_at = CASE WHEN d.state NOT IN ('scheduled', 'running') THEN statement_timestamp() END,
+                reserved_at = CASE WHEN d.state IN ('running', 'delivered') THEN COALESCE(row.reserved_at, %(at)s)
+                                   WHEN NOT d.frees_slot THEN row.reserved_at END,
+                content_type = COALESCE(d.content_type, row.content_type),
+                template_id = COALESCE(d.template_id, row.template_id),
+                template_version = COALESCE(d.template_version, row.template_version),
+                counts_toward_cap = COALESCE(d.counts, row.counts_toward_cap)
+            FROM unnest(%(ids)b::uuid[], %(numbers)b::int[]) AS v(task_id, number),
+                unnest(%(states)b::text[], %(reasons)b::text[], %(due)b::timestamptz[], %(parked)b::text[],
+                       %(frees)b::bool[], %(types)b::text[], %(templates)b::bigint[], %(versions)b::int[],
+                       %(counts)b::bool[])
+                WITH ORDINALITY AS d(state, reason, due_at, parked, frees_slot, content_type, template_id,
+                                     template_version, counts, number)
+            WHERE d.number = v.number AND row.task_id = v.task_id
+              AND (d.state <> 'delivered' OR %(version)s::bigint IS NULL OR EXISTS (
+                  SELECT FROM scheduling_configuration
+                  WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
+              ))
+            """,
+            {
+                "at": at,
+                "lease": lease,
+                "version": version and version[0],
+                "changed_at": version and version[1],
+                "ids": task_ids,
+                "numbers": [number for number, each in enumerate(decisions.values(), 1) for _ in each],
+                "states": [each.state for each in decisions],
+                "reasons": [each.reason[:64] for each in decisions],
+                "due": [each.due_at for each in decisions],
+                "parked": [each.parked for each in decisions],
+                "frees": [each.frees_slot for each in decisions],
+                "types": [each and each.content_type for each in contents],
+                "templates": [each and each.template_id for each in contents],
+                "versions": [each and each.template_version for each in contents],
+                "counts": [each and each.counts for each in contents],
+            },
+        )
+        if written < len(task_ids) and version:
+            raise Reconfigured
+
+    def mark_sending(self, sendings: Sequence[Sending], *, margin: timedelta = timedelta(0)) -> dict[UUID, Stop | None]:
+        """Note that the outside will see these now. Only those with None in the answer may be sent.
+
+        A `Stop` names what was committed before this statement began and forbids the touch. Not in the answer are
+        touches whose claim does not stand any more, whose lease ends within `margin`, or whose row another transaction
+        has locked. It waits for no lock: all it reads is of one instant, and that is `sending_at`.
+        """
+        ways = {(each.node_id, each.channel_id): 0 for each in sendings}
+        for number, way in enumerate(ways, 1):
+            ways[way] = number
+        rows = sql.rows(
+            _MARK_SENDING,
+            {
+                "ids": [each.claim.task_id for each in sendings],
+                "lease_nos": [each.claim.lease_no for each in sendings],
+                "ways": [ways[each.node_id, each.channel_id] for each in sendings],
+                "marketing": [each.marketing for each in sendings],
+                "event_ats": [each.event_at for each in sendings],
+                "nodes": [node_id for node_id, _ in ways],
+                "channels": [channel_id for _, channel_id in ways],
+                "margin": margin,
+            },
+        )
+        return {task_id: Stop(*stop) if stop[0] else None for task_id, *stop in rows}
+
+    def cancel(self, task_ids: Sequence[UUID], *, reason: str, wait: bool = True) -> set[UUID]:
+        """Cancel what is not marked as sending, also where a worker has it: it will not be marked any more. Returns the
+        ids of the touches that it cancelled. What waited for a retry gives its slot back, unless an attempt may have
+        had its effect.
+
+        `wait=False` passes over what a worker has and is writing this very moment. Whoever holds locks of other touches
+        has to, as settling locks many touches in any order.
+        """
+        cancelled = self._cancel(_CANCELLABLE if wait else _CANCELLABLE_AT_ONCE, task_ids, reason)
+        if cancelled:
+            sql.count(
+                f"""
+                UPDATE {self.table} AS t SET reserved_at = NULL
+                WHERE task_id = ANY(%(ids)b) AND reserved_at IS NOT NULL AND NOT {_IN_DOUBT}
+                """,
+                {"ids": list(cancelled)},
+            )
+            names = [tracing.name(None, task_id) for task_id in cancelled]
+            transaction.on_commit(lambda: tracing.say("touches_settled", names, state="cancelled", reason=reason))
+        return cancelled
+
+    def in_doubt(self, task_ids: Sequence[UUID]) -> set[UUID]:
+        """Those of which an earlier attempt, or the touch that they publish again, may have had its effect."""
+        asked = f"SELECT task_id FROM {self.table} AS t WHERE task_id = ANY(%(ids)b) AND {_IN_DOUBT}"
+        return {row[0] for row in sql.rows(asked, {"ids": list(task_ids)})}
+
+    def free_slot(self, task_id: UUID) -> None:
+        """A person found out that an unknown one was not delivered, or publishes it again under the same key."""
+        sql.count(f"UPDATE {self.table} SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
+
+
+_CANCELLABLE = """
+    SELECT task_id FROM scheduling_touch
+    WHERE task_id = ANY(%(ids)b)
+      AND (COALESCE(state, '') IN ('scheduled', 'queued') OR (COALESCE(state, '') = 'running' AND sending_at IS NULL))
+    ORDER BY task_id FOR UPDATE
+"""
+
+# Nothing that waits begins to run meanwhile: for that its customer has to be locked, which the caller has done.
+_CANCELLABLE_AT_ONCE = """
+    SELECT task_id FROM (
+        SELECT task_id FROM scheduling_touch
+        WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued')
+        ORDER BY task_id FOR UPDATE
+    ) AS waiting
+    UNION ALL
+    SELECT task_id FROM (
+        SELECT task_id FROM scheduling_touch
+        WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') = 'running' AND sending_at IS NULL
+        FOR UPDATE SKIP LOCKED
+    ) AS running
+"""
+
+# A row that another transaction has locked is skipped. To wait for it would be to judge by what was read before the
+# wait: PostgreSQL reads only the awaited row again, not the customer or the pauses that it is joined with.
+_MARK_SENDING = """
+WITH mine AS MATERIALIZED (
+    SELECT t.task_id, t.customer_id, v.way, v.marketing, v.event_at
+    FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(ways)b::int[], %(marketing)b::bool[],
+                %(event_ats)b::timestamptz[]) AS v(task_id, lease_no, way, marketing, event_at)
+    JOIN scheduling_touch AS t ON t.task_id = v.task_id
+    WHERE COALESCE(t.state, '') = 'running' AND t.lease_no = v.lease_no AND t.sending_at IS NULL
+      AND t.lease_until > statement_timestamp() + %(margin)s
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+), way AS MATERIALIZED (
+    SELECT w.number, node.version, pause.scope,
+           CASE WHEN NOT node.enabled OR node.retired_at IS NOT NULL THEN 'node_disabled'
+                WHEN pause.scope IS NOT NULL THEN 'paused'
+                WHEN channel.retired_at IS NOT NULL THEN 'channel_retired' END AS stop
+    FROM unnest(%(nodes)b::bigint[], %(channels)b::bigint[]) WITH ORDINALITY AS w(node_id, channel_id, number)
+    JOIN scheduling_node AS node ON node.id = w.node_id
+    JOIN scheduling_channelconfig AS channel ON channel.id = w.channel_id
+    LEFT JOIN LATERAL (
+        SELECT scope FROM scheduling_pause
+        WHERE scope IN ('all', 'channel:' || channel.key, 'node:' || node.key) ORDER BY scope LIMIT 1
+    ) AS pause ON true
+), judged AS MATERIALIZED (
+    SELECT mine.task_id, way.scope, way.version, customer.conversation_at,
+           COALESCE(way.stop, CASE WHEN mine.marketing AND customer.opted_out THEN 'opted_out'
+                                   WHEN customer.conversation_at > mine.event_at THEN 'conversation' END) AS stop
+    FROM mine
+    JOIN way ON way.number = mine.way
+    JOIN scheduling_customer AS customer ON customer.id = mine.customer_id
+), marked AS (
+    UPDATE scheduling_touch AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
+    FROM judged WHERE row.task_id = judged.task_id AND judged.stop IS NULL
+)
+SELECT task_id, stop, scope, version, conversation_at FROM judged
+"""
+
+_IN_DOUBT = """(
+    EXISTS (SELECT FROM scheduling_attempt AS a WHERE a.touch_id = t.task_id AND a.outcome = 'unknown')
+    OR EXISTS (
+        SELECT FROM scheduling_touch AS p
+        WHERE p.task_id = t.retry_of AND p.root_id = t.root_id AND COALESCE(p.state, '') = 'unknown'
+    )
+)"""
+
+touches = TouchLedger(Touch, route="node_id", frees="reserved_at")

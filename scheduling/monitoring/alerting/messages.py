@@ -1,0 +1,166 @@
+"""Saying it: one message for everything that a pass has to say to a receiver, through its channel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from itertools import groupby
+from uuid import UUID, uuid5
+
+from django.conf import settings
+from django.urls import reverse
+from django.utils import translation
+from django.utils.timezone import localtime
+from django.utils.translation import gettext as _
+
+from scheduling.channels.base import Channel, Message, Outcome, Permanent, Transient
+from scheduling.channels.once import send_once
+from scheduling.channels.quota import BLIND, QuotaGate, receiver_key
+from scheduling.configuration import snapshot
+from scheduling.delivery import routing
+from scheduling.duration_text import spoken
+from scheduling.durations import from_seconds
+from scheduling.ids import new_id
+from scheduling.models import Alert, AlertReceiver
+from scheduling.monitoring.alerting.following import Word
+from scheduling.monitoring.alerting.rules import Condition, Unit, conditions
+from scheduling.policy.specs import ChannelSpec, CustomerSpec
+
+NAMESPACE = UUID("6e0f3d5a-5a57-4c1f-9d43-8f1b8f9f1c11")
+RANK = (Word.BEGINS, Word.OVER, Word.GOES_ON)
+SUBJECTS = 8  #: that are named; of the others only how many there are
+Say = tuple[Word, Alert]
+
+
+@dataclass(frozen=True)
+class Line:
+    """The way to a receiver as it stood when the database last answered, so that its silence can be told as well."""
+
+    spec: ChannelSpec
+    channel: Channel
+    target: dict[str, object]
+
+
+def line_to(receiver: AlertReceiver) -> Line:
+    """Raises `routing.NoTarget` where there is no way."""
+    spec = snapshot.channel_spec(receiver.channel)
+    channel = routing.channel_of(spec)
+    place = receiver.community
+    who = CustomerSpec(0, "", addresses={channel.address_key: receiver.address} if receiver.address else {})
+    chat_id, communities = (place.chat_id, {place.chat_id: place.targets}) if place else ("", {})
+    target = routing.target_for(spec, channel, who, chat_id, communities)
+    if not target and not spec.config.get("url"):
+        raise routing.NoTarget("no_target", f"no {spec.kind} target")
+    return Line(spec, channel, dict(target))
+
+
+def tell(line: Line, says: Sequence[Say], now: datetime) -> Outcome:
+    """Try once. `Transient("quota")` where the robot has had enough messages this minute, whoever sent them."""
+    with translation.override(settings.LANGUAGE_CODE):
+        subject, body = composed(says, now)
+    return send(line, subject, body, now, delivery_key(says))
+
+
+def send(line: Line, subject: str, body: str, now: datetime, key: UUID) -> Outcome:
+    message = Message(
+        task_id=new_id(), delivery_key=key, user_id="", chat_id="", node="alerts", content_type="alert",
+        category="service", subject=subject, body=body, locale=settings.LANGUAGE_CODE, target=line.target,
+        event={"source": "aftertouch", "id": str(key), "type": "aftertouch.alert", "time": now.isoformat()},
+    )  # fmt: skip
+    try:
+        slot = receiver_key(line.channel, message)
+    except Exception as error:  # a bug of the channel, here as in delivery
+        return Permanent("channel_error", f"{type(error).__name__}: {error}"[:500])
+    grant = _gate().acquire(line.channel.quotas, {slot: 1})[slot]
+    # Redis that is away is what may have to be told: one message a pass is few enough without it.
+    if not grant.granted and grant.next_in != BLIND:
+        return Transient("quota", retry_after=grant.next_in)
+    outcome = send_once(line.channel, message, line.spec.timeout)
+    if line.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
+        _gate().mute(slot, outcome.retry_after)
+    return outcome
+
+
+@cache
+def _gate() -> QuotaGate:
+    return QuotaGate.connect(settings.REDIS_URL)
+
+
+def delivery_key(says: Sequence[Say]) -> UUID:
+    """The same for a repeat of the same words, so that a receiver that honours it sees them once."""
+    parts = [
+        f"{word}|{each.receiver_id}|{each.condition}|{each.subject}|{each.since}|{each.spoke_at}" for word, each in says
+    ]
+    return uuid5(NAMESPACE, "\n".join(sorted(parts)))
+
+
+# --- in words -------------------------------------------------------------------------------------------------------
+
+
+def composed(says: Sequence[Say], now: datetime) -> tuple[str, str]:
+    """Subject and body, in the language that is active."""
+    known = conditions()
+    order = list(known)
+
+    def group(say: Say) -> tuple[int, int]:
+        return RANK.index(say[0]), order.index(say[1].condition)
+
+    parts = []
+    for _rank, each in groupby(sorted(says, key=group), key=group):
+        members = list(each)
+        parts.append(
+            _paragraph(members[0][0], known[members[0][1].condition], [alert for _word, alert in members], now)
+        )
+    heads = [part.partition("\n")[0] for part in parts]
+    more = len(heads) - 1
+    subject = heads[0] + (_(" (and %(count)s more)") % {"count": more} if more else "")
+    return subject, "\n\n".join(parts)
+
+
+def _paragraph(word: Word, condition: Condition, alerts: Sequence[Alert], now: datetime) -> str:
+    since = min(alert.since for alert in alerts)
+    if word == Word.OVER:
+        until = max(alert.gone_at or now for alert in alerts)
+        lines = [_("[Over] %(title)s"), _("From %(since)s to %(until)s (%(span)s).")]
+    else:
+        until = now
+        lines = [
+            _("[Alert] %(title)s") if word == Word.BEGINS else _("[Still] %(title)s"),
+            _("Since %(since)s (%(span)s)."),
+        ]
+    said = {
+        "title": _titled(condition, alerts), "since": _time(since), "until": _time(until),
+        "span": _roughly((until - since).total_seconds()),
+    }  # fmt: skip
+    written = [line % said for line in lines]
+    if word != Word.OVER:
+        link = settings.AFTERTOUCH_BASE_URL.rstrip("/") + reverse(condition.page)
+        written += [_how_bad(condition, alerts), str(condition.action), link]
+    return "\n".join(line for line in written if line)
+
+
+def _titled(condition: Condition, alerts: Sequence[Alert]) -> str:
+    names = sorted(condition.name(alert.subject) for alert in alerts)
+    what = _(", ").join(names[:SUBJECTS]) + (f" … (+{len(names) - SUBJECTS})" if len(names) > SUBJECTS else "")
+    return str(condition.title) % {"what": what}
+
+
+def _how_bad(condition: Condition, alerts: Sequence[Alert]) -> str:
+    worst = max(alert.value for alert in alerts)
+    if condition.unit == Unit.SPAN:
+        return _("The oldest: %(span)s.") % {"span": _roughly(worst)}
+    if condition.unit == Unit.COUNT:
+        return _("There are %(count)s.") % {"count": f"{worst:g}"}
+    return ""
+
+
+def _roughly(seconds: float) -> str:
+    """Nobody needs the seconds of a day."""
+    step = 3600 if seconds >= 86400 else 60 if seconds >= 600 else 1
+    return spoken(from_seconds(max(seconds // step * step, 1)))
+
+
+def _time(instant: datetime) -> str:
+    return f"{localtime(instant):%m-%d %H:%M:%S}"

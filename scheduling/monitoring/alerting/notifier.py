@@ -1,0 +1,214 @@
+"""The pass: what is wrong now, who has to be told, and what they know by now.
+
+Receivers are taken one by one under a lease, so two passes at once tell them once. The state is written before the
+message goes out and after the answer came: who dies in between says it again when the lease is over, because an alert
+that comes twice is better than one that does not come. While the database is away the receivers are known from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import structlog
+from django.db import InterfaceError, OperationalError, connection, transaction
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
+from scheduling.delivery import routing
+from scheduling.models import Alert, AlertReceiver
+from scheduling.monitoring.alerting import figures, messages
+from scheduling.monitoring.alerting.following import Word, begin, follow, said
+from scheduling.monitoring.alerting.messages import Line, Say
+from scheduling.monitoring.alerting.outage import DATABASE, Known
+from scheduling.monitoring.alerting.rules import Figures, conditions
+
+log = structlog.get_logger(__name__)
+
+LEASE = timedelta(seconds=90)  #: longer than the longest call of a channel and the statements around it
+SOONEST, LATEST = timedelta(seconds=15), timedelta(minutes=10)  #: between two tries to tell a receiver
+BROKE = "internal_error"  #: the problem of a receiver whose pass broke; it goes with the next one that does not
+
+
+class Watch:
+    """One a process: it remembers whom to tell that the database is away."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Known] = {}
+
+    def look(self, now: datetime) -> None:
+        try:
+            self._look(now)
+        except (OperationalError, InterfaceError) as error:
+            log.warning("alerts_without_database", error=str(error))
+            connection.close()
+            self._look_without_database(now)
+
+    def _look(self, now: datetime) -> None:
+        for each in self._known.values():
+            each.is_there(now)
+        enabled = dict(AlertReceiver.objects.filter(enabled=True).values_list("pk", "limits"))
+        self._known = {pk: known for pk, known in self._known.items() if pk in enabled}
+        if not enabled:
+            return
+        known = conditions()
+        wanted = {known[key].metric for limits in enabled.values() for key in limits if key in known}
+        seen = figures.read(frozenset(wanted))
+        for pk in enabled:
+            try:
+                self._attend(pk, seen, now)
+            except (OperationalError, InterfaceError):
+                raise
+            except Exception as error:  # a secret that no key can read, a bug: the others are told all the same
+                log.exception("alert_receiver_broke", receiver=pk)
+                AlertReceiver.objects.filter(pk=pk).update(problem=_problem(BROKE, f"{type(error).__name__} {error}"))
+
+    def _attend(self, pk: int, seen: Figures, now: datetime) -> None:
+        receiver = _take(pk)
+        if receiver is None:
+            return
+        try:
+            line = self._line(receiver)
+            says = _note(receiver, seen, now)
+        except Exception:
+            _let_go(receiver)
+            raise
+        if says and _may_try(receiver, now):
+            # What breaks from here on may have been said: the lease is its pause before it is said again.
+            _write(receiver, says, _tell(line, says, now), now)
+        _let_go(receiver, **({"problem": ""} if receiver.problem.startswith(BROKE) else {}))
+
+    def _line(self, receiver: AlertReceiver) -> Line | routing.NoTarget:
+        try:
+            line = messages.line_to(receiver)
+        except routing.NoTarget as error:
+            self._known.pop(receiver.pk, None)
+            return error
+        before = self._known.get(receiver.pk)
+        self._known[receiver.pk] = Known(receiver, line, before.outage if before else None)
+        return line
+
+    # --- while the database is away -----------------------------------------------------------------------------------
+
+    def _look_without_database(self, now: datetime) -> None:
+        for known in self._known.values():
+            receiver = known.receiver
+            if DATABASE not in receiver.limits:
+                continue
+            alert = known.goes_on(now)
+            word = _word(alert, 1.0, now, receiver)
+            if word and _may_try(receiver, now):
+                alert.tried = True
+                _settle(receiver, [(word, alert)], _tell(known.line, [(word, alert)], now), now)
+
+    def hand_in(self) -> None:
+        """What was said meanwhile, so that its end is said as well, by whoever looks next."""
+        for known in self._known.values():
+            known.hand_in()
+
+
+# --- under the lease ------------------------------------------------------------------------------------------------
+
+
+def _take(pk: int) -> AlertReceiver | None:
+    """None where somebody else has it. By the database's clock: the look itself may have begun minutes ago."""
+    free = AlertReceiver.objects.filter(Q(watched_until=None) | Q(watched_until__lte=Now()), pk=pk, enabled=True)
+    with transaction.atomic():
+        locked = free.select_for_update(of=("self",), skip_locked=True)
+        receiver = locked.select_related("channel", "community").first()
+        if receiver is not None:
+            receiver.lease_no += 1
+            AlertReceiver.objects.filter(pk=pk).update(lease_no=receiver.lease_no, watched_until=Now() + LEASE)
+    return receiver
+
+
+def _let_go(receiver: AlertReceiver, **changes: str) -> None:
+    AlertReceiver.objects.filter(pk=receiver.pk, lease_no=receiver.lease_no).update(watched_until=None, **changes)
+
+
+def _still_mine(receiver: AlertReceiver) -> bool:
+    """Asked at the beginning of a transaction, whose writes it then covers."""
+    mine = AlertReceiver.objects.filter(pk=receiver.pk, lease_no=receiver.lease_no)
+    return mine.select_for_update().exists()
+
+
+@transaction.atomic
+def _note(receiver: AlertReceiver, seen: Figures, now: datetime) -> list[Say]:
+    """Write down what is seen, and say what its receiver should be told about."""
+    if not _still_mine(receiver):
+        return []
+    known = {key: each for key, each in conditions().items() if key in receiver.limits}
+    standing = {(alert.condition, alert.subject): alert for alert in receiver.alerts.all()}
+    says: list[Say] = []
+    for key, condition in known.items():
+        found = condition.found(seen, receiver.limits[key])
+        if found is None:
+            continue
+        about = {alert.subject for alert in standing.values() if alert.condition == key}
+        for subject in sorted(about | set(found)):
+            value = found.get(subject)
+            alert = standing.get((key, subject)) or begin(receiver.pk, key, subject, value or 0.0, now)
+            word = _word(alert, value, now, receiver, rising=condition.rising)
+            if word == Word.FORGET:
+                alert.delete()
+                continue
+            if word:
+                says.append((word, alert))
+                alert.tried = alert.tried or _may_try(receiver, now)
+            alert.save()
+    receiver.alerts.exclude(condition__in=known).delete()
+    return says
+
+
+def _word(alert: Alert, value: float | None, now: datetime, receiver: AlertReceiver, *, rising: bool = False) -> Word:
+    return follow(
+        alert, value, now, holds_for=receiver.holds_for, remind_every=receiver.remind_every, rising=rising
+    )  # fmt: skip
+
+
+@transaction.atomic
+def _write(receiver: AlertReceiver, says: Sequence[Say], outcome: Outcome, now: datetime) -> None:
+    if not _still_mine(receiver):
+        return
+    _settle(receiver, says, outcome, now)
+    receiver.save(update_fields=["tries", "retry_at", "problem", "told_at"])
+    for word, alert in says:
+        if word == Word.OVER and isinstance(outcome, Delivered):
+            alert.delete()
+        else:
+            alert.save()
+
+
+# --- whether they know ----------------------------------------------------------------------------------------------
+
+
+def _may_try(receiver: AlertReceiver, now: datetime) -> bool:
+    return receiver.retry_at is None or receiver.retry_at <= now
+
+
+def _tell(line: Line | routing.NoTarget, says: Sequence[Say], now: datetime) -> Outcome:
+    if isinstance(line, routing.NoTarget):
+        return Permanent(line.reason, str(line))
+    return messages.tell(line, says, now)
+
+
+def _settle(receiver: AlertReceiver, says: Sequence[Say], outcome: Outcome, now: datetime) -> None:
+    """Only what was delivered counts as said: a robot that answers 200 with a code of its own has said nothing."""
+    if isinstance(outcome, Delivered):
+        receiver.tries, receiver.retry_at, receiver.problem, receiver.told_at = 0, None, "", now
+        for word, alert in says:
+            said(alert, word, now)
+        log.info("alerts_told", receiver=receiver.name, count=len(says))
+        return
+    receiver.tries += 1
+    wait = min(SOONEST * 2 ** min(receiver.tries - 1, 10), LATEST)
+    if isinstance(outcome, Transient) and outcome.retry_after:
+        wait = max(wait, outcome.retry_after)
+    receiver.retry_at = now + wait
+    receiver.problem = _problem(outcome.reason, outcome.detail)
+    log.warning("alerts_not_told", receiver=receiver.name, reason=outcome.reason, detail=outcome.detail)
+
+
+def _problem(reason: str, detail: str) -> str:
+    return f"{reason} {detail}".strip().replace("\0", "")[:500]

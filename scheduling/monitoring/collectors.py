@@ -1,0 +1,220 @@
+"""`/metrics`: process metrics of this node, and cluster metrics, read from PostgreSQL, the broker and Redis.
+
+A source that does not answer in time has no series, because a zero would hide the outage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import TypeVar
+
+import structlog
+from django.conf import settings
+from django.utils.module_loading import import_string
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from scheduling import sql
+from scheduling.db_timeouts import Deadline
+from scheduling.monitoring import multiprocess
+from scheduling.monitoring.queue_stats import broker_takes_messages, known_queues, learn_queues, queue_figures
+
+log = structlog.get_logger(__name__)
+T = TypeVar("T")
+
+PATIENCE = 2.0  #: seconds that the database may take for a statement
+DEADLINE = 4.0  #: seconds for all of them: Prometheus waits for ten, and the broker and the store have theirs
+MOST = 100_000  #: rows that are counted of a kind; as many means as many or more
+OWN = (
+    "scheduling.monitoring.collectors.Ledger",
+    "scheduling.monitoring.collectors.Broker",
+    "scheduling.experiments.rollout_measures.Rollouts",
+)
+
+
+def of_node() -> bytes:
+    """What the processes of this node counted."""
+    try:
+        return multiprocess.exposition()
+    except Exception:
+        log.exception("metrics_missing", source="processes")
+        return b""
+
+
+def of_house() -> bytes:
+    """What is the same on every node. Other apps add to it (`settings.METRICS`)."""
+    return b"".join(map(_text, told(Deadline(DEADLINE))))
+
+
+def told(deadline: Deadline) -> Iterator[list[Metric]]:
+    """Collector by collector; of one whose source does not answer in time nothing."""
+    _told("queues", learn_queues, deadline)
+    for path in (*OWN, *settings.METRICS):
+        collector = import_string(path)()
+        asked = deadline if getattr(collector, "asks_database", True) else None
+        yield _told(path, lambda collector=collector: list(collector.collect()), asked) or []  # type: ignore[misc]
+
+
+def _told(source: str, tell: Callable[[], T], asked: Deadline | None) -> T | None:
+    try:
+        with asked.asking(PATIENCE) if asked else nullcontext():
+            return tell()
+    except Exception as error:
+        log.warning("metrics_missing", source=source, error=str(error))
+        return None
+
+
+def _text(said: list[Metric]) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Said(said))
+    return generate_latest(registry)
+
+
+class _Said(Collector):
+    def __init__(self, said: list[Metric]) -> None:
+        self._said = said
+
+    def collect(self) -> list[Metric]:
+        return self._said
+
+
+# --- the ledger of touches ----------------------------------------------------------------------------------------
+
+
+class Ledger(Collector):
+    """Each statement reads a partial index of what moves, and no further than `MOST`."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield from _touches()
+        yield from _failed_tasks()
+        yield from _pauses()
+
+
+def _touches() -> Iterator[Metric]:
+    counts = GaugeMetricFamily(
+        "aftertouch_touches",
+        f"Touches that have not ended, by state and due time. At most {MOST} of each kind are counted.",
+        labels=["state", "due"],
+    )
+    oldest = GaugeMetricFamily(
+        "aftertouch_touches_oldest_overdue_seconds",
+        "Delay of the most overdue touch that no worker has started, in seconds.",
+    )
+    ((overdue, hour, later, parked, late),) = sql.rows(_WAITING, {"most": MOST})
+    figures = {("queued", "overdue"): 0, ("queued", "hour"): 0, ("running", "overdue"): 0}
+    for state, due, count, age in sql.rows(_LEASED, {"most": MOST}):
+        # What runs has been due, even where it was put off meanwhile.
+        figures[state, due if state == "queued" else "overdue"] = count
+        late = max(late, age) if state == "queued" and due == "overdue" else late
+    figures |= {("scheduled", "overdue"): overdue, ("scheduled", "hour"): hour, ("scheduled", "later"): later}
+    for labels, count in {**figures, ("parked", ""): parked}.items():
+        counts.add_metric(labels, count)
+    oldest.add_metric([], late)
+    yield counts
+    yield oldest
+
+
+def _failed_tasks() -> Iterator[Metric]:
+    counts = GaugeMetricFamily("aftertouch_failed_tasks_open", "Open failed tasks by origin.", labels=["origin"])
+    ages = GaugeMetricFamily(
+        "aftertouch_failed_tasks_oldest_age_seconds",
+        "Age of the oldest open failed task, in seconds.",
+        labels=["origin"],
+    )
+    found = {origin: (count, age) for origin, count, age in sql.rows(_FAILED, {"most": MOST})}
+    for origin in ("touch", "rpa_job", "message"):
+        count, age = found.get(origin, (0, 0.0))
+        counts.add_metric([origin], count)
+        ages.add_metric([origin], age)
+    yield counts
+    yield ages
+
+
+def _pauses() -> Iterator[Metric]:
+    counts = GaugeMetricFamily("aftertouch_pauses", "Active pauses by scope.", labels=["scope"])
+    ages = GaugeMetricFamily(
+        "aftertouch_pauses_oldest_age_seconds", "Age of the oldest active pause, in seconds.", labels=["scope"]
+    )
+    for scope, count, age in sql.rows(_PAUSES, {}):
+        counts.add_metric([scope], count)
+        ages.add_metric([scope], age)
+    yield counts
+    yield ages
+
+
+_PAUSES = """
+SELECT split_part(scope, ':', 1), count(*), extract(epoch FROM statement_timestamp() - min(paused_at))::float8
+FROM scheduling_pause GROUP BY 1
+"""
+
+_WAITING = """
+SELECT
+    (SELECT count(*) FROM (
+        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp()
+        LIMIT %(most)s) AS overdue),
+    (SELECT count(*) FROM (
+        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND due_at > statement_timestamp()
+            AND due_at <= statement_timestamp() + interval '1 hour'
+        LIMIT %(most)s) AS hour),
+    (SELECT count(*) FROM (
+        SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = ''
+            AND due_at > statement_timestamp() + interval '1 hour'
+        LIMIT %(most)s) AS later),
+    (SELECT count(*) FROM (SELECT FROM scheduling_touch WHERE parked <> '' LIMIT %(most)s) AS parked),
+    (SELECT GREATEST(0, COALESCE(extract(epoch FROM statement_timestamp() - min(due_at)), 0))::float8
+     FROM scheduling_touch WHERE state = 'scheduled' AND parked = '')
+"""
+
+_LEASED = """
+SELECT state, CASE WHEN due_at <= statement_timestamp() THEN 'overdue' ELSE 'hour' END, count(*),
+       extract(epoch FROM statement_timestamp() - min(due_at))::float8
+FROM (
+    SELECT state, due_at FROM scheduling_touch WHERE state IN ('queued', 'running') ORDER BY lease_until LIMIT %(most)s
+) AS leased GROUP BY 1, 2
+"""
+
+_FAILED = """
+SELECT origin, count(*), extract(epoch FROM statement_timestamp() - min(failed_at))::float8
+FROM (
+    SELECT origin, failed_at FROM scheduling_failedtask WHERE state = 'open' ORDER BY failed_at LIMIT %(most)s
+) AS open GROUP BY 1
+"""
+
+
+# --- the broker ---------------------------------------------------------------------------------------------------
+
+
+class Broker(Collector):
+    """RabbitMQ tells the lengths; it does not show a message that waits, nor what is unacknowledged in one queue. Its
+    own exporter does."""
+
+    asks_database = False
+
+    def collect(self) -> Iterator[Metric]:
+        length = GaugeMetricFamily("celery_queue_length", "Messages that wait in the queue.", labels=["queue_name"])
+        age = GaugeMetricFamily(
+            "aftertouch_queue_oldest_age_seconds", "Age of the oldest message in the queue, in seconds; 0 if empty.",
+            labels=["queue"],
+        )  # fmt: skip
+        unacked = GaugeMetricFamily(
+            "aftertouch_queue_unacked",
+            "Messages that workers received and did not acknowledge. Most of them wait for their eta.",
+            labels=["queue"],
+        )
+        for queue in queue_figures(known_queues()):
+            length.add_metric([queue.name], queue.length)
+            if queue.oldest_age is not None:
+                age.add_metric([queue.name], queue.oldest_age)
+            if queue.unacked is not None:
+                unacked.add_metric([queue.name], queue.unacked)
+        yield from (length, age, unacked, _blocked())
+
+
+def _blocked() -> Metric:
+    """Asked by publishing, because RabbitMQ tells nobody else."""
+    blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker accepts no messages.")
+    if (takes := broker_takes_messages()) is not None:
+        blocked.add_metric([], float(not takes))
+    return blocked

@@ -1,0 +1,208 @@
+"""How the house is doing: what waits, what is late, what ended and how. Every statement reads an index and no further
+than what it shows; whoever asks bounds its time as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from scheduling import sql
+from scheduling.ids import first_id_at
+from scheduling.monitoring.past import HOUR, Past, hours_between
+from scheduling.policy.specs import OVERDUE_AFTER
+
+MOST = 10_000  #: shown as "10000+": nobody needs the exact figure beyond
+LATEST = 10_000  #: deliveries whose lateness is looked at
+RATE_WINDOW = timedelta(minutes=5)
+
+
+# --- what waits ---------------------------------------------------------------------------------------------------
+
+
+def due_within(span: timedelta) -> int:
+    """How many fall due in this time, those that are late included; at most `MOST` + 1."""
+    return int(sql.rows(_DUE_WITHIN, {"span": span, "most": MOST + 1})[0][0])
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    count: int  #: at most about twice `MOST`
+    oldest: timedelta | None
+
+
+def overdue() -> Overdue:
+    """What should have begun and has not: waiting in the table or at the broker."""
+    return Overdue(*sql.rows(_OVERDUE, {"late": OVERDUE_AFTER, "most": MOST + 1})[0])
+
+
+_DUE_WITHIN = """
+SELECT count(*) FROM (
+    SELECT FROM scheduling_touch
+    WHERE state = 'scheduled' AND parked = '' AND due_at <= statement_timestamp() + %(span)s LIMIT %(most)s
+) AS due
+"""
+
+_OVERDUE = """
+SELECT count(*), statement_timestamp() - min(due_at) FROM (
+    (SELECT due_at FROM scheduling_touch
+     WHERE state = 'scheduled' AND parked = '' AND due_at < statement_timestamp() - %(late)s
+     ORDER BY due_at LIMIT %(most)s)
+    UNION ALL
+    (SELECT due_at FROM scheduling_touch
+     WHERE state IN ('queued', 'running') AND state = 'queued' AND due_at < statement_timestamp() - %(late)s
+     LIMIT %(most)s)
+) AS late
+"""
+
+
+# --- how fast -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """From the moment at which a touch was due to the one at which its channel was called, in seconds."""
+
+    p50: float | None
+    p99: float | None
+    count: int  #: deliveries that were looked at
+
+
+def lateness() -> Lateness:
+    """Of the latest deliveries of the last hour."""
+    ((quantiles, count),) = sql.rows(_LATENESS, {"window": HOUR, "latest": LATEST})
+    p50, p99 = quantiles or (None, None)
+    return Lateness(p50, p99, count)
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """A minute, over the last five."""
+
+    handed_over: float
+    ended: float
+
+
+def rates() -> Rates:
+    minutes = RATE_WINDOW / timedelta(minutes=1)
+    ((handed_over, ended),) = sql.rows(_RATES, {"window": RATE_WINDOW})
+    return Rates(handed_over / minutes, ended / minutes)
+
+
+_LATENESS = """
+SELECT percentile_cont(ARRAY[0.5, 0.99]::float8[]) WITHIN GROUP (ORDER BY late), count(*) FROM (
+    SELECT GREATEST(extract(epoch FROM sending_at - due_at), 0)::float8 AS late FROM scheduling_touch
+    WHERE settled_at > statement_timestamp() - %(window)s AND state = 'delivered' AND sending_at IS NOT NULL
+    ORDER BY settled_at DESC LIMIT %(latest)s
+) AS latest
+"""
+
+# What was handed over in the last minutes has ended since, or still has a lease (or was put off, and is left out).
+_RATES = """
+SELECT (SELECT count(*) FROM scheduling_touch
+        WHERE settled_at > statement_timestamp() - %(window)s AND queued_at > statement_timestamp() - %(window)s)
+     + (SELECT count(*) FROM scheduling_touch
+        WHERE state IN ('queued', 'running') AND queued_at > statement_timestamp() - %(window)s),
+       (SELECT count(*) FROM scheduling_touch WHERE settled_at > statement_timestamp() - %(window)s)
+"""
+
+
+# --- what ended ---------------------------------------------------------------------------------------------------
+
+Tally = Counter[tuple[str, str, int]]  #: how many by state, reason and node
+
+
+def ended(since: datetime, until: datetime) -> dict[datetime, Tally]:
+    """By the hour in which they ended, counted from `since`."""
+    found = {hour: Tally() for hour in hours_between(since, until)}
+    for hour, state, reason, node, count in sql.rows(_ENDED, {"since": since, "until": until}):
+        found[hour][state, reason, node] += count
+    return found
+
+
+_ENDED = """
+SELECT date_bin('1 hour', settled_at, %(since)s), state, reason, node_id, count(*) FROM scheduling_touch
+WHERE settled_at >= %(since)s AND settled_at < %(until)s GROUP BY 1, 2, 3, 4
+"""
+
+
+past = Past(ended)
+
+
+# --- how late, and how much came ----------------------------------------------------------------------------------
+
+Late = Counter[int]  #: how many deliveries by the step of their lateness
+STEP = 1.05  #: each so many times the one before: what is told is right to within 3 in 100
+LEAST = 0.001  #: seconds; a quantile cannot be asked of sums, but it can of counts by step
+GOAL = timedelta(seconds=3)  #: 99 of 100 are sent within it; the alert rules warn beyond
+
+
+def late(since: datetime, until: datetime) -> dict[datetime, Late]:
+    """From due to sent, of what was delivered, by the hour in which it ended, counted from `since`."""
+    found = {hour: Late() for hour in hours_between(since, until)}
+    parameters = {"since": since, "until": until, "least": LEAST, "step": math.log(STEP)}
+    for hour, step, count in sql.rows(_LATE, parameters):
+        found[hour][step] += count
+    return found
+
+
+def quantile(late: Late, part: float) -> timedelta | None:
+    """What so many of them stay below; None where there are none."""
+    left = part * late.total()
+    for step in sorted(late):
+        left -= late[step]
+        if left <= 0:
+            return timedelta(seconds=STEP**step)
+    return None
+
+
+_LATE = """
+SELECT date_bin('1 hour', settled_at, %(since)s),
+       round(ln(GREATEST(extract(epoch FROM sending_at - due_at)::float8, %(least)s)) / %(step)s)::int, count(*)
+FROM scheduling_touch
+WHERE settled_at >= %(since)s AND settled_at < %(until)s AND state = 'delivered' AND sending_at IS NOT NULL
+GROUP BY 1, 2
+"""
+
+Taken = Counter[str]  #: how many events by type
+
+
+def taken(since: datetime, until: datetime) -> dict[datetime, Taken]:
+    """By the hour in which they were taken in, counted from `since`. Their ids grow with time, so that these are ranges
+    of the primary key, and events need no further index."""
+    hours = hours_between(since, until)
+    found = {hour: Taken() for hour in hours}
+    bounds = [*map(first_id_at, hours), first_id_at(until)]
+    parameters = {"hours": hours, "firsts": bounds[:-1], "nexts": bounds[1:]}
+    for hour, kind, count in sql.rows(_TAKEN, parameters):
+        found[hour][kind] += count
+    return found
+
+
+_TAKEN = """
+SELECT hour.at, taken.type, taken.count
+FROM unnest(%(hours)s::timestamptz[], %(firsts)s::uuid[], %(nexts)s::uuid[]) AS hour (at, first, next)
+CROSS JOIN LATERAL (
+    SELECT type, count(*) FROM scheduling_event WHERE id >= hour.first AND id < hour.next GROUP BY type
+) AS taken
+"""
+
+past_lateness = Past(late)
+past_events = Past(taken)
+
+
+# --- complaints ---------------------------------------------------------------------------------------------------
+
+
+def complained(since: datetime) -> dict[int, int]:
+    """By node, how many of the touches that were delivered since then were complained about."""
+    return dict(sql.rows(_COMPLAINED, {"since": since}))
+
+
+_COMPLAINED = """
+SELECT t.node_id, count(DISTINCT t.task_id)
+FROM scheduling_complaint AS c JOIN scheduling_touch AS t ON t.task_id = c.touch_id
+WHERE c.complained_at >= %(since)s AND t.settled_at >= %(since)s AND t.state = 'delivered' GROUP BY 1
+"""

@@ -1,0 +1,228 @@
+"""A bulk action from its beginning to its end.
+
+Workers do it a batch at a time. A batch is one transaction that holds the lock of the job's row: what it did to its
+rows and how far it came become true together, so whoever dies has done nothing of it, and another begins it again.
+Between two batches nobody holds anything: the next is asked for at its time, and a tick asks again for what should have
+gone on and did not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+import structlog
+from django.db import OperationalError, connection, transaction
+from django.db.models import QuerySet
+from django.db.models.functions import Now
+from django.utils.timezone import now
+from psycopg.errors import LockNotAvailable
+
+from scheduling import sql
+from scheduling.errors import Conflict, InvalidInput, NotFound
+from scheduling.ledger import locks
+from scheduling.models import BulkAction
+from scheduling.operations import failed_tasks
+from scheduling.operations.deeds import DEEDS, TOUCHES, Deed
+from scheduling.operations.failed_tasks import Actor
+from scheduling.operations.filters import matching
+
+log = structlog.get_logger(__name__)
+
+BATCH = 100  #: rows at most that a transaction holds
+SPAN = 2.0  #: seconds' worth of rows, where the pace is slower than that
+SLOWEST, FASTEST = 0.1, 200.0  #: a second
+MOST_RUNNING = 20
+HELD = timedelta(seconds=10)  #: for a batch, after which its worker is taken for dead unless it holds the row's lock
+TRIES = 5  #: at one batch, before it is given up
+COUNTING = "5s"
+LONGEST = "20s"  #: for a statement of a batch, which else counts as a try that failed
+STOPPING = "3s"  #: that who stops it waits for the batch that is under way
+ENTRANCE = 4_163_072  #: the advisory lock of who begins one
+
+State = BulkAction.State
+
+
+# --- the person's side --------------------------------------------------------------------------------------------
+
+
+def begin(
+    action: str, chosen: Mapping[str, str], actor: Actor, *, per_second: float | None = None,
+    as_of: datetime | None = None,
+) -> BulkAction:  # fmt: skip
+    """Do this to everything that matches and was there at `as_of`. Raises `InvalidInput` naming the parameter that has
+    no meaning, `Conflict` where the same is under way or enough others are."""
+    at = sql.now()  # nothing that comes after, whatever this node's clock says
+    check(action, chosen, as_of or at)
+    pace = DEEDS[action].per_second if per_second is None else per_second
+    if not SLOWEST <= pace <= FASTEST:
+        raise InvalidInput.of("per_second", f"must be from {SLOWEST:g} to {FASTEST:g}")
+    row = BulkAction(
+        action=action, filter=dict(chosen), actor=actor.user, actor_name=actor.name[:150], reason=actor.reason[:500],
+        per_second=pace, as_of=min(as_of or at, at), next_at=at,
+    )  # fmt: skip
+    row.total = count(row)
+    _enter(row)
+    log.info("bulk_action_begun", id=str(row.pk), action=action, filter=row.filter, rows=row.total, actor=actor.name)
+    return row
+
+
+def _enter(row: BulkAction) -> None:
+    """One by one: of two who come at once, the second sees the first."""
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [ENTRANCE])
+        running = list(BulkAction.objects.filter(state=State.RUNNING).values_list("action", "filter"))
+        if (row.action, row.filter) in running:
+            raise Conflict("the same is under way already")
+        if len(running) >= MOST_RUNNING:
+            raise Conflict("enough bulk actions are under way; try again when one is over")
+        row.save(force_insert=True)
+
+
+def check(action: str, chosen: Mapping[str, str], as_of: datetime) -> None:
+    """Raises `InvalidInput` naming what cannot be meant."""
+    if action not in DEEDS:
+        raise InvalidInput.of("action", f"there is no “{action[:50]}”")
+    matching(DEEDS[action], chosen, as_of)
+
+
+def count(row: BulkAction) -> int | None:
+    """How many rows it means; None where that takes too long."""
+    rows = _rows(row)
+    try:
+        with sql.within(COUNTING):
+            return rows.count()
+    except OperationalError:
+        return None
+
+
+def cancel(action_id: UUID, actor: Actor) -> None:
+    """From the next batch on. Raises `Conflict` where it is over or a batch takes long, `NotFound` where there is
+    none."""
+    mine = BulkAction.objects.filter(pk=action_id)
+    if _stop(mine, actor):
+        log.info("bulk_action_cancelled", id=str(action_id), actor=actor.name)
+        return
+    raise Conflict("it is over already") if mine.exists() else NotFound(f"There is no bulk action {action_id}.")
+
+
+def _stop(mine: QuerySet[BulkAction], actor: Actor) -> bool:
+    stopped = {"state": State.CANCELLED, "ended_at": now(), "ended_by": actor.name[:150]}
+    try:
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute("SELECT set_config('lock_timeout', %s, true)", [STOPPING])
+            return bool(mine.filter(state=State.RUNNING).update(**stopped))
+    except OperationalError as error:
+        if not isinstance(error.__cause__, LockNotAvailable):
+            raise
+        raise Conflict("a batch of it is under way; try again in a moment") from None
+
+
+# --- the workers' side --------------------------------------------------------------------------------------------
+
+
+def due() -> list[UUID]:
+    """Those whose next batch may begin, or whose worker died."""
+    return list(_due().order_by("next_at").values_list("pk", flat=True))
+
+
+def _due() -> QuerySet[BulkAction]:
+    return BulkAction.objects.filter(state=State.RUNNING, next_at__lte=Now())
+
+
+def advance(action_id: UUID) -> timedelta | None:
+    """Do one batch. Returns how long the next has to wait; None where there is none, or somebody else is at it."""
+    held_until = _begin_batch(action_id)
+    if held_until is None:
+        return None
+    with sql.within(LONGEST):
+        row = _locked(BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at=held_until))
+        if row is None:
+            return None  # stopped meanwhile, or it came so late that another has begun this batch again
+        since = monotonic()  # this node's clock may be ahead of the database's, and who comes early gets nothing
+        _do_batch(row, row.at)  # type: ignore[attr-defined]
+        row.save()
+    if row.state != State.RUNNING:
+        log.info("bulk_action_done", id=str(row.pk), done=row.done, skipped=row.skipped, failed=row.failed)
+        return None
+    wait: timedelta = row.next_at - row.at - timedelta(seconds=monotonic() - since)  # type: ignore[attr-defined]
+    return max(wait, timedelta(0))
+
+
+def _begin_batch(action_id: UUID) -> datetime | None:
+    """Until when this batch is nobody else's; None where it is not to be done. In a transaction of its own, so that a
+    batch that costs its worker each time is counted and ends some time. Of those who come at once one gets it."""
+    with transaction.atomic():
+        row = _locked(_due().filter(pk=action_id))
+        if row is None:
+            return None
+        if row.tries < TRIES:
+            row.tries += 1
+            row.next_at = row.at + HELD  # type: ignore[attr-defined]
+        else:
+            row.state, row.ended_at = State.FAILED, now()
+            row.note = f"{row.note}\nthe same batch could not be finished {TRIES} times".strip()
+            log.error("bulk_action_given_up", id=str(row.pk), position=str(row.position))
+        row.save(update_fields=["tries", "next_at", "state", "ended_at", "note"])
+        return row.next_at if row.state == State.RUNNING else None
+
+
+def _locked(rows: QuerySet[BulkAction]) -> BulkAction | None:
+    """For this transaction, with the database's time; None where somebody else has it."""
+    mine = rows.select_for_update(skip_locked=True, of=("self",))
+    return mine.select_related("actor").annotate(at=Now()).first()
+
+
+def _do_batch(row: BulkAction, at: datetime) -> None:
+    """What it did and how far it came are saved by the caller, in the same transaction."""
+    deed, size = DEEDS[row.action], _size(row.per_second)
+    rows = _rows(row)
+    if row.position:
+        rows = rows.filter(pk__gt=row.position)
+    keys = list(rows.order_by("pk").values_list("pk", flat=True)[:size])
+    actor = Actor(row.actor_name, row.actor, row.reason)
+    became: Counter[str] = Counter()
+    if deed.over == TOUCHES:
+        locks.lock_customers(keys)  # before the touches, as every writer does
+    for key in failed_tasks.locked_in_order(keys) if deed.publishes else keys:
+        due_at = at + timedelta(seconds=became["done"] / row.per_second)
+        became[_act(row, deed, key, actor, due_at)] += 1
+    row.done += became["done"]
+    row.skipped += became["skipped"]
+    row.failed += became["failed"]
+    row.tries = 0
+    if keys:
+        row.position = keys[-1]
+    if len(keys) < size:
+        row.state, row.ended_at = State.DONE, now()
+    row.next_at = at + timedelta(seconds=len(keys) / row.per_second)
+
+
+def _size(per_second: float) -> int:
+    return max(1, min(BATCH, round(per_second * SPAN)))
+
+
+def _act(row: BulkAction, deed: Deed, key: UUID, actor: Actor, due_at: datetime) -> str:
+    """One row within a savepoint: what cannot be done to it does not undo the others."""
+    try:
+        with transaction.atomic():
+            deed.act(key, actor, due_at)
+    except (Conflict, NotFound):
+        return "skipped"
+    except sql.AWAY:
+        raise  # the database's trouble is not this row's
+    except Exception as error:
+        log.exception("bulk_row_failed", id=str(row.pk), key=str(key))
+        row.note = f"{row.note}\n{key}: {type(error).__name__}: {error}".strip()[:2000]
+        return "failed"
+    return "done"
+
+
+def _rows(row: BulkAction) -> QuerySet[Any]:
+    return matching(DEEDS[row.action], row.filter, row.as_of)

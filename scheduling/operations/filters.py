@@ -1,0 +1,184 @@
+"""Which rows a filter means. It is written as the address of the list says it, and each parameter has a meaning here:
+one that is not known is refused, because leaving it out would reach more rows than somebody saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db.models import Model, Q, QuerySet
+from django.utils.timezone import make_aware, now
+
+from scheduling.errors import FieldError, InvalidInput
+from scheduling.models import FailedTask, Touch
+from scheduling.operations import queries
+from scheduling.operations.deeds import FAILED_TASKS, TOUCHES, Deed
+from scheduling.operations.failed_search import failed_named
+from scheduling.policy.specs import OVERDUE_AFTER
+
+#: What an address says about how a list is shown.
+SHOWN = frozenset({"o", "p", "all", "e", "_facets"})
+LONGEST = 200  #: characters of a value
+Read = Callable[[str], Q]
+ReadAt = Callable[[str, datetime], Q]
+
+
+def chosen_by(address: Mapping[str, Any]) -> dict[str, str]:
+    """The filter in the parameters of a list's address. Raises `InvalidInput` naming one that is given twice."""
+    chosen = {}
+    for name in address:
+        values = address.getlist(name) if hasattr(address, "getlist") else [address[name]]
+        if len(values) > 1:
+            raise InvalidInput.of(name, "is given twice")
+        if name not in SHOWN:
+            chosen[name] = str(values[0])
+    return chosen
+
+
+def matching(deed: Deed, chosen: Mapping[str, str], as_of: datetime) -> QuerySet[Any]:
+    """What the deed can be done to, of the rows that were there at that instant. Raises `InvalidInput` naming each
+    parameter that has no meaning."""
+    listed = LISTS[deed.over]
+    rows = listed.model._default_manager.filter(listed.wanted(chosen, as_of), **{f"{listed.since}__lte": as_of})
+    return deed.fitting(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    model: type[Model]
+    since: str  #: when a row became one of these
+    parameters: Mapping[str, Read]
+    spans: tuple[str, ...]
+    usual: Mapping[str, str]  #: what an address that does not say otherwise means
+    timed: Mapping[str, ReadAt] = field(default_factory=dict)  #: parameters that mean other rows as time passes
+
+    def wanted(self, chosen: Mapping[str, str], as_of: datetime) -> Q:
+        wanted, errors = Q(), []
+        for name, value in {**self.usual, **chosen}.items():
+            try:
+                wanted &= self._read(name, value, chosen, as_of)
+            except ValueError:
+                errors.append(FieldError(name, f"“{value[:50]}” cannot be meant"))
+            except KeyError:
+                errors.append(FieldError(name, "many cannot be chosen by it"))
+        if errors:
+            raise InvalidInput(*errors)
+        return wanted
+
+    def _read(self, name: str, value: str, chosen: Mapping[str, str], as_of: datetime) -> Q:
+        if len(value) > LONGEST or "\0" in value:
+            raise ValueError
+        for span in self.spans:
+            for end, compare in (("from", "gte"), ("to", "lt")):
+                day, time = f"{span}_{end}_0", f"{span}_{end}_1"
+                if name == day and value:
+                    return Q(**{f"{span}__{compare}": _instant(value, chosen.get(time, ""))})
+                if name in (day, time):
+                    return Q()
+        return self.timed[name](value, as_of) if name in self.timed else self.parameters[name](value)
+
+
+def _instant(day: str, time: str) -> datetime:
+    """By the house's clock. Where the time is missing the day begins."""
+    for form in settings.DATETIME_INPUT_FORMATS:
+        try:
+            return make_aware(datetime.strptime(f"{day} {time or '00:00'}", form))  # noqa: DTZ007
+        except ValueError:
+            continue
+    raise ValueError
+
+
+def _equal(field: str) -> Read:
+    """As a list's own filter: nothing chosen is no filter."""
+    return lambda value: Q(**{field: value}) if value else Q()
+
+
+def _exactly(field: str) -> Read:
+    return lambda value: Q(**{field: value})
+
+
+def _number(field: str) -> Read:
+    return lambda value: Q(**{field: int(value)}) if value else Q()
+
+
+# --- failed tasks -------------------------------------------------------------------------------------------------
+
+
+def state_of_failed(value: str) -> Q:
+    """Open ones, unless somebody asks for others."""
+    return Q() if value == "all" else Q(state=value or FailedTask.State.OPEN.value)
+
+
+# --- touches ------------------------------------------------------------------------------------------------------
+
+
+def standing(value: str, as_of: datetime | None = None) -> Q:
+    """States that somebody asks for together: as they are now, or of what was overdue or fell into a pause by `as_of`.
+    Raises `KeyError` for others."""
+    due = Q(state="scheduled", parked="")
+    meant = {
+        "": Q(),
+        "waiting": due,
+        "overdue": (due | Q(state="queued")) & Q(due_at__lt=(as_of or now()) - OVERDUE_AFTER),
+        "paused": ~Q(parked="") & (Q(due_at__lte=as_of) if as_of else Q()),
+        "bad": Q(state__in=("failed", "unknown")),
+    }
+    return meant[value]
+
+
+def _standing(value: str, as_of: datetime) -> Q:
+    try:
+        return standing(value, as_of)
+    except KeyError:
+        raise ValueError from None
+
+
+def _named_touch(term: str) -> Q:
+    """Whole ids only: words of a text find what was sent, and that does not wait."""
+    term = term.strip()
+    if not term:
+        return Q()
+    named = Q(customer__user_id=term) | Q(event_id__in=queries.events_meant(term)) | Q(chat_id=term)
+    if (uuid := _uuid(term)) is not None:
+        named |= Q(task_id=uuid) | Q(root_id=uuid)
+    return named
+
+
+def _uuid(term: str) -> UUID | None:
+    try:
+        return UUID(term)
+    except ValueError:
+        return None
+
+
+LISTS: dict[str, Listed] = {
+    FAILED_TASKS: Listed(
+        FailedTask,
+        "failed_at",
+        {
+            "state": state_of_failed, "origin__exact": _equal("origin"), "reason": _equal("reason"),
+            "channel": _equal("channel"), "failure": _equal("failure"), "fingerprint": _exactly("fingerprint"),
+        },
+        ("failed_at",),
+        {"state": ""},
+        {"q": failed_named},
+    ),
+    TOUCHES: Listed(
+        Touch,
+        "created_at",
+        {
+            "state__exact": _equal("state"), "reason": _equal("reason"),
+            "state__in": lambda value: Q(state__in=value.split(",")), "node__id__exact": _number("node_id"),
+            "node__channel__id__exact": _number("node__channel_id"), "priority__exact": _number("priority"),
+            "q": _named_touch,
+        },
+        ("due_at", "settled_at"),
+        {},
+        {"stands": _standing},
+    ),
+}  # fmt: skip

@@ -1,0 +1,74 @@
+"""What would happen if this event came now: the touches it would plan, and the verdict each would meet when due."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.conf import settings
+from django.utils.timezone import now
+
+from scheduling.configuration import snapshot
+from scheduling.delivery import due_batch
+from scheduling.delivery.due_batch import History
+from scheduling.ids import new_id
+from scheduling.models import Customer
+from scheduling.planning.ingest import NewEvent
+from scheduling.policy import guards, matrix
+from scheduling.policy.guards import Candidate, Surroundings, Verdict
+from scheduling.policy.specs import CustomerSpec, EventSpec, NodeSpec, TemplateSpec, template_for
+from scheduling.rendering import CannotRender, render
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """One touch that the event would plan."""
+
+    node: NodeSpec
+    template: TemplateSpec
+    due_at: datetime
+    expires_at: datetime
+    verdict: Verdict
+    subject: str
+    body: str
+    problem: str  #: why it could not be rendered, or ""
+
+
+def foresee(event: NewEvent, *, customer: CustomerSpec | None = None) -> list[Foreseen]:
+    """Nothing is written. The verdict is the one of the due time, with today's rules and what was sent until now."""
+    config = snapshot.current()
+    who = customer or _customer(event.user_id)
+    spec = EventSpec(
+        new_id(), event.source, event.event_id, event.type, event.occurred_at or now(), event.user_id, event.chat_id,
+        event.data,
+    )  # fmt: skip
+    nodes = config.triggered.get(event.type, ())
+    planned = matrix.plan(spec, who, nodes, config.delay_rules, time_scale=settings.AFTERTOUCH_TIME_SCALE)
+    past = due_batch.of_customer(who.id, event.chat_id, config)
+    return [_foresee_one(each, spec, who, past, config) for each in planned]
+
+
+def _customer(user_id: str) -> CustomerSpec:
+    row = Customer.objects.filter(user_id=user_id).first()
+    return row.spec() if row else CustomerSpec(0, user_id)
+
+
+def _foresee_one(
+    planned: matrix.PlannedTouch, event: EventSpec, who: CustomerSpec, past: History, config: snapshot.Snapshot
+) -> Foreseen:
+    node = planned.node
+    template = template_for(node, event.chat_id, event.user_id)
+    candidate = Candidate(new_id(), node, who, template, event.chat_id, event.occurred_at, planned.expires_at)
+    around = Surroundings(
+        rules=config.rules,
+        paused=config.paused,
+        slots=past.slots.get(who.id, ()),
+        community_slots=past.community_slots.get(event.chat_id, ()),
+    )
+    verdict = guards.judge(candidate, around, max(planned.due_at, now()))
+    try:
+        subject, body, _ = render(template, who, event)
+        problem = ""
+    except CannotRender as error:
+        subject, body, problem = "", "", str(error)
+    return Foreseen(node, template, planned.due_at, planned.expires_at, verdict, subject, body, problem)

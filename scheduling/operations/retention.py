@@ -1,0 +1,199 @@
+"""What is over long enough is deleted: handled failed tasks, ended touches, events, bulk actions; and what other apps
+list.
+
+All of these tables are read in the order of their keys, which is the order in which the rows were made
+(`scheduling.ids`), so nothing that writes them pays for an index by age. A batch is one short transaction that takes
+what nobody has locked and leaves the rest to the next pass; any number of passes may run at once, and one that is
+killed has lost its batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import structlog
+from django.conf import settings
+from django.db import close_old_connections, transaction
+from django.db.models import Max
+from django.utils.module_loading import import_string
+
+from scheduling import sql
+from scheduling.configuration import snapshot
+from scheduling.ids import first_id_at
+from scheduling.models import BulkAction, Event, FailedTask, Node, Touch
+from scheduling.planning import disabled_targets
+
+log = structlog.get_logger(__name__)
+
+BATCH = 1_000  #: rows that are looked at in a transaction
+LONGEST = timedelta(seconds=1)  #: for each kind a pass: the worker that does it has touches to deliver
+#: A sender may repeat an event for that long: its row is what makes it known.
+EVENTS_KNOWN_FOR = timedelta(days=90)
+START = UUID(int=0)
+#: By table, where this process's last pass ran out of time: old rows that stay must not hide those behind them.
+_reached: dict[str, UUID] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One table whose rows are deleted one day. Its key is a time-ordered UUID."""
+
+    table: str
+    key: str
+    kept: Callable[[], timedelta]  #: how long, since the row was over
+    #: Deletes those of these rows that have been over since before the instant, and all that hangs on them.
+    delete: Callable[[list[UUID], datetime], int]
+
+
+def forget() -> dict[str, int]:
+    """One pass. Returns how many rows of each table it deleted; a kind that fails does not keep the others from it."""
+    deleted: dict[str, int] = {}
+    for kind in (FAILED_TASKS, TOUCHES, EVENTS, BULK_ACTIONS, *map(import_string, settings.RETENTION)):
+        try:
+            deleted[kind.table] = forget_kind(kind, ends_at=datetime.now(UTC) + LONGEST)
+        except Exception:
+            log.exception("not_forgotten", table=kind.table)
+            close_old_connections()
+    try:
+        deleted["scheduling_disabledtarget"] = _delete_expired_targets(datetime.now(UTC) + LONGEST)
+    except Exception:
+        log.exception("not_forgotten", table="scheduling_disabledtarget")
+        close_old_connections()
+    if any(deleted.values()):
+        log.info("forgotten", **deleted)
+    return deleted
+
+
+def forget_kind(kind: Kind, *, ends_at: datetime) -> int:
+    """Walk through what is old, batch by batch, from where the last pass stopped, round the end, once; after `ends_at`
+    no other batch begins."""
+    before = _ago(kind.kept())
+    newest = first_id_at(before)
+    began = _reached.pop(kind.table, START)
+    deleted = 0
+    for start, end in ((began, newest), (START, min(began, newest))):
+        after: UUID | None = start
+        while after is not None:
+            after, gone = _forget_batch(kind, after, end, before)
+            deleted += gone
+            if after is not None and datetime.now(UTC) >= ends_at:
+                _reached[kind.table] = after
+                return deleted
+    return deleted
+
+
+def _forget_batch(kind: Kind, after: UUID, end: UUID, before: datetime) -> tuple[UUID | None, int]:
+    """The last row it looked at, None where there was no other; and how many it deleted."""
+    with transaction.atomic():
+        batch = _made_between(kind, after, end)
+        return (batch[-1], kind.delete(batch, before)) if batch else (None, 0)
+
+
+def _ago(kept: timedelta) -> datetime:
+    ((instant,),) = sql.rows("SELECT statement_timestamp() - %(kept)s::interval", {"kept": kept})
+    assert isinstance(instant, datetime)
+    return instant
+
+
+def _made_between(kind: Kind, after: UUID, end: UUID) -> list[UUID]:
+    statement = f"""
+        SELECT {kind.key} FROM {kind.table} WHERE {kind.key} > %(after)s AND {kind.key} < %(end)s
+        ORDER BY {kind.key} LIMIT %(limit)s
+    """  # noqa: S608 (names of a constant)
+    return [row[0] for row in sql.rows(statement, {"after": after, "end": end, "limit": BATCH})]
+
+
+# --- the kinds ----------------------------------------------------------------------------------------------------
+
+
+def _delete_expired_targets(ends_at: datetime) -> int:
+    deleted = 0
+    while True:
+        gone = disabled_targets.delete_expired(BATCH)
+        deleted += gone
+        if gone < BATCH or datetime.now(UTC) >= ends_at:
+            return deleted
+
+
+def _kept() -> timedelta:
+    """Longer where a rule still counts what was sent before, or a node may still reach its goal."""
+    goal = Node.objects.aggregate(longest=Max("goal_within"))["longest"] or timedelta(0)
+    return max(timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS), snapshot.current().window, goal)
+
+
+def _events_kept() -> timedelta:
+    return max(_kept(), EVENTS_KNOWN_FOR)
+
+
+def _delete_failed_tasks(batch: list[UUID], before: datetime) -> int:
+    return sql.count(_DELETE_FAILED_TASKS, {"ids": batch, "before": before})
+
+
+def _delete_touches(batch: list[UUID], before: datetime) -> int:
+    """What was tried and decided goes with its touch: the database does not see to that (see `Verdict`)."""
+    over = [row[0] for row in sql.rows(_LOCK_TOUCHES, {"ids": batch, "before": before})]
+    if not over:
+        return 0
+    for statement in (_DELETE_ATTEMPTS, _DELETE_VERDICTS, _LEAVE_COMPLAINTS):
+        sql.count(statement, {"ids": over})
+    return sql.count(_DELETE_TOUCHES, {"ids": over})
+
+
+def _delete_events(batch: list[UUID], before: datetime) -> int:
+    over = [row[0] for row in sql.rows(_LOCK_EVENTS, {"ids": batch, "before": before})]
+    if not over:
+        return 0
+    sql.count(_DELETE_COMPLAINTS, {"ids": over})
+    return sql.count(_DELETE_EVENTS, {"ids": over})
+
+
+def _delete_bulk_actions(batch: list[UUID], before: datetime) -> int:
+    return sql.count(_DELETE_BULK_ACTIONS, {"ids": batch, "before": before})
+
+
+FAILED_TASKS = Kind(FailedTask._meta.db_table, "id", _kept, _delete_failed_tasks)
+TOUCHES = Kind(Touch._meta.db_table, "task_id", _kept, _delete_touches)
+EVENTS = Kind(Event._meta.db_table, "id", _events_kept, _delete_events)
+BULK_ACTIONS = Kind(BulkAction._meta.db_table, "id", _kept, _delete_bulk_actions)
+
+# An open one waits for a person, however long. One that was ignored may still be published again until it goes;
+# whoever does that holds its lock.
+_DELETE_FAILED_TASKS = """
+WITH over AS MATERIALIZED (
+    SELECT id FROM scheduling_failedtask
+    WHERE id = ANY(%(ids)b) AND state <> 'open' AND acted_at < %(before)s
+    FOR UPDATE SKIP LOCKED
+)
+DELETE FROM scheduling_failedtask AS row USING over WHERE row.id = over.id
+"""
+
+# A touch stays while its failed task does, from which it may be published again, and while the touch that it was
+# published again as does: that one asks whether its predecessor is in doubt, and shares its delivery key.
+_LOCK_TOUCHES = """
+SELECT t.task_id FROM scheduling_touch AS t
+WHERE t.task_id = ANY(%(ids)b) AND t.state IN ('delivered', 'suppressed', 'cancelled', 'failed', 'unknown')
+  AND t.settled_at < %(before)s AND (t.reserved_at IS NULL OR t.reserved_at < %(before)s)
+  AND NOT EXISTS (SELECT FROM scheduling_failedtask AS f WHERE f.task_id = t.task_id)
+  AND NOT EXISTS (SELECT FROM scheduling_touch AS again WHERE again.retry_of = t.task_id)
+FOR UPDATE OF t SKIP LOCKED
+"""
+_DELETE_ATTEMPTS = "DELETE FROM scheduling_attempt WHERE touch_id = ANY(%(ids)b)"
+_DELETE_VERDICTS = "DELETE FROM scheduling_verdict WHERE touch_id = ANY(%(ids)b)"
+_LEAVE_COMPLAINTS = "UPDATE scheduling_complaint SET touch_id = NULL WHERE touch_id = ANY(%(ids)b)"
+_DELETE_TOUCHES = "DELETE FROM scheduling_touch WHERE task_id = ANY(%(ids)b)"
+
+_LOCK_EVENTS = """
+SELECT e.id FROM scheduling_event AS e
+WHERE e.id = ANY(%(ids)b) AND e.received_at < %(before)s
+  AND NOT EXISTS (SELECT FROM scheduling_touch AS t WHERE t.event_id = e.id)
+FOR UPDATE OF e SKIP LOCKED
+"""
+_DELETE_COMPLAINTS = "DELETE FROM scheduling_complaint WHERE event_id = ANY(%(ids)b)"
+_DELETE_EVENTS = "DELETE FROM scheduling_event WHERE id = ANY(%(ids)b)"
+
+_DELETE_BULK_ACTIONS = """
+DELETE FROM scheduling_bulkaction WHERE id = ANY(%(ids)b) AND state <> 'running' AND ended_at < %(before)s
+"""

@@ -1,0 +1,375 @@
+"""The front door: events become rows, all of a batch in one transaction.
+
+Locks are taken in the order that every writer keeps: customers by id, then touches. Customers that are not known yet
+are inserted before any of them is locked, so an insert that waits for another one's holds no lock that it could want.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import transaction
+from psycopg.types.json import Jsonb
+
+from scheduling import sql, tracing
+from scheduling.configuration import snapshot
+from scheduling.errors import InvalidInput
+from scheduling.ids import new_id
+from scheduling.ledger.transitions import HINT_LEASE, Hint
+from scheduling.models import EventType
+from scheduling.planning.cancellation import CallingOff, Planned
+from scheduling.policy import matrix
+from scheduling.policy.specs import CustomerSpec, EventSpec
+
+MAX_EVENT_TYPES = 2_000  #: types register themselves; a sender that makes them up is stopped here
+NO_ACTIVITY = frozenset({"customer.inactive", "session.silent"})
+LOCK_WAIT = timedelta(seconds=1)  #: the longest wait for one lock
+ACTIVITY_GRAIN = timedelta(minutes=1)  #: `last_active_at` is not rewritten for less
+
+
+@dataclass(frozen=True, slots=True)
+class NewEvent:
+    """An event as it came in. `occurred_at` None: the time of receipt by the database's clock."""
+
+    source: str
+    event_id: str
+    type: str
+    user_id: str
+    chat_id: str = ""
+    occurred_at: datetime | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    trace_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one event: the touches it planned, or those it had planned when it came the first time."""
+
+    id: UUID
+    duplicate: bool
+    task_ids: tuple[UUID, ...] = ()
+
+
+def record_events(
+    new_events: Sequence[NewEvent],
+    *,
+    announce: Callable[[list[Hint]], None] | None = None,
+    lock_wait: timedelta | None = None,
+) -> list[Receipt]:
+    """Store events and plan their touches; nothing is stored twice for the same source and id.
+
+    After the commit `announce` gets the touches that fall due within the horizon and were therefore handed over
+    already. `lock_wait` is the longest wait for one lock; `LOCK_WAIT` unless given.
+
+    Raises:
+        InvalidInput: an event type is beyond the registry's limit.
+        OperationalError: PostgreSQL is away, or (`sql.is_lock_timeout`) another transaction holds a customer.
+    """
+    with transaction.atomic():
+        sql.limit_lock_waits(lock_wait or LOCK_WAIT)
+        batch = _Batch(new_events)
+        batch.lock_customers()
+        batch.insert_events()
+        batch.plan()
+        batch.insert_touches()
+        batch.note_customers()
+        transaction.on_commit(batch.say)
+        if announce and batch.hints:
+            hints = batch.hints
+            transaction.on_commit(lambda: announce(hints))
+    return batch.receipts()
+
+
+def locked_customers(user_ids: Iterable[str]) -> set[str]:
+    """Return those of `user_ids` that another transaction has locked at this moment. Waits for no lock."""
+    return {row[0] for row in sql.rows(_LOCKED_CUSTOMERS, {"user_ids": sorted(set(user_ids))})}
+
+
+class _Batch:
+    """One transaction's worth of events, worked through step by step in the order of `record_events`."""
+
+    def __init__(self, new_events: Sequence[NewEvent]) -> None:
+        self.new_events = new_events
+        self.config = snapshot.current()
+        self.customers: dict[str, CustomerSpec] = {}
+        self.events: list[EventSpec] = []
+        self.accepted: set[UUID] = set()
+        self.rows: list[Planned] = []
+        self.hints: list[Hint] = []
+
+    def lock_customers(self) -> None:
+        user_ids = sorted({event.user_id for event in self.new_events})
+        sql.count(_INSERT_CUSTOMERS, {"user_ids": user_ids})
+        for row in sql.rows(_LOCK_CUSTOMERS, {"user_ids": user_ids}):
+            self.customers[row[1]] = CustomerSpec(
+                id=row[0], user_id=row[1], level=row[2], last_active_at=row[3], conversation_at=row[4]
+            )
+            self.now: datetime = row[5]
+
+    def insert_events(self) -> None:
+        self._register_types()
+        for event in self.new_events:
+            self.events.append(
+                EventSpec(
+                    id=new_id(),
+                    source=event.source,
+                    event_id=event.event_id,
+                    type=event.type,
+                    occurred_at=event.occurred_at or self.now,
+                    user_id=event.user_id,
+                    chat_id=event.chat_id,
+                    data=event.data,
+                    trace_id=event.trace_id,
+                )
+            )
+        ordered = sorted(self.events, key=lambda event: (event.source, event.event_id, event.id))
+        inserted = sql.rows(
+            _INSERT_EVENTS,
+            {
+                "ids": [event.id for event in ordered],
+                "sources": [event.source for event in ordered],
+                "event_ids": [event.event_id for event in ordered],
+                "types": [event.type for event in ordered],
+                "times": [event.occurred_at for event in ordered],
+                "customers": [self.customers[event.user_id].id for event in ordered],
+                "user_ids": [event.user_id for event in ordered],
+                "chat_ids": [event.chat_id for event in ordered],
+                "data": [Jsonb(event.data) for event in ordered],
+                "traces": [event.trace_id for event in ordered],
+            },
+        )
+        self.accepted = {row[0] for row in inserted}
+        self.news = [event for event in self.events if event.id in self.accepted]
+        self.calling_off = CallingOff(
+            self.config, self.news, {user_id: customer.id for user_id, customer in self.customers.items()}
+        )
+
+    def _register_types(self) -> None:
+        unseen = sorted({event.type for event in self.new_events} - self.config.activity_types.keys())
+        if not unseen:
+            return
+        if len(self.config.activity_types) + len(unseen) > MAX_EVENT_TYPES:
+            raise InvalidInput.of("type", f"{unseen[0]} is not known, and no more than {MAX_EVENT_TYPES} types can be")
+        EventType.objects.bulk_create(
+            [EventType(key=key, is_activity=_is_activity(key)) for key in unseen], ignore_conflicts=True
+        )
+
+    def plan(self) -> None:
+        """Plan in the order of arrival; each event sees the activity of those before it, not its own."""
+        self.calling_off.cancel_waiting()
+        for event in self.news:
+            customer = self.customers[event.user_id]
+            nodes = self.config.triggered.get(event.type, ())
+            planned = matrix.plan(
+                event, customer, nodes, self.config.delay_rules, time_scale=settings.AFTERTOUCH_TIME_SCALE
+            )
+            self.rows.extend((event, each, new_id()) for each in planned)
+            self._note(event, customer)
+        self.rows = self.calling_off.sift(self.rows)
+
+    def _note(self, event: EventSpec, customer: CustomerSpec) -> None:
+        active_at, talking_at = customer.last_active_at, customer.conversation_at
+        is_activity = self.config.activity_types.get(event.type, _is_activity(event.type))
+        if is_activity and (active_at is None or event.occurred_at > active_at):
+            active_at = event.occurred_at
+        if event.type == "conversation.started" and (talking_at is None or event.occurred_at > talking_at):
+            talking_at = event.occurred_at
+        self.customers[event.user_id] = replace(customer, last_active_at=active_at, conversation_at=talking_at)
+
+    def insert_touches(self) -> None:
+        soon = self.now + settings.AFTERTOUCH_HORIZON
+        sql.copy(_COPY_TOUCHES, [self._touch(*row, soon=soon) for row in self.rows])
+
+    def _touch(
+        self, event: EventSpec, planned: matrix.PlannedTouch, task_id: UUID, *, soon: datetime
+    ) -> tuple[Any, ...]:
+        node, due_at = planned.node, planned.due_at
+        reason = self.calling_off.reasons.get(task_id, "")
+        handed_over = due_at <= soon and not reason
+        if handed_over:
+            self.hints.append(Hint(task_id, due_at, node.priority, node.id))
+        return (
+            task_id,
+            task_id,
+            "cancelled" if reason else "queued" if handed_over else "scheduled",
+            node.priority,
+            due_at,
+            due_at,
+            "",
+            0,
+            0,
+            max(due_at, self.now) + HINT_LEASE if handed_over else None,
+            int(handed_over),
+            self.now if handed_over else None,
+            self.now if reason else None,
+            reason,
+            self.now,
+            event.id,
+            node.id,
+            node.version,
+            self.customers[event.user_id].id,
+            event.chat_id,
+            planned.expires_at,
+            "",
+            node.guard_cap != "ignore",
+        )
+
+    def note_customers(self) -> None:
+        """Raise activity and conversation; a complaint opts its customer out of marketing and names its touch."""
+        complaints = [event for event in self.news if event.type == "complaint.received"]
+        unhappy = {event.user_id for event in complaints}
+        if not self.accepted:
+            return
+        changed = [self.customers[user_id] for user_id in {event.user_id for event in self.news}]
+        sql.count(
+            _NOTE_CUSTOMERS,
+            {
+                "ids": [customer.id for customer in changed],
+                "active": [customer.last_active_at for customer in changed],
+                "talking": [customer.conversation_at for customer in changed],
+                "unhappy": [customer.user_id in unhappy for customer in changed],
+                "grain": ACTIVITY_GRAIN,
+            },
+        )
+        for event in complaints:
+            parameters = {
+                "event": event.id,
+                "customer": self.customers[event.user_id].id,
+                "at": event.occurred_at,
+                "task_id": _task_id(event.data),
+            }
+            sql.count(_INSERT_COMPLAINT, parameters)
+
+    def say(self) -> None:
+        """With the touches that were planned; an event without any stands there all the same."""
+        planned = defaultdict(list)
+        for event, _, task_id in self.rows:
+            planned[event.id].append(task_id)
+        tracing.say(
+            "events_stored",
+            (
+                tracing.name(event.trace_id or event.id, task_id)
+                for event in self.news
+                for task_id in planned.get(event.id, ("",))
+            ),
+        )
+
+    def receipts(self) -> list[Receipt]:
+        by_event: dict[UUID, list[UUID]] = {key: list(value) for key, value in self.calling_off.kept.items()}
+        for event, _, task_id in self.rows:
+            by_event.setdefault(event.id, []).append(task_id)
+        earlier = self._earlier()
+        return [
+            Receipt(event.id, False, tuple(by_event.get(event.id, ())))
+            if event.id in self.accepted
+            # Forgotten since the insert met it: it was known then, so it is not told anew.
+            else earlier.get((event.source, event.event_id), Receipt(event.id, True))
+            for event in self.events
+        ]
+
+    def _earlier(self) -> dict[tuple[str, str], Receipt]:
+        """The receipts that duplicates got when they came the first time."""
+        duplicates = [event for event in self.events if event.id not in self.accepted]
+        if not duplicates:
+            return {}
+        parameters = {
+            "sources": [event.source for event in duplicates],
+            "event_ids": [event.event_id for event in duplicates],
+        }
+        return {
+            (source, event_id): Receipt(key, True, tuple(task_ids))
+            for source, event_id, key, task_ids in sql.rows(_EARLIER, parameters)
+        }
+
+
+def _is_activity(event_type: str) -> bool:
+    """What an event of a type that ops have not described says: that the customer did something, unless it is one of
+    ours that says that they did nothing."""
+    return event_type not in NO_ACTIVITY
+
+
+def _task_id(data: Mapping[str, Any]) -> UUID | None:
+    """The touch that a complaint names, if it names one."""
+    try:
+        return UUID(str(data["task_id"]))
+    except (KeyError, ValueError):
+        return None
+
+
+_INSERT_CUSTOMERS = """
+INSERT INTO scheduling_customer (user_id, name, level, locale, timezone, addresses, opted_out, created_at)
+SELECT u.user_id, '', '', '', '', '{}', false, statement_timestamp()
+FROM unnest(%(user_ids)b::text[]) AS u(user_id)
+WHERE NOT EXISTS (SELECT 1 FROM scheduling_customer AS c WHERE c.user_id = u.user_id)
+ORDER BY u.user_id
+ON CONFLICT (user_id) DO NOTHING
+"""
+
+_LOCK_CUSTOMERS = """
+SELECT id, user_id, level, last_active_at, conversation_at, statement_timestamp()
+FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b)
+ORDER BY id FOR NO KEY UPDATE
+"""
+
+_LOCKED_CUSTOMERS = """
+WITH free AS MATERIALIZED (
+    SELECT id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT user_id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) AND id NOT IN (SELECT id FROM free)
+"""
+
+_INSERT_EVENTS = """
+INSERT INTO scheduling_event
+    (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data, trace_id)
+SELECT id, source, event_id, type, occurred_at, statement_timestamp(), customer_id, user_id, chat_id, data, trace_id
+FROM unnest(%(ids)b::uuid[], %(sources)b::text[], %(event_ids)b::text[], %(types)b::text[], %(times)b::timestamptz[],
+            %(customers)b::bigint[], %(user_ids)b::text[], %(chat_ids)b::text[], %(data)b::jsonb[],
+            %(traces)b::uuid[])
+    AS e(id, source, event_id, type, occurred_at, customer_id, user_id, chat_id, data, trace_id)
+ON CONFLICT (source, event_id) DO NOTHING
+RETURNING id
+"""
+
+_COPY_TOUCHES = """
+COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, lease_until,
+    hints, queued_at, settled_at, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at,
+    content_type, counts_toward_cap) FROM STDIN
+"""
+
+_NOTE_CUSTOMERS = """
+UPDATE scheduling_customer AS c
+SET last_active_at = GREATEST(c.last_active_at, v.active),
+    conversation_at = GREATEST(c.conversation_at, v.talking),
+    opted_out = c.opted_out OR v.unhappy,
+    opted_out_at = CASE WHEN v.unhappy AND NOT c.opted_out THEN statement_timestamp() ELSE c.opted_out_at END
+FROM unnest(%(ids)b::bigint[], %(active)b::timestamptz[], %(talking)b::timestamptz[], %(unhappy)b::bool[])
+    AS v(id, active, talking, unhappy)
+WHERE c.id = v.id
+  AND ((v.active IS NOT NULL AND (c.last_active_at IS NULL OR v.active > c.last_active_at + %(grain)s))
+       OR v.talking IS DISTINCT FROM c.conversation_at OR v.unhappy)
+"""
+
+_INSERT_COMPLAINT = """
+INSERT INTO scheduling_complaint (event_id, customer_id, touch_id, complained_at)
+SELECT %(event)s, %(customer)s, (
+    SELECT task_id FROM scheduling_touch
+    WHERE customer_id = %(customer)s AND state = 'delivered' AND reserved_at <= %(at)s
+      AND (%(task_id)s::uuid IS NULL OR task_id = %(task_id)s::uuid)
+    ORDER BY reserved_at DESC LIMIT 1
+    FOR KEY SHARE
+), %(at)s
+"""
+
+_EARLIER = """
+SELECT e.source, e.event_id, e.id, array_remove(array_agg(t.task_id ORDER BY t.task_id), NULL)
+FROM (SELECT DISTINCT * FROM unnest(%(sources)b::text[], %(event_ids)b::text[])) AS v(source, event_id)
+JOIN scheduling_event AS e ON e.source = v.source AND e.event_id = v.event_id
+LEFT JOIN scheduling_touch AS t ON t.event_id = e.id AND t.retry_of IS NULL
+GROUP BY e.source, e.event_id, e.id
+"""

@@ -1,0 +1,164 @@
+"""Waiting touches and an edited delay: who would move, and moving them.
+
+A touch was planned from the customer's activity before its event. For a dynamic delay that is read again from the
+events that are stored; activity that came as frames only is not among them, so such a touch may move as if the
+customer had been away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from math import inf
+from time import monotonic
+from typing import NamedTuple
+from uuid import UUID
+
+from django.conf import settings
+from django.db import connection, transaction
+from django.db.models import F, Q
+
+from scheduling.ledger import locks
+from scheduling.ledger.touches import touches
+from scheduling.models import EventType, Touch
+from scheduling.policy.delay import delay_for
+from scheduling.policy.specs import CustomerSpec, DelayRules, NodeSpec, bucket
+
+BATCH = 1_000
+SPREAD = timedelta(minutes=10)  #: what would be overdue goes out over this span instead of at once
+WATCHED = timedelta(seconds=20)  #: for a move that a person waits for at a page
+MOST_LEFT = 100_000  #: that a move counts, where it ends before its time
+
+
+class Waiting(NamedTuple):
+    """A row of `_WAITING`."""
+
+    task_id: UUID
+    due_at: datetime
+    planned_at: datetime
+    occurred_at: datetime
+    level: str
+    active_at: datetime | None  #: the customer's last activity before the event, for a dynamic delay
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """A waiting touch that its node's delay now places elsewhere."""
+
+    task_id: UUID
+    due_at: datetime
+    overdue: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    touches: int = 0
+    overdue: int = 0
+    left: int = 0  #: not looked at in time, up to `MOST_LEFT`
+    broken: bool = False  #: the database refused
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(self.touches + other.touches, self.overdue + other.overdue)
+
+
+def foresee(nodes: Sequence[NodeSpec], rules: DelayRules, within: timedelta | None = None) -> dict[int, Moved]:
+    """By node, how many of its waiting touches would move, and how many of these would be overdue. Raises
+    `TimeoutError` where that is not known `within` so long."""
+    ends_at = _end(within)
+    found = {}
+    for node in nodes:
+        found[node.id] = Moved()
+        for _, batch in _batches(node, rules):
+            found[node.id] += _count(batch)
+            if monotonic() > ends_at:
+                raise TimeoutError
+    return found
+
+
+def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRules, within: timedelta | None = None) -> Moved:
+    """Move the waiting touches of `nodes` to where the delay says, a batch a transaction. Safe to repeat: a touch that
+    is where it belongs stays. Once `within` is over, no other batch begins."""
+    moved, ends_at = Moved(), _end(within)
+    for place, node in enumerate(nodes):
+        for after, batch in _batches(node, rules):
+            if monotonic() > ends_at:
+                return replace(moved, left=_left(nodes[place:], after))
+            if batch:
+                _move(batch, node)
+            moved += _count(batch)
+    return moved
+
+
+def _move(batch: Sequence[Movement], node: NodeSpec) -> None:
+    with transaction.atomic():
+        task_ids = [each.task_id for each in batch]
+        locks.lock_customers(task_ids)  # before the touches, as every writer does
+        touches.move(task_ids, [each.due_at for each in batch])
+        Touch.objects.filter(pk__in=task_ids, state="scheduled").update(expires_at=F("due_at") + node.expires_after)
+
+
+def _left(nodes: Sequence[NodeSpec], after: UUID) -> int:
+    """How many waiting touches of the first node lie behind `after`, and of the others in all."""
+    first, *others = [node.id for node in nodes]
+    behind = Q(node_id=first, task_id__gt=after) | Q(node_id__in=others)
+    first_turn = Touch.objects.filter(state__in=("scheduled", "queued"), attempt=0, retry_of=None, reserved_at=None)
+    return first_turn.filter(behind)[:MOST_LEFT].count()
+
+
+def _end(within: timedelta | None) -> float:
+    return inf if within is None else monotonic() + within.total_seconds()
+
+
+def _count(batch: Sequence[Movement]) -> Moved:
+    return Moved(len(batch), sum(each.overdue for each in batch))
+
+
+def _batches(node: NodeSpec, rules: DelayRules) -> Iterator[tuple[UUID, list[Movement]]]:
+    """Each with the key that it comes after; one of which nothing moves is empty."""
+    passive = list(EventType.objects.filter(is_activity=False).values_list("key", flat=True))
+    after = UUID(int=0)
+    while True:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                _WAITING,
+                {"node": node.id, "after": after, "limit": BATCH, "dynamic": node.dynamic, "passive": passive},
+            )
+            rows = cursor.fetchall()
+        found = [_movement(Waiting(*row), node, rules) for row in rows]
+        yield after, [each for each in found if each]
+        if len(rows) < BATCH:
+            return
+        after = rows[-1][0]
+
+
+def _movement(touch: Waiting, node: NodeSpec, rules: DelayRules) -> Movement | None:
+    customer = CustomerSpec(id=0, user_id="", level=touch.level, last_active_at=touch.active_at)
+    wait = delay_for(node, customer, rules, occurred_at=touch.occurred_at, time_scale=settings.AFTERTOUCH_TIME_SCALE)
+    planned_at = touch.occurred_at + wait
+    if touch.due_at > touch.planned_at:  # a guard holds it: it may have to wait longer, but not less
+        return Movement(touch.task_id, planned_at, overdue=False) if planned_at > touch.due_at else None
+    if planned_at > touch.now:
+        return Movement(touch.task_id, planned_at, overdue=False) if planned_at != touch.due_at else None
+    # Its own place in the span, so that a second pass finds it at most there.
+    spread_at = touch.now + SPREAD * (bucket("moved", str(touch.task_id)) / 100)
+    return Movement(touch.task_id, spread_at, overdue=True) if spread_at < touch.due_at else None
+
+
+# Only what waits for its first turn: a retry, and what a person published again, wait for something else.
+_WAITING = """
+SELECT t.task_id, t.due_at, t.planned_at, e.occurred_at, c.level,
+       CASE WHEN NOT %(dynamic)s THEN NULL
+            WHEN c.last_active_at < e.occurred_at THEN c.last_active_at
+            ELSE (SELECT max(o.occurred_at) FROM scheduling_event AS o
+                  WHERE o.customer_id = t.customer_id AND o.occurred_at < e.occurred_at
+                    AND o.type <> ALL(%(passive)s::text[]))
+       END, statement_timestamp()
+FROM scheduling_touch AS t
+    JOIN scheduling_event AS e ON e.id = t.event_id
+    JOIN scheduling_customer AS c ON c.id = t.customer_id
+WHERE t.state IN ('scheduled', 'queued') AND t.node_id = %(node)s AND t.attempt = 0 AND t.retry_of IS NULL
+  AND t.reserved_at IS NULL AND t.task_id > %(after)s
+ORDER BY t.task_id LIMIT %(limit)s
+"""

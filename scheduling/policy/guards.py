@@ -1,0 +1,293 @@
+"""Whether a due touch may go out now. Pure: touch + history + rules + now → one verdict with its reason.
+
+The order is fixed, permanent reasons first, so that nothing spends a slot in vain:
+
+ 1. called_off         an event called it off while a worker had it (what waits is called off at once)
+ 2. expired            it waited longer than its node allows
+ 3. node_disabled      the node was switched off or retired while the touch waited
+ 4. paused             somebody paused everything, the channel or the node: parked until resumed
+ 5. opted_out          marketing content to somebody who does not want any
+ 6. conversation       the customer has a newer conversation than the event (or Presence objects: its own code)
+ 7. holdout, rollout   the customer belongs to the control group; the community's turn has not come
+ 8. quiet_hours        night where the customer lives: held until morning
+ 9. dedupe             the same content type within the window (72 h)
+10. cap                so many pushes to the customer in a rolling window (3 in 24 h)
+11. community_cap      the same for the community
+12. slot_hold          the last slot is left for a more important touch that is due within a minute
+
+A slot that was taken and is not settled may still be given back. Where only such slots fill the cap the touch is
+held until the first of their leases ends, and never suppressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from scheduling.durations import format_duration
+from scheduling.policy.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, held_out, rolled_out
+
+SEND, HOLD, SUPPRESS = "send", "hold", "suppress"
+CALLED_OFF = ("event:", "restarted:")  #: how the reason begins where an event called a touch off
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One earlier touch that counts: taken at `at`, and perhaps not settled yet."""
+
+    task_id: UUID
+    at: datetime
+    content_type: str
+    counts: bool
+    settled: bool
+    until: datetime | None = None  #: when an unsettled one will have been decided: its lease, or its next attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A touch at its moment, with what was chosen for it."""
+
+    task_id: UUID
+    node: NodeSpec
+    customer: CustomerSpec
+    template: TemplateSpec
+    chat_id: str
+    event_at: datetime
+    expires_at: datetime
+    has_slot: bool = False  #: kept from an earlier attempt
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the verdict depends on besides the touch itself."""
+
+    rules: Sequence[RuleSpec]
+    paused: frozenset[str] = frozenset()
+    slots: Sequence[Slot] = ()  #: the customer's, any order
+    community_slots: Sequence[Slot] = ()
+    important: Sequence[datetime] = ()  #: when the customer's waiting touches of higher priority are due
+    called_off: str = ""  #: the reason, where an event called it off
+    objection: str = ""  #: what Presence says against it: "conversation", "answered", "presence_unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    decision: str
+    rule: str = ""
+    rule_version: int | None = None
+    observed: str = ""
+    limit: str = ""
+    next_eligible_at: datetime | None = None
+    parked: str = ""
+
+
+Check = Callable[[Candidate, Surroundings, datetime], Verdict | None]
+
+
+def judge(touch: Candidate, around: Surroundings, now: datetime) -> Verdict:
+    """The first objection in the documented order, or Send."""
+    for check in CHECKS:
+        verdict = check(touch, around, now)
+        if verdict is not None:
+            return _within_life(verdict, touch)
+    return Verdict(SEND)
+
+
+def _within_life(verdict: Verdict, touch: Candidate) -> Verdict:
+    """A hold beyond the touch's life is a suppression: it would only wake up to expire."""
+    if verdict.decision == HOLD and verdict.next_eligible_at and verdict.next_eligible_at > touch.expires_at:
+        return Verdict(
+            SUPPRESS, verdict.rule, verdict.rule_version, verdict.observed, verdict.limit, verdict.next_eligible_at
+        )
+    return verdict
+
+
+def _called_off(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if not around.called_off:
+        return None
+    return Verdict(SUPPRESS, around.called_off[:64], touch.node.version)
+
+
+def _expired(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if now <= touch.expires_at:
+        return None
+    return Verdict(SUPPRESS, "expired", touch.node.version, now.isoformat(), touch.expires_at.isoformat())
+
+
+def _node_disabled(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    return None if touch.node.enabled else Verdict(SUPPRESS, "node_disabled", touch.node.version)
+
+
+def _paused(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if not around.paused:
+        return None
+    for scope in ("all", f"channel:{touch.node.channel.key}", f"node:{touch.node.key}"):
+        if scope in around.paused:
+            return Verdict(HOLD, "paused", observed=scope, parked=scope)
+    return None
+
+
+def _opted_out(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if touch.customer.opted_out and touch.template.category == "marketing":
+        return Verdict(SUPPRESS, "opted_out", observed=touch.template.category)
+    return None
+
+
+def _conversation(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if around.objection and around.objection != "conversation":
+        return objection_verdict(around.objection, now)
+    rule = next((rule for rule in around.rules if rule.kind == "conversation"), None)
+    if rule is None or touch.node.guard_conversation == "ignore":
+        return None
+    began_at = touch.customer.conversation_at
+    if began_at is not None and began_at > touch.event_at:
+        return Verdict(SUPPRESS, "conversation", rule.version, began_at.isoformat(), touch.event_at.isoformat())
+    return Verdict(SUPPRESS, "conversation", rule.version, "live") if around.objection else None
+
+
+def objection_verdict(objection: str, now: datetime) -> Verdict:
+    """What Presence's objection means for a touch that had to ask it."""
+    if objection == "presence_unknown":
+        return Verdict(HOLD, objection, next_eligible_at=now + timedelta(seconds=30))
+    return Verdict(SUPPRESS, objection, observed="live" if objection == "conversation" else "")
+
+
+def _holdout(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if held_out(touch.node, touch.customer.user_id):
+        return Verdict(SUPPRESS, "holdout", touch.node.version, limit=f"{touch.node.holdout_percent:g} %")
+    return None
+
+
+def _rollout(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if rolled_out(touch.node, touch.chat_id, touch.customer.user_id):
+        return None
+    observed = touch.chat_id or touch.customer.user_id
+    return Verdict(SUPPRESS, "rollout", touch.node.version, observed, f"{touch.node.rollout_percent:g} %")
+
+
+def _quiet_hours(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if touch.node.guard_quiet_hours == "ignore":
+        return None
+    for rule in around.rules:
+        if rule.kind == "quiet_hours":
+            zone = ZoneInfo(touch.customer.timezone or rule.timezone)
+            until = quiet_until(rule, zone, now)
+            if until is not None:
+                span = f"{rule.quiet_from:%H:%M}–{rule.quiet_to:%H:%M} {zone.key}"
+                return Verdict(HOLD, "quiet_hours", rule.version, f"{now.astimezone(zone):%H:%M}", span, until)
+    return None
+
+
+def quiet_until(rule: RuleSpec, zone: ZoneInfo, now: datetime) -> datetime | None:
+    """When the quiet hours that `now` lies in end, or None outside of them.
+
+    On a night with a change of clocks the later reading of the end counts: nobody is woken because an hour came twice.
+    Where a night skips all the time between the end and the next beginning, they go on until the day after.
+    """
+    local = now.astimezone(zone)
+    wall = local.time().replace(tzinfo=None)
+    over_midnight = rule.quiet_from > rule.quiet_to
+    if over_midnight:
+        quiet = wall >= rule.quiet_from or wall < rule.quiet_to
+    else:
+        quiet = rule.quiet_from <= wall < rule.quiet_to
+    if not quiet:
+        return None
+    end_day = local.date() + timedelta(days=1) if over_midnight and wall >= rule.quiet_from else local.date()
+    end = datetime.combine(end_day, rule.quiet_to, tzinfo=zone)
+    later = max(end.astimezone(now.tzinfo), end.replace(fold=1).astimezone(now.tzinfo))
+    until = max(later, now + timedelta(seconds=1))
+    return quiet_until(rule, zone, until) or until
+
+
+def _dedupe(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if touch.has_slot or touch.node.guard_dedupe == "ignore":
+        return None
+    for rule in around.rules:
+        if rule.kind != "dedupe":
+            continue
+        same = [
+            slot
+            for slot in around.slots
+            if slot.content_type == touch.template.content_type
+            and slot.at > now - rule.window
+            and slot.task_id != touch.task_id
+        ]
+        if same:
+            return _full(rule, "dedupe", same, 1, touch.template.content_type, now, "suppress")
+    return None
+
+
+def _cap(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if touch.has_slot or touch.node.guard_cap != "apply":
+        return None
+    return _fullest("cap", "user", around.slots, touch, around, now)
+
+
+def _community_cap(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if touch.has_slot or touch.node.guard_cap != "apply" or not touch.chat_id:
+        return None
+    return _fullest("community_cap", "community", around.community_slots, touch, around, now)
+
+
+def _fullest(
+    name: str, scope: str, slots: Sequence[Slot], touch: Candidate, around: Surroundings, now: datetime
+) -> Verdict | None:
+    """Of several caps that are full, the one that keeps the touch longest: a deferred touch is woken once."""
+    verdicts = []
+    for rule in around.rules:
+        if rule.kind == "cap" and rule.scope == scope:
+            taken = _counting(slots, rule, touch, now)
+            if len(taken) >= rule.limit:
+                verdicts.append(_full(rule, name, taken, rule.limit, str(len(taken)), now, touch.node.over_cap))
+    return max(verdicts, key=lambda each: (each.decision == SUPPRESS, each.next_eligible_at), default=None)
+
+
+def _counting(slots: Sequence[Slot], rule: RuleSpec, touch: Candidate, now: datetime) -> list[Slot]:
+    return [slot for slot in slots if slot.counts and slot.at > now - rule.window and slot.task_id != touch.task_id]
+
+
+def _full(
+    rule: RuleSpec, name: str, taken: list[Slot], limit: int, observed: str, now: datetime, over_cap: str
+) -> Verdict:
+    allowed = f"{limit} in {format_duration(rule.window)}"
+    open_until = [slot.until or now for slot in taken if not slot.settled]
+    if len(taken) - len(open_until) < limit and open_until:
+        until = max(min(open_until), now + timedelta(seconds=1))
+        return Verdict(HOLD, name, rule.version, f"{observed} ({len(open_until)} unsettled)", allowed, until)
+    # The slot that must leave the window before there is room again.
+    leaving = sorted(slot.at for slot in taken)[max(len(taken) - limit, 0)]
+    decision = HOLD if over_cap == "defer" else SUPPRESS
+    return Verdict(decision, name, rule.version, observed, allowed, leaving + rule.window)
+
+
+def _slot_hold(touch: Candidate, around: Surroundings, now: datetime) -> Verdict | None:
+    if touch.has_slot or touch.node.guard_cap != "apply" or not around.important:
+        return None
+    for rule in around.rules:
+        if rule.kind == "cap" and rule.scope == "user":
+            room = rule.limit - len(_counting(around.slots, rule, touch, now))
+            if room <= len(around.important):
+                until = max(min(around.important), now) + timedelta(seconds=2)
+                return Verdict(HOLD, "slot_hold", rule.version, str(len(around.important)), str(room), until)
+    return None
+
+
+CHECKS: tuple[Check, ...] = (
+    _called_off,
+    _expired,
+    _node_disabled,
+    _paused,
+    _opted_out,
+    _conversation,
+    _holdout,
+    _rollout,
+    _quiet_hours,
+    _dedupe,
+    _cap,
+    _community_cap,
+    _slot_hold,
+)

@@ -1,0 +1,150 @@
+"""What the pure modules reason about: the matrix, the rules and the customer as frozen values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, time, timedelta
+from typing import Any
+from uuid import UUID
+
+OVERDUE_AFTER = timedelta(seconds=5)  #: from its due time; later, a touch that waits is overdue
+
+
+@dataclass(frozen=True, slots=True)
+class DelayRules:
+    by_level: Mapping[str, timedelta]
+    default: timedelta
+    active_within: timedelta
+    active_factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextSpec:
+    locale: str
+    subject: str
+    body: str
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateSpec:
+    id: int
+    key: str
+    version: int
+    content_type: str
+    category: str
+    texts: tuple[TextSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelSpec:
+    id: int
+    key: str
+    kind: str
+    config: Mapping[str, Any]
+    idempotent: bool
+    timeout: timedelta
+    retry_delays: tuple[timedelta, ...]
+    version: int
+    retired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    id: int
+    key: str
+    version: int
+    trigger: str
+    delay: timedelta
+    dynamic: bool
+    delay_rules: DelayRules | None
+    template: TemplateSpec
+    channel: ChannelSpec
+    priority: int
+    enabled: bool
+    rollout_percent: float
+    rollout_communities: frozenset[str]
+    over_cap: str
+    expires_after: timedelta
+    canary_template: TemplateSpec | None
+    canary_percent: float
+    canary_communities: frozenset[str]
+    cancel_on: frozenset[str]
+    on_repeat: str
+    holdout_percent: float
+    guard_cap: str
+    guard_dedupe: str
+    guard_conversation: str
+    guard_quiet_hours: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuleSpec:
+    """An anti-harassment rule."""
+
+    id: int
+    kind: str
+    version: int
+    scope: str = "user"
+    limit: int = 0
+    window: timedelta = timedelta(0)
+    quiet_from: time = time(0)
+    quiet_to: time = time(0)
+    timezone: str = "Asia/Shanghai"
+
+
+@dataclass(frozen=True, slots=True)
+class CustomerSpec:
+    id: int
+    user_id: str
+    name: str = ""
+    level: str = ""
+    locale: str = ""
+    timezone: str = ""
+    opted_out: bool = False
+    last_active_at: datetime | None = None
+    conversation_at: datetime | None = None
+    addresses: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EventSpec:
+    id: UUID
+    source: str
+    event_id: str
+    type: str
+    occurred_at: datetime
+    user_id: str
+    chat_id: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+    trace_id: UUID | None = None  #: None: its own id
+
+
+def bucket(salt: str, key: str) -> float:
+    """Where `key` stands between 0 and 100, the same everywhere and for ever, independent between salts."""
+    return int.from_bytes(hashlib.sha256(f"{salt}\0{key}".encode()).digest()[:8]) * 100 / 2**64
+
+
+def rolled_out(node: NodeSpec, chat_id: str, user_id: str) -> bool:
+    """Whether this node already speaks to this community (to this customer, where there is no community)."""
+    if node.rollout_percent >= 100 or chat_id in node.rollout_communities:
+        return True
+    return bucket(f"rollout:{node.key}", chat_id or user_id) < node.rollout_percent
+
+
+def held_out(node: NodeSpec, user_id: str) -> bool:
+    """Whether this customer belongs to the node's hold-out, which never gets it so that its effect can be measured."""
+    return node.holdout_percent > 0 and bucket(f"holdout:{node.key}", user_id) < node.holdout_percent
+
+
+def template_for(node: NodeSpec, chat_id: str, user_id: str) -> TemplateSpec:
+    """The node's template, or its canary for the communities that get the new content first."""
+    canary = node.canary_template
+    if canary is None:
+        return node.template
+    if chat_id in node.canary_communities:
+        return canary
+    return (
+        canary if bucket(f"canary:{node.key}:{canary.key}", chat_id or user_id) < node.canary_percent else node.template
+    )

@@ -1,0 +1,149 @@
+"""What is neither API nor back office: probes, metrics, and the way out of marketing mail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import structlog
+from celery import current_app
+from django.conf import settings
+from django.core.signing import BadSignature
+from django.db import DatabaseError, connection
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_GET, require_http_methods, require_safe
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from scheduling.channels.unsubscribe import read_token
+from scheduling.dispatch import broker_health
+from scheduling.monitoring import collectors as exposition
+from scheduling.operations import commands
+from scheduling.redis_client import connect
+
+log = structlog.get_logger(__name__)
+
+CLOCK_SKEW = timedelta(seconds=1)  #: more, and touches would be early or late by this node's clock
+PROBE_TIMEOUT = 1.0  #: seconds
+
+
+# --- probes -------------------------------------------------------------------------------------------------------
+
+
+@never_cache
+@require_safe
+def live(request: HttpRequest) -> JsonResponse:
+    """The process answers. It asks nobody, so that no outage elsewhere makes a supervisor restart it."""
+    return JsonResponse({"status": "ok"})
+
+
+@never_cache
+@require_safe
+def ready(request: HttpRequest) -> JsonResponse:
+    """200 while events can be stored. Without Redis or the broker they still can, and touches only come later."""
+    database = _state(_check_database)
+    states = {"database": database, "redis": _state(_check_redis), "broker": _state(_check_broker)}
+    is_ready = database["status"] == "ok"
+    healthy = all(state["status"] == "ok" for state in states.values())
+    status = "ok" if healthy else "degraded" if is_ready else "down"
+    return JsonResponse({"status": status, **states}, status=200 if is_ready else 503)
+
+
+def _state(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    started_at = time.monotonic()
+    try:
+        found = {"status": "ok", **check()}
+    except Exception as error:
+        log.warning("not_ready", check=check.__name__, error=str(error))
+        # The message may carry an address; the log has it.
+        found = {"status": "down", "error": type(error).__name__}
+    return {**found, "seconds": round(time.monotonic() - started_at, 4)}
+
+
+def _check_database() -> dict[str, Any]:
+    asked_at = datetime.now(UTC)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        row = cursor.fetchone()
+    answered_at = datetime.now(UTC)
+    if row is None:
+        raise DatabaseError("no answer")
+    # Half of the round trip is uncertainty, not skew.
+    skew = abs(row[0] - (asked_at + (answered_at - asked_at) / 2)) - (answered_at - asked_at) / 2
+    seconds = max(0.0, round(skew.total_seconds(), 4))
+    if skew > CLOCK_SKEW:
+        return {"status": "skewed", "clock_skew_seconds": seconds}
+    return {"clock_skew_seconds": seconds}
+
+
+def _check_redis() -> dict[str, Any]:
+    client = connect(settings.REDIS_URL, timeout=PROBE_TIMEOUT)
+    try:
+        client.ping()
+    finally:
+        client.close()
+    return {}
+
+
+def _check_broker() -> dict[str, Any]:
+    with current_app.connection_for_write(connect_timeout=PROBE_TIMEOUT) as broker:
+        broker.transport_options = {**broker.transport_options, "socket_timeout": PROBE_TIMEOUT}
+        broker.ensure_connection(max_retries=1, timeout=PROBE_TIMEOUT)
+        if broker_health.takes_messages(broker) is False:
+            return {"status": "blocked"}
+    return {}
+
+
+# --- the gate ---------------------------------------------------------------------------------------------------------
+
+
+@never_cache
+@require_safe
+def administrators(request: HttpRequest) -> HttpResponse:
+    """Asked by the web server in front (`auth_request`) before it lets anybody through to what knows no users of ours,
+    like Flower: 204 for an administrator, 401 for nobody, 403 for others."""
+    user = request.user
+    if user.is_active and user.is_superuser:
+        return HttpResponse(status=204)
+    return HttpResponse(status=403 if user.is_authenticated else 401)
+
+
+# --- metrics ------------------------------------------------------------------------------------------------------
+
+
+@never_cache
+@require_GET
+def metrics(request: HttpRequest) -> HttpResponse:
+    """Return process metrics of this node and cluster metrics."""
+    return HttpResponse(exposition.of_node() + exposition.of_house(), content_type=CONTENT_TYPE_LATEST)
+
+
+# --- the way out --------------------------------------------------------------------------------------------------
+
+
+@csrf_exempt
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
+    """A GET only asks: mail scanners follow every link. A POST opts out, as a form or in one click (RFC 8058), which
+    comes without login, cookie or CSRF token: the signed token is the proof."""
+    try:
+        user_id = read_token(token)
+    except BadSignature:
+        return _page(request, "unknown", status=404)
+    if request.method == "POST":
+        commands.put_customer(user_id, {"opted_out": True})
+        log.info("unsubscribed", user_id=user_id)
+        return _page(request, "done")
+    return _page(request, "ask")
+
+
+def _page(request: HttpRequest, step: str, *, status: int = 200) -> HttpResponse:
+    response = render(request, "scheduling/unsubscribe.html", {"step": step}, status=status)
+    response["Referrer-Policy"] = "no-referrer"
+    response["X-Robots-Tag"] = "noindex"
+    return response

@@ -1,0 +1,154 @@
+"""How the live chats stand, for ops: a page that keeps itself up to date (see scheduling/live.js). Each look costs the
+store one short script a shard and the database a few rows of tallies, however many chats there are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.utils.timezone import now
+from django.utils.translation import gettext as _
+
+from scheduling.admin.base import OpsAdmin
+from scheduling.admin.labels import spoken
+from scheduling.admin.patience import patiently
+from sessions.detection import nudge_stats
+from sessions.detection.silence_events import undelivered
+from sessions.models import Campaign, NudgeTally
+from sessions.store import overview, sessions
+from sessions.store.client import StoreAway
+from sessions.store.overview import Overview, TagCount
+from sessions.store.stats import WatcherState
+
+MOST_TAGS = 100  #: rows
+LATE = 1_000  #: ms behind; the promise is a tenth of it
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A tag: its chats now, and what became of its guide messages."""
+
+    tag: str
+    armed: str
+    paused: str
+    sent: str
+    answered: str
+    false: str
+
+
+def page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
+    """Who may look at the policies may look here."""
+    if not pages.has_view_or_change_permission(request):
+        raise PermissionDenied
+    found, tallies = _look(), patiently(nudge_stats.lately)
+    title = _("Live overview")
+    answer: HttpResponse = pages.page(
+        request, "chat_sessions/live.html", title, opts=None, content_title=title, found=found,
+        groups=[(_("Chats"), _chats(found)), (_("Silences"), _silences(found))], day=_day(tallies),
+        rows=_rows(found, tallies or []), watchers=[_watcher(each) for each in found.watchers] if found else [],
+        campaigns=Campaign.objects.filter(retired_at=None, enabled=True, starts_at__lte=now(), ends_at__gt=now()),
+    )  # fmt: skip
+    answer["Cache-Control"] = "no-store"
+    return answer
+
+
+def _look() -> Overview | None:
+    try:
+        return overview.look(sessions.live())
+    except StoreAway:
+        return None
+
+
+def _chats(found: Overview | None) -> list[dict[str, Any]]:
+    return [
+        _figure(_("Live chats"), _many(found.live) if found else None),
+        _figure(_("Waited for: armed"), _many(found.armed) if found else None),
+        _figure(_("Kept waiting: paused"), _many(found.paused) if found else None),
+    ]
+
+
+def _silences(found: Overview | None) -> list[dict[str, Any]]:
+    late = found is not None and found.lag_ms >= LATE
+    return [
+        _figure(_("A second, last minute"), _rate(found.a_second) if found else None),
+        _figure(_("Watchers are behind by"), _span(found.lag_ms) if found else None, bad=late),
+        _figure(_("Claimed, being handed in"), _many(found.in_flight) if found else None),
+        _backlog(),
+    ]
+
+
+def _backlog() -> dict[str, Any]:
+    bound = settings.AFTERTOUCH_SILENCE_BACKLOG
+    waits = patiently(lambda: undelivered(bound))
+    full = waits is not None and waits >= bound
+    return _figure(_("Not yet delivered"), None if waits is None else _many(waits) + ("+" if full else ""), bad=full)
+
+
+def _day(tallies: list[NudgeTally] | None) -> list[dict[str, Any]]:
+    known = tallies is not None
+    sent, answered, false = (
+        sum(getattr(each, name) for each in tallies or []) for name in ("sent", "answered", "false")
+    )
+    return [
+        _figure(_("Guide messages sent"), _many(sent) if known else None),
+        _figure(_("Answered within 10 minutes"), _part(answered, sent) if known else None),
+        _figure(_("False nudges"), _part(false, sent) if known else None),
+    ]
+
+
+def _figure(words: str, value: str | None, *, bad: bool = False) -> dict[str, Any]:
+    return {"words": words, "value": value or "–", "bad": bad}
+
+
+def _rows(found: Overview | None, tallies: list[NudgeTally]) -> list[Row]:
+    counts = {each.tag: each for each in found.tags} if found else {}
+    day = {each.tag: each for each in tallies}
+    tags = [*counts, *(tag for tag in day if tag not in counts)]
+    return [_row(tag, counts.get(tag), day.get(tag), known=found is not None) for tag in tags[:MOST_TAGS]]
+
+
+def _row(tag: str, count: TagCount | None, tally: NudgeTally | None, *, known: bool) -> Row:
+    sent = tally.sent if tally else 0
+    return Row(
+        tag,
+        _many(count.armed if count else 0) if known else "–",
+        _many(count.paused if count else 0) if known else "–",
+        _many(sent),
+        _part(tally.answered if tally else 0, sent),
+        _part(tally.false if tally else 0, sent),
+    )
+
+
+def _watcher(state: WatcherState) -> dict[str, Any]:
+    return {
+        "name": state.name,
+        "seen": _at(state.seen_at),
+        "rate": _rate(state.last_minute / 60),
+        "handed_in": _many(state.handed_in),
+        "latest": _span(state.latest_ms),
+        "waits": state.waits,
+    }
+
+
+def _at(at: datetime) -> str:
+    return f"{max(0, round((now() - at).total_seconds()))} s"
+
+
+def _many(count: int) -> str:
+    return f"{count:,}"
+
+
+def _part(count: int, whole: int) -> str:
+    return f"{count:,} · {100 * count / whole:.1f} %" if whole else f"{count:,}"
+
+
+def _rate(a_second: float) -> str:
+    return f"{a_second:,.0f}" if a_second >= 100 else f"{a_second:.1f}"
+
+
+def _span(ms: int) -> str:
+    return f"{ms} ms" if ms < 10_000 else spoken(timedelta(milliseconds=ms))

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from django.contrib import admin
+from django.http import HttpRequest
+from django.urls import URLPattern, path
+from django.utils.translation import gettext
+from django.utils.translation import gettext_lazy as _
+from unfold.decorators import display
+
+import sessions.admin.wording  # noqa: F401  (teaches the words)
+from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory, plainly
+from scheduling.admin.form_fields import DurationField
+from scheduling.admin.labels import spoken
+from scheduling.admin.retirement import Retirable, RetiredFilter
+from sessions.admin import dashboard
+from sessions.models import SilencePolicy
+from sessions.validation import check_policy
+
+NOT_BACKWARDS = _("A change holds from the next frame of a chat on. Deadlines that are set already stay.")
+
+
+class SilencePolicyForm(CheckedForm):
+    check = staticmethod(check_policy)
+
+    threshold = DurationField(
+        label=_("silent after"), help_text=_("Without any frame of the user for so long, like 60s; 2s to 12h.")
+    )
+    jitter = DurationField(
+        label=_("and up to"),
+        help_text=_(
+            "Longer by chance, so that chats which fell silent together do not all come at once; like 5s or 0s."
+        ),
+    )
+    grace = DurationField(
+        label=_("longer while writing"),
+        help_text=_("Once, for a user who began to write and has not sent it; like 20s, or 0s for none."),
+    )
+
+    class Meta:
+        model = SilencePolicy
+        exclude = ("version", "retired_at")
+        help_texts: ClassVar[Any] = {
+            "tag": _("What gateways send with a chat, like vip. “default” holds for every tag without a policy."),
+            "max_nudges": _("So many guide messages into one silence; a frame of the user begins anew."),
+            "growth": _("Each gap between two messages is so many times the one before."),
+        }
+
+
+@admin.register(SilencePolicy)
+class SilencePolicyAdmin(KeepsOthersEdits, WithHistory, Retirable):
+    form = SilencePolicyForm
+    list_display = ("tag", "wait", "ladder", "grace_text", "shown_state", "version")
+    list_filter = (RetiredFilter,)
+    list_filter_submit = False
+    search_fields = ("tag",)
+    readonly_fields = ("version",)
+    write_only = frozenset({"change_reason"})
+    shown_as: ClassVar[dict[str, str]] = {
+        "threshold": "threshold_text", "jitter": "jitter_text", "grace": "grace_text", "growth": "growth_text",
+    }  # fmt: skip
+    threshold_text = plainly("threshold", _("silent after"), spoken)
+    jitter_text = plainly("jitter", _("and up to"), lambda span: spoken(span) if span else "–")
+    grace_text = plainly("grace", _("longer while writing"), lambda span: spoken(span) if span else "–")
+    growth_text = plainly("growth", _("growth of the gaps"), "{:g}".format)
+
+    def get_urls(self) -> list[URLPattern]:
+        look = self.admin_site.admin_view(lambda request: dashboard.page(self, request))
+        return [path("live/", look, name="chat_sessions_live"), *super().get_urls()]
+
+    def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
+        life = ("change_reason",) if obj is None else ("version", "change_reason")
+        return [
+            (None, {"fields": ("tag",)}),
+            (_("When"), {"fields": (("threshold", "jitter"), "grace"), "description": NOT_BACKWARDS}),
+            (_("How often"), {"fields": (("max_nudges", "growth"),)}),
+            (_("Life"), {"fields": life}),
+        ]
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
+        fields = super().get_readonly_fields(request, obj)
+        return [*fields, "tag"] if obj else fields
+
+    def in_use(self, row: SilencePolicy) -> bool:
+        """Chats were judged by it, and its history says how."""
+        return True
+
+    def keeps_from_retiring(self, row: SilencePolicy) -> str:
+        return gettext("Every tag without a policy of its own follows it.") if row.is_default else ""
+
+    @display(description=_("silent after"), ordering="threshold")  # type: ignore[untyped-decorator]
+    def wait(self, row: SilencePolicy) -> str:
+        if not row.jitter:
+            return spoken(row.threshold)
+        return gettext("%(span)s and up to %(more)s") % {"span": spoken(row.threshold), "more": spoken(row.jitter)}
+
+    @display(description=_("messages after"))  # type: ignore[untyped-decorator]
+    def ladder(self, row: SilencePolicy) -> str:
+        """When each message of one silence goes out, counted from the last frame."""
+        at, spans = timedelta(0), []
+        for number in range(row.max_nudges):
+            at += row.threshold * row.growth**number
+            spans.append(spoken(at))
+        return " · ".join(spans[:4]) + (" …" if len(spans) > 4 else "")
+
+    @display(description=_("state"), label={"on": "success", "retired": "default"})  # type: ignore[untyped-decorator]
+    def shown_state(self, row: SilencePolicy) -> tuple[str, str]:
+        return ("retired", gettext("Retired")) if row.retired_at else ("on", gettext("In use"))

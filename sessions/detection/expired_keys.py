@@ -1,0 +1,147 @@
+"""Hears of a gateway's keys that expire, and turns each into a silence of the store.
+
+Redis tells nobody who does not listen, and it tells late: a key is found to be expired when somebody touches it or a
+sampling sweep meets it, seconds after its time. What was heard is never lost again.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from uuid import uuid4
+
+import structlog
+
+from scheduling.errors import InvalidInput
+from sessions.detection.gateway import Pattern
+from sessions.frames import check_id
+from sessions.rates import Backoff
+from sessions.store.client import NotAllowed, Server, StoreAway
+from sessions.store.sessions import Store
+
+log = structlog.get_logger(__name__)
+
+BATCH = 500
+LISTEN = 0.5  #: seconds to wait for the first of a batch
+PROBE_WITHIN = 5.0  #: seconds
+HOW_TO_CONFIGURE = "Set it in the server's configuration file, or with CONFIG SET notify-keyspace-events Ex."
+
+
+class NotToldOfExpiry(Exception):
+    """The server does not tell when keys expire."""
+
+
+def _not_allowed(error: NotAllowed) -> NotToldOfExpiry:
+    return NotToldOfExpiry(
+        f"The Redis user may not do “{error}”. Grant it the channel in the server's ACL: &__keyevent@*__:expired"
+        " (deploy/redis/users.acl has a user for this program)."
+    )
+
+
+class Listener:
+    """One thread. `check` first: a server that is not configured would leave it in silence for ever."""
+
+    def __init__(
+        self, gateway: Server, store: Store, pattern: Pattern, *, tag: str, window: timedelta, stop: threading.Event
+    ) -> None:
+        self.gateway = gateway
+        self.store = store
+        self.pattern = pattern
+        self.tag = tag
+        self.window = window
+        self.stop = stop
+        self.connected = threading.Event()
+        self.failure: NotToldOfExpiry | None = None  #: why it gave up, and set `stop`
+        self._heard: list[tuple[str, str]] = []  #: and not yet noted
+        self._backoff = Backoff(0.2, 30.0)
+        self._thread = threading.Thread(target=self.run, name="listen-expired", daemon=True)
+
+    def check(self) -> None:
+        """Raises `NotToldOfExpiry`, or `StoreAway`."""
+        try:
+            with self.gateway.expiries():
+                flags = self.gateway.keyspace_events()
+            if flags is None:
+                self._probe()
+        except NotAllowed as error:
+            raise _not_allowed(error) from error
+        if flags is not None and ("E" not in flags or not {"x", "A"} & set(flags)):
+            raise NotToldOfExpiry(f"notify-keyspace-events is “{flags}” and must have E and x. {HOW_TO_CONFIGURE}")
+
+    def _probe(self) -> None:
+        """Where CONFIG is not allowed, as it should be: let a key of ours expire."""
+        heard = self.gateway.hears_expiry(f"{{at:watch}}:probe:{uuid4().hex}", PROBE_WITHIN)
+        if heard is None:
+            log.warning("keyspace_events_unknown", reason="neither CONFIG GET nor a key of its own is allowed")
+        elif not heard:
+            raise NotToldOfExpiry(
+                f"A key expired and the server did not tell within {PROBE_WITHIN:.0f} s: notify-keyspace-events must"
+                f" have E and x. {HOW_TO_CONFIGURE}"
+            )
+
+    def await_check(self) -> None:
+        """`check`, as soon as the server answers, or `stop`."""
+        while not self.stop.is_set():
+            try:
+                self.check()
+            except StoreAway as error:
+                self._wait(error)
+            else:
+                self._backoff.reset()
+                return
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def run(self) -> None:
+        while not self.stop.is_set():
+            try:
+                self._listen()
+            except StoreAway as error:
+                self.connected.clear()
+                self._wait(error)
+            except NotAllowed as error:
+                # No retry changes that. A process that stayed would look alive and hear nothing.
+                self.connected.clear()
+                self.failure = _not_allowed(error)
+                self.stop.set()
+            except Exception:
+                # Nobody sees that a thread has ended, and its process would look alive and hear nothing.
+                self.connected.clear()
+                log.exception("listening_failed")
+                self.stop.wait(self._backoff.next())
+
+    def _wait(self, error: StoreAway) -> None:
+        pause = self._backoff.next()
+        log.warning("gateway_away", error=str(error), again_in=round(pause, 1))
+        self.stop.wait(pause)
+
+    def _listen(self) -> None:
+        with self.gateway.expiries() as ear:
+            self.connected.set()
+            self._note()
+            while not self.stop.is_set():
+                self._hear(ear.key(LISTEN))
+                while self._heard and len(self._heard) < BATCH and (key := ear.key(0)):
+                    self._hear(key)
+                self._note()
+                self._backoff.reset()
+
+    def _hear(self, key: str | None) -> None:
+        user_id = self.pattern.user_of(key) if key else None
+        if key and user_id:
+            try:
+                check_id(user_id)
+            except InvalidInput as error:
+                log.warning("key_passed_over", key=key[:200], error=str(error))
+            else:
+                self._heard.append((user_id, key))
+
+    def _note(self) -> None:
+        """Kept until the store has it, so that a store that is away for a while loses nothing."""
+        while self._heard:
+            self.store.note_expired(self._heard[:BATCH], window=self.window, tag=self.tag)
+            del self._heard[:BATCH]

@@ -1,0 +1,208 @@
+"""What guide messages bring about, counted: sent, answered, and false.
+
+Sent is a message into a silence that its channel delivered. It was *answered* if the user wrote within ten minutes, and
+it was *false* if nobody had to be guided: the user wrote or typed within two seconds of it, or was typing when it went
+out (a typing frame in the ten seconds before, and nothing sent since). A false one is not counted as answered as well.
+What a user does counts for the latest message into their silence.
+
+Two seconds are too few to be measured between two clocks. So the store's clock says how long after the last look at the
+silence (`still_silent`, right before a message goes out) the user did something, and the database's clock how long
+after that look the message was delivered.
+
+The store keeps one field a session and a stream of signs that is read every ten seconds and cut; no more than 10,000
+are kept a shard. What is counted is counted once: how far is stored with the counts. A flushed store loses the signs
+of about the last minute and those that would have come to messages that are out by then; what was sent is read from
+the database and is not lost. Gateways that are heard of only by their expiring keys give no signs.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import structlog
+from django.db import transaction
+
+from scheduling import sql
+from sessions.detection.presence import SILENT
+from sessions.detection.silence_events import SOURCE
+from sessions.models import NudgeMark, NudgeTally, SilencePolicy
+from sessions.policy import DEFAULT_TAG
+from sessions.store import keys
+from sessions.store.client import StoreAway, text
+from sessions.store.sessions import Store, live
+
+log = structlog.get_logger(__name__)
+
+TOO_SOON = timedelta(seconds=2)
+SETTLED = timedelta(seconds=60)  #: by then a message that was on its way is settled
+ATTEMPTS, SIGNS = 20_000, 1_000  #: a pass, the signs of each shard
+KEPT = timedelta(days=90)
+
+
+class Sign(NamedTuple):
+    shard: int
+    id: str  #: of its entry in the stream
+    silence: str  #: the id of its event
+    kind: str  #: m or t
+    after_ms: int
+    typed_ms: int | None  #: of a message, when the user had begun to type
+
+
+def count(store: Store | None = None) -> None:
+    """Count what has happened since the last time. Several at once do no harm: one counts, the others leave."""
+    store = store or live()
+    before = _mark().signs_to
+    try:
+        signs = _read(store, before)
+    except StoreAway as error:
+        log.warning("signs_not_read", error=str(error))
+        signs = []
+    with transaction.atomic():
+        mark = NudgeMark.objects.select_for_update(skip_locked=True).filter(pk=1).first()
+        if mark is None or mark.signs_to != before:
+            return
+        tags = [DEFAULT_TAG, *SilencePolicy.objects.filter(retired_at=None).values_list("tag", flat=True)]
+        _count_sent(mark, tags)
+        _count_signs(signs, tags)
+        mark.signs_to = before | {str(each.shard): each.id for each in signs}
+        mark.save()
+        sql.count("DELETE FROM chat_sessions_nudgetally WHERE at < now() - %(kept)s", {"kept": KEPT})
+    if signs:
+        _cut(store, mark.signs_to)
+
+
+def _mark() -> NudgeMark:
+    """A house that has none begins with what comes from now on."""
+    found = NudgeMark.objects.filter(pk=1).first()
+    if found is None:
+        ((last,),) = sql.rows("SELECT coalesce(max(id), 0) FROM scheduling_attempt", {})
+        found, _ = NudgeMark.objects.get_or_create(pk=1, defaults={"attempts_to": last, "ceiling": last})
+    return found
+
+
+def _read(store: Store, before: dict[str, str]) -> list[Sign]:
+    """The oldest that are not counted yet. Raises `StoreAway`."""
+    (seconds, micros), *found = store.server.ask(
+        lambda pipe: [
+            pipe.time(),
+            *(pipe.xrange(keys.SIGNS[shard], f"({before.get(str(shard), '0-0')}", "+", count=SIGNS)
+              for shard in range(keys.SHARDS)),
+        ]
+    )  # fmt: skip
+    until = seconds * 1000 + micros // 1000 - SETTLED // timedelta(milliseconds=1)
+    return [
+        _sign(shard, text(name), {text(field): text(value) for field, value in told.items()})
+        for shard, entries in enumerate(found)
+        for name, told in entries
+        if int(text(name).partition("-")[0]) <= until
+    ]
+
+
+def _sign(shard: int, name: str, told: dict[str, str]) -> Sign:
+    typed = int(told["f"]) if told["f"] else None
+    return Sign(shard, name, told["e"], told["k"], int(told["d"]), typed)
+
+
+def _cut(store: Store, signs_to: dict[str, str]) -> None:
+    """Where that fails the next pass does it."""
+    with suppress(StoreAway):
+        store.server.ask(
+            lambda pipe: [
+                pipe.xtrim(keys.SIGNS[int(shard)], minid=name, approximate=False) for shard, name in signs_to.items()
+            ]
+        )
+
+
+def _count_sent(mark: NudgeMark, tags: list[str]) -> None:
+    """Up to a ceiling below which nobody is still writing; then set the next one."""
+    ((newest, following, oldest),) = sql.rows(_HORIZON, {})
+    if mark.ceiling_xid > following:  # of another cluster, from which this database was restored
+        mark.ceiling, mark.ceiling_xid = max(newest, mark.attempts_to), following
+    if oldest >= mark.ceiling_xid:
+        until = min(mark.ceiling, mark.attempts_to + ATTEMPTS)
+        words = {"after": mark.attempts_to, "until": until, "tags": tags, "source": SOURCE, "type": SILENT}
+        sql.count(_SENT, words)
+        mark.attempts_to = until
+        if until == mark.ceiling:
+            mark.ceiling, mark.ceiling_xid = max(newest, until), following
+
+
+def _count_signs(signs: list[Sign], tags: list[str]) -> None:
+    if not signs:
+        return
+    words: dict[str, Any] = {
+        "silences": [each.silence for each in signs],
+        "kinds": [each.kind for each in signs],
+        "afters": [each.after_ms for each in signs],
+        "typed": [-1 if each.typed_ms is None else each.typed_ms for each in signs],
+        "tags": tags,
+        "source": SOURCE,
+        "too_soon": TOO_SOON,
+    }
+    sql.count(_SIGNS, words)
+
+
+def lately(span: timedelta = timedelta(hours=24)) -> list[NudgeTally]:
+    """By tag, of the messages that were delivered within this time."""
+    found = sql.rows(
+        """
+        SELECT tag, sum(sent)::bigint, sum(answered)::bigint, sum("false")::bigint FROM chat_sessions_nudgetally
+        WHERE at > now() - %(span)s GROUP BY tag ORDER BY 2 DESC, tag
+        """,
+        {"span": span},
+    )
+    return [NudgeTally(tag=tag, sent=sent, answered=answered, false=false) for tag, sent, answered, false in found]
+
+
+_HORIZON = """
+SELECT coalesce((SELECT max(id) FROM scheduling_attempt), 0), pg_snapshot_xmax(now)::text::bigint,
+       pg_snapshot_xmin(now)::text::bigint
+FROM pg_current_snapshot() AS now
+"""
+
+_TAG = "CASE WHEN event.data ->> 'tag' = ANY(%(tags)b) THEN event.data ->> 'tag' ELSE 'default' END"
+_BUCKET = "date_bin('5 minutes', attempt.ended_at, '2000-01-01')"
+_ADD = """
+ON CONFLICT (at, tag) DO UPDATE SET sent = tally.sent + excluded.sent, answered = tally.answered + excluded.answered,
+    "false" = tally."false" + excluded."false"
+"""
+
+_SENT = f"""
+INSERT INTO chat_sessions_nudgetally AS tally (at, tag, sent, answered, "false")
+SELECT {_BUCKET}, {_TAG}, count(*), 0, 0
+FROM scheduling_attempt AS attempt
+JOIN scheduling_touch AS touch ON touch.task_id = attempt.touch_id
+JOIN scheduling_event AS event ON event.id = touch.event_id
+WHERE attempt.id > %(after)s AND attempt.id <= %(until)s AND attempt.outcome = 'delivered'
+    AND event.source = %(source)s AND event.type = %(type)s
+GROUP BY 1, 2
+{_ADD}
+"""  # noqa: S608  constants
+
+_SIGNS = f"""
+WITH sign AS (
+    SELECT * FROM unnest(%(silences)b::text[], %(kinds)b::text[], %(afters)b::bigint[], %(typed)b::bigint[])
+        WITH ORDINALITY AS sign (silence, kind, after, typed, number)
+), judged AS (
+    SELECT DISTINCT ON (sign.number) {_BUCKET} AS at, {_TAG} AS tag, sign.kind, sign.after,
+        nullif(sign.typed, -1) AS typed,
+        extract(epoch FROM %(too_soon)s + greatest(attempt.ended_at - looked.at, interval '0')) * 1000 AS bound
+    FROM sign
+    JOIN scheduling_event AS event ON event.source = %(source)s AND event.event_id = sign.silence
+    JOIN scheduling_touch AS touch ON touch.event_id = event.id AND touch.state = 'delivered'
+    JOIN scheduling_attempt AS attempt ON attempt.touch_id = touch.task_id AND attempt.outcome = 'delivered'
+    JOIN LATERAL (
+        SELECT max(at) AS at FROM scheduling_verdict WHERE touch_id = touch.task_id AND decision = 'send'
+    ) AS looked ON true
+    ORDER BY sign.number, attempt.ended_at DESC
+), counted AS (
+    SELECT at, tag, count(*) FILTER (WHERE kind = 'm' AND least(after, typed) > bound) AS answered,
+        count(*) FILTER (WHERE after <= bound AND (kind = 't' OR typed IS NULL)) AS "false"
+    FROM judged GROUP BY at, tag
+)
+INSERT INTO chat_sessions_nudgetally AS tally (at, tag, sent, answered, "false")
+SELECT at, tag, 0, answered, "false" FROM counted WHERE answered + "false" > 0
+{_ADD}
+"""  # noqa: S608  constants

@@ -1,0 +1,86 @@
+"""What the live sessions have against a touch, asked right before it goes out (`settings.PRESENCE`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import ClassVar
+
+from django.conf import settings
+
+from scheduling.delivery.presence import Question
+from sessions.detection.gateway import is_back
+from sessions.store.client import StoreAway
+from sessions.store.sessions import Store, live
+
+SILENT = "session.silent"
+
+
+class Live:
+    """Raises `StoreAway` where the store does not answer: then every answer is unknown."""
+
+    event_types: ClassVar[frozenset[str]] = frozenset({SILENT})
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store
+
+    @property
+    def store(self) -> Store:
+        return self._store or live()
+
+    def objections(self, questions: Sequence[Question]) -> list[str]:
+        answers = [""] * len(questions)
+        silences = [number for number, each in enumerate(questions) if each.event_type == SILENT]
+        others = [number for number, each in enumerate(questions) if each.event_type != SILENT]
+        for number, answer in zip(silences, self._about_silences([questions[each] for each in silences]), strict=True):
+            answers[number] = answer
+        for number, answer in zip(others, self._about_others([questions[each] for each in others]), strict=True):
+            answers[number] = answer
+        return answers
+
+    def _about_silences(self, questions: Sequence[Question]) -> list[str]:
+        if not questions:
+            return []
+        now, stand = self.store.still_silent(
+            [silence_of(each.event_id) for each in questions],
+            send_until=[_stale_after(each) if each.going_out else None for each in questions],
+        )
+        try:
+            present = is_back([each for each in stand if isinstance(each, str)])
+        except StoreAway:  # the gateway's server says nothing about the silences of others
+            return [
+                "presence_unknown" if isinstance(stands, str) else _answer(question, stands, now)
+                for question, stands in zip(questions, stand, strict=True)
+            ]
+        return [
+            _answer(question, bool(stands) and stands not in present, now)
+            for question, stands in zip(questions, stand, strict=True)
+        ]
+
+    def _about_others(self, questions: Sequence[Question]) -> list[str]:
+        if not questions:
+            return []
+        heard_at = self.store.last_frames([each.user_id for each in questions])
+        return [
+            "conversation" if heard and heard > question.event_at else ""
+            for question, heard in zip(questions, heard_at, strict=True)
+        ]
+
+
+def _answer(question: Question, stands: bool, now: datetime) -> str:
+    return _stale(question, now) if stands else "answered"
+
+
+def _stale(question: Question, now: datetime) -> str:
+    return "stale" if now > _stale_after(question) else ""
+
+
+def _stale_after(question: Question) -> datetime:
+    """A guide message that comes minutes late guides nobody. Late is counted from when its node wanted it."""
+    return (question.planned_at or question.event_at) + settings.AFTERTOUCH_SILENCE_STALE
+
+
+def silence_of(event_id: str) -> tuple[str, int]:
+    """The session and the arming that an event's id names. Somebody else's id names none: its silence stands."""
+    session_id, _, armed_at = event_id.rpartition(":")
+    return (session_id, int(armed_at)) if armed_at.isascii() and armed_at.isdigit() else (event_id, 0)

@@ -1,0 +1,96 @@
+"""Silences become events of the core, through the same front door as any other event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+from django.conf import settings
+from django.db import DataError, IntegrityError, OperationalError
+
+from scheduling import sql
+from scheduling.configuration.snapshot import current
+from scheduling.dispatch.dispatcher import doorbell
+from scheduling.errors import InvalidInput
+from scheduling.planning.ingest import NewEvent, locked_customers, record_events
+from sessions.detection.presence import SILENT
+from sessions.store.brief import brief_transaction
+from sessions.store.sessions import Claim
+
+log = structlog.get_logger(__name__)
+
+SOURCE = "/sessions"
+
+
+def hand_in(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
+    """Record them in one transaction; those that were recorded before are not recorded twice.
+
+    Returns those that the database has now. A silence that it refuses for good is missing. So is one whose customer
+    another transaction holds for longer than an intake may wait: the end of its claim's lease brings it back.
+    """
+    if not silences:
+        return []
+    try:
+        with brief_transaction():
+            record_events([event_of(each, now_ms) for each in silences], announce=doorbell.ring)
+    except (DataError, IntegrityError, InvalidInput) as error:
+        if len(silences) == 1:
+            log.error("silence_refused", session=silences[0].session_id, error=str(error))
+            return []
+        return _hand_in_halves(silences, now_ms)
+    except OperationalError as error:
+        if not sql.is_lock_timeout(error):
+            raise
+        locked = locked_customers(each.user_id for each in silences)
+        free = [each for each in silences if each.user_id not in locked]
+        log.warning("customers_locked", silences=len(silences) - len(free))
+        if len(free) < len(silences):
+            return hand_in(free, now_ms)
+        # The lock was released since, or it was another row's: the others need not wait for their leases.
+        return _hand_in_halves(silences, now_ms) if len(silences) > 1 else []
+    return list(silences)
+
+
+def _hand_in_halves(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
+    half = len(silences) // 2
+    return hand_in(silences[:half], now_ms) + hand_in(silences[half:], now_ms)
+
+
+def event_of(silence: Claim, now_ms: int) -> NewEvent:
+    """Its id names the very silence, so that it can be asked at the last moment whether it still stands."""
+    data = {
+        "chat_id": silence.chat_id,
+        "session_id": silence.session_id,
+        "tag": silence.tag,
+        "nudge": silence.nudge,
+    }
+    if now_ms - silence.deadline_ms > settings.AFTERTOUCH_SILENCE_STALE.total_seconds() * 1000:
+        data["stale"] = True
+    return NewEvent(
+        source=SOURCE,
+        event_id=f"{silence.session_id}:{silence.armed_at}",
+        type=SILENT,
+        user_id=silence.user_id,
+        chat_id=silence.chat_id,
+        occurred_at=silence.deadline,
+        data=data,
+    )
+
+
+def undelivered(limit: int) -> int:
+    """How many touches for silences are due and on their way; counts no further than `limit`."""
+    nodes = [node.id for node in current().triggered.get(SILENT, ())]
+    return int(sql.rows(_UNDELIVERED, {"nodes": nodes, "limit": limit})[0][0]) if nodes else 0
+
+
+# Both halves read a partial index of work that moves now, never the touches that wait for days.
+_UNDELIVERED = """
+SELECT count(*) FROM (
+    SELECT FROM scheduling_touch WHERE state IN ('queued', 'running') AND node_id = ANY(%(nodes)b)
+        AND due_at <= statement_timestamp()
+    UNION ALL
+    SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND node_id = ANY(%(nodes)b)
+        AND due_at <= statement_timestamp()
+    LIMIT %(limit)s
+) AS undelivered
+"""

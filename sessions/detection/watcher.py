@@ -1,0 +1,141 @@
+"""Wakes when a session falls silent, and hands the silence in. Any number of watchers share the work.
+
+A pass claims what is due under a lease, records it, and confirms. Dying anywhere in it costs nothing: what was not
+confirmed is claimed again when its lease ends, and what was recorded is not recorded twice.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import structlog
+from django.conf import settings
+from django.db import close_old_connections
+
+from scheduling import sql
+from sessions.detection import activity, policies
+from sessions.detection.silence_events import hand_in, undelivered
+from sessions.rates import Backoff, Bucket, Every
+from sessions.store import stats
+from sessions.store.client import StoreAway
+from sessions.store.keys import SHARDS
+from sessions.store.sessions import Claim, Claims, Store
+
+log = structlog.get_logger(__name__)
+
+BATCH = 500  #: silences a pass
+LEASE = timedelta(seconds=30)  #: a pass takes a fraction of a second; this outlasts a database that restarts
+LONGEST_SLEEP = 1.0  #: seconds; thresholds are at least twice that, so nothing new falls due while it sleeps
+BREATH = 0.02  #: seconds between passes, so that what falls due in that time goes in one transaction
+HOUSEKEEPING = 2.0  #: seconds between looks at policies and at activity
+
+
+class Watcher:
+    """`run` until `stop` is set."""
+
+    def __init__(self, store: Store, stop: threading.Event) -> None:
+        self.store = store
+        self.stop = stop
+        self.held: list[Claim] = []  #: claimed and not yet handed in
+        self.report = stats.Report()
+        self._room = settings.AFTERTOUCH_SILENCE_BACKLOG  #: how many more may be undelivered
+        self._versions: frozenset[str] = frozenset()  #: of the policies that the store has
+        self._turn = 0  #: the shard that is first, where not all can be asked
+        self._backoff = Backoff(0.1, 2.0)
+        self._allowance = Bucket(settings.AFTERTOUCH_SILENCE_RATE)
+        self._housekeeping = Every(HOUSEKEEPING)
+        self._more_activity = False  #: more waits to be noted than fits into a pass
+        self._counting = Every(1.0)
+
+    def run(self) -> None:
+        """What is claimed when it stops goes back."""
+        log.info("watcher_started")
+        while not self.stop.is_set():
+            self.stop.wait(self._pass_safely())
+        self.give_back()
+        log.info("watcher_stopped", handed_in=self.report.handed_in)
+
+    def _pass_safely(self) -> float:
+        """One pass; for what is away it waits. Returns how many seconds to sleep."""
+        try:
+            pause = self.run_once()
+        except StoreAway as error:
+            log.warning("store_away", error=str(error))
+            return self._backoff.next()
+        except sql.AWAY as error:
+            log.warning("database_away", error=str(error))
+        except Exception:
+            # A flaw in one thing must not end the watch over all the others.
+            log.exception("pass_failed")
+        else:
+            self._backoff.reset()
+            return pause
+        self.give_back()
+        close_old_connections()
+        return self._backoff.next()
+
+    def run_once(self) -> float:
+        """Claim, hand in, confirm; now and then look after the rest. Returns how many seconds to sleep."""
+        limit = min(self._allowance.left(BATCH), self._room_left())
+        pause = self._take(limit) if limit > 0 else BREATH * 5
+        if self._housekeeping.is_due():
+            self._keep_house()
+        elif self._more_activity:
+            self._note_activity()
+        return BREATH if self._more_activity else pause
+
+    def _note_activity(self) -> None:
+        self._more_activity = activity.note(self.store) >= activity.BATCH // 2
+
+    def _take(self, limit: int) -> float:
+        share = max(1, limit // SHARDS)
+        shards = self._shards(limit)
+        claims = self.store.claim_silent(share, LEASE, shards)
+        self._versions = claims.versions
+        self._allowance.spend(len(claims.silences))
+        self._settle(claims)
+        return min(max(claims.seconds_to_next, BREATH), LONGEST_SLEEP) if len(shards) == SHARDS else BREATH
+
+    def _shards(self, limit: int) -> list[int]:
+        """All of them, or as many as may be asked, in turn."""
+        first, count = self._turn, min(limit, SHARDS)
+        self._turn = (first + count) % SHARDS
+        return [(first + number) % SHARDS for number in range(count)]
+
+    def _settle(self, claims: Claims) -> None:
+        self.held = claims.silences
+        if self.stop.is_set() or not self.held:
+            return
+        handed_in = hand_in(self.held, claims.now_ms)
+        self.store.confirm(handed_in)
+        self._room -= len(handed_in)
+        self.report.count(handed_in, claims.now_ms)
+        self.held = []
+
+    def give_back(self) -> None:
+        """Let somebody else take what we hold at once. Where that fails the end of the lease does it."""
+        held, self.held = self.held, []
+        try:
+            self.store.release(held)
+        except StoreAway as error:
+            log.warning("claims_not_given_back", count=len(held), error=str(error))
+
+    def _room_left(self) -> int:
+        """How many more silences delivery can take. Counted once a second: more would only wait elsewhere."""
+        bound = settings.AFTERTOUCH_SILENCE_BACKLOG
+        if self._room < bound and self._counting.is_due():
+            was_full, self._room = self._room < 1, bound - undelivered(bound)
+            if was_full != (self._room < 1):
+                log.warning("backlog_over" if was_full else "backlog_full", bound=bound)
+        return self._room
+
+    def _keep_house(self) -> None:
+        close_old_connections()
+        wanted = policies.read()
+        if self._versions != {wanted.version}:
+            self.store.push(wanted)
+            log.info("policies_pushed", version=wanted.version)
+        self._note_activity()
+        self.store.shards()  # so that pauses which nobody ends are forgotten even where nobody looks
+        stats.send(self.store, self.report, wanted.tags, waits=self._room < 1)

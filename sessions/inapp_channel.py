@@ -1,0 +1,113 @@
+"""The channel `inapp`: a touch that appears in the customer's open chat.
+
+Delivered means: it is in the inbox of a session that the store knows. Pages that are open see it at once, others when
+they come back with their cursor. The inbox knows the delivery key, so however often a touch is sent, it is there once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from scheduling.batching import Gathering, Overloaded
+from scheduling.channels import options
+from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
+from sessions.detection.presence import SILENT, silence_of
+from sessions.frames import ID_LENGTH
+from sessions.store import inbox, sessions
+from sessions.store.client import StoreAway
+from sessions.store.inbox import Post, Posted
+from sessions.websocket import hub
+
+MOMENT = 0.005  #: seconds
+SYSTEM = "system"
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """A post; where it names no session, its user's live one is looked up."""
+
+    post: Post
+    user_id: str
+
+
+class InApp:
+    """No config. Target: `address`, the id of a session, from the customer's address `inapp`; without one, the session
+    that fell silent, else the one in which the customer was last heard of."""
+
+    kind: ClassVar[str] = "inapp"
+    needs_target: ClassVar[bool] = False
+    address_key: ClassVar[str] = "inapp"
+    quotas: ClassVar[tuple[Quota, ...]] = ()
+    secret_fields: ClassVar[frozenset[str]] = frozenset()
+    default_idempotent: ClassVar[bool] = True
+
+    def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
+        options.only(config, ())
+        self.timeout = options.positive(timeout)
+
+    @classmethod
+    def validate_target(cls, target: Mapping[str, Any]) -> None:
+        options.only(target, ("address",))
+        if len(options.text(target, "address")) > ID_LENGTH:
+            raise ValueError(f"address: must have at most {ID_LENGTH} characters")
+
+    def target_key(self, message: Message) -> str:
+        return self.kind
+
+    async def send(self, message: Message, deadline: datetime) -> Outcome:
+        """Put it into the inbox, then tell the pages. Repeating it is safe, so what went wrong is tried again."""
+        left = options.time_left(deadline, self.timeout)
+        if left <= timedelta(0):
+            return Transient("no_time")
+        errand = Errand(_post(message), message.user_id)
+        try:
+            async with asyncio.timeout(left.total_seconds()):
+                post, posted = await _errands().ask(errand)
+        except Overloaded:
+            return Transient("inapp_busy", retry_after=timedelta(seconds=1))
+        except (StoreAway, TimeoutError) as error:
+            return Unknown("inapp_away", str(error)[:500])
+        if posted.outcome == "no_session":
+            return Permanent("no_session", "the customer has no chat that is open")
+        if posted.outcome == "stored":
+            await hub.hub().tell(post.session_id, hub.message(post, posted))
+        return Delivered(f"{posted.outcome} {posted.cursor}".strip())
+
+
+def _post(message: Message) -> Post:
+    """`seq` is none: the house has no side in the order of frames."""
+    address = str(message.target.get("address") or "")
+    if message.event.get("type") == SILENT:
+        address = silence_of(str(message.event.get("id", "")))[0]
+    more = {"node": message.node, "content_type": message.content_type, "subject": message.subject}
+    return Post(
+        address, str(message.delivery_key), SYSTEM, message.body, key=f"touch:{message.delivery_key}", more=more
+    )
+
+
+def _run(errands: Sequence[Errand]) -> list[tuple[Post, Posted]]:
+    """In a thread: find the sessions, then put."""
+    lost = [errand.user_id for errand in errands if not errand.post.session_id]
+    found = iter(sessions.live().sessions_of(lost) if lost else ())
+    posts = [
+        errand.post if errand.post.session_id else replace(errand.post, session_id=next(found) or "")
+        for errand in errands
+    ]
+    answers = iter(inbox.live().put([post for post in posts if post.session_id]))
+    nowhere = Posted("no_session", "", inbox.START)
+    return [(post, next(answers) if post.session_id else nowhere) for post in posts]
+
+
+_gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering[Errand, tuple[Post, Posted]]] = WeakKeyDictionary()
+
+
+def _errands() -> Gathering[Errand, tuple[Post, Posted]]:
+    loop = asyncio.get_running_loop()
+    if loop not in _gatherings:
+        _gatherings[loop] = Gathering(_run, moment=MOMENT, name="inapp")
+    return _gatherings[loop]

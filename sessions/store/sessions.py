@@ -1,0 +1,270 @@
+"""The live sessions. Every decision is the server's, by its own clock, in one script a shard; what is many goes in one
+pipeline. Raises `StoreAway` where the server does not answer; then nobody knows what has been done, and to do it again
+is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any, NamedTuple
+
+from django.conf import settings
+
+from sessions.frames import USER, Frame
+from sessions.policy import PoliciesUnknown, PolicySet
+from sessions.rates import Every
+from sessions.store import calls, keys
+from sessions.store.client import Call, NoPolicies, Server, StoreAway, text
+
+DROPPED, COUNTED, IDLE, REFUSED = 0, 1, 2, 3
+REMEMBERED_EVERY = 30.0  #: seconds, in which a process may miss an edit of the policies
+
+
+class Noted(NamedTuple):
+    """What a frame did: COUNTED, DROPPED (its seq is not above the last), IDLE (it changes nothing: a ping, or the
+    agent's word in a closed session) or REFUSED (the session is another user's)."""
+
+    outcome: int
+    deadline_ms: int  #: when the session will have been silent too long; 0 while it is not armed
+
+
+class Shard(NamedTuple):
+    """One shard at a glance."""
+
+    now_ms: int
+    armed: int
+    in_flight: int  #: claimed and not yet confirmed
+    paused: int  #: by a tool, a transfer or a queue
+    first_due_ms: int  #: -1 for never
+    counts: dict[str, int]  #: the armed, in flight ones among them, as a:<tag>, the paused as p:<tag>
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A silence that is ours until its lease ends."""
+
+    session_id: str
+    user_id: str
+    chat_id: str
+    tag: str
+    armed_at: int  #: µs; with the session's id it names the silence
+    deadline_ms: int
+    nudge: int
+
+    @property
+    def deadline(self) -> datetime:
+        return instant(self.deadline_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    silences: list[Claim]
+    now_ms: int
+    next_ms: int  #: when the next one falls due, -1 for never
+    versions: frozenset[str]  #: of the policies that the shards hold; "" for none
+
+    @property
+    def seconds_to_next(self) -> float:
+        """Infinite where nothing is armed."""
+        return float("inf") if self.next_ms < 0 else (self.next_ms - self.now_ms) / 1000
+
+
+class Store:
+    """`policies` are asked where the server has lost its own. `clock_offset` (µs) moves the server's clock in tests."""
+
+    def __init__(self, server: Server, policies: Callable[[], PolicySet], *, clock_offset: int = 0) -> None:
+        self.server = server
+        self.policies = policies
+        self.clock_offset = clock_offset
+        self._known: dict[str, str] = {}  #: the policies that the server last held: their version and body
+        self._remembering = Every(REMEMBERED_EVERY)
+
+    # --- frames come in -------------------------------------------------------------------------------------------
+
+    def note_activity(self, frames: Sequence[Frame]) -> list[Noted]:
+        """Count frames, those of one session in their order, and remember where their users are."""
+        self._remember_policies()
+        groups = calls.by_shard([frame.session_id for frame in frames])
+        answers = self._run(calls.note_activity(frames, groups))
+        noted = [Noted(IDLE, 0)] * len(frames)
+        for numbers, answer in zip(groups.values(), answers, strict=True):
+            for number, outcome, deadline in zip(numbers, answer[::2], answer[1::2], strict=True):
+                noted[number] = Noted(outcome, deadline)
+        present, wrote = {}, set()
+        for frame, each in zip(frames, noted, strict=True):
+            if each.outcome == COUNTED and frame.sender == USER and frame.kind != "close":
+                present[frame.user_id] = frame.session_id
+                if frame.kind == "message":
+                    wrote.add(frame.user_id)
+        self._run(calls.note_presence(present, wrote))
+        return noted
+
+    def close(self, session_id: str, user_id: str) -> Noted:
+        """Disarm and forget. What comes late does not open it again, unless the user writes."""
+        return self.note_activity([Frame(session_id, user_id, kind="close")])[0]
+
+    def note_expired(self, users: Sequence[tuple[str, str]], *, window: timedelta, tag: str = "") -> int:
+        """Keys of a gateway expired, (user id, key): these users are silent now. How many nobody had noted yet."""
+        return sum(self._run([calls.note_expired(user_id, key, tag, window) for user_id, key in users]))
+
+    # --- silences go out ------------------------------------------------------------------------------------------
+
+    def claim_silent(self, limit: int, lease: timedelta, shards: Iterable[int] = range(keys.SHARDS)) -> Claims:
+        """Take what is silent by now: of each shard at most `limit`, the oldest first."""
+        self._remember_policies()
+        shards = list(shards)
+        answers = self._run([calls.peek_silent(shard, limit) for shard in shards])
+        found = [number for number, answer in enumerate(answers) if len(answer) > 3]
+        wanted = [calls.claim_silent(shards[at], [text(each) for each in answers[at][3:]], lease) for at in found]
+        for number, answer in zip(found, self._run(wanted), strict=True):
+            answers[number] = answer
+        return Claims(
+            silences=[_claim(*row) for answer in answers for row in answer[3:]],
+            now_ms=max(answer[0] for answer in answers),
+            next_ms=min((answer[2] for answer in answers if answer[2] >= 0), default=-1),
+            versions=frozenset(text(answer[1]) for answer in answers),
+        )
+
+    def confirm(self, silences: Sequence[Claim]) -> int:
+        """They are handed in. How many nobody had ended meanwhile."""
+        return sum(self._run(calls.confirm(_named(silences))))
+
+    def release(self, silences: Sequence[Claim]) -> int:
+        """Give claims back, for anybody to take at once. How many nobody had ended meanwhile."""
+        return sum(self._run(calls.release(_named(silences))))
+
+    # --- questions ------------------------------------------------------------------------------------------------
+
+    def still_silent(
+        self, silences: Sequence[tuple[str, int]], *, send_until: Sequence[datetime | None] = ()
+    ) -> tuple[datetime, list[bool | str]]:
+        """The server's time, and for each (session id, armed at) whether it stands. A text instead is the gateway's
+        key that knows: the silence stands until it is there again.
+
+        `send_until`, for each silence: its guide message is sent right after this question, and not after that time.
+        Where the silence stands the message is counted, once. None, or no list: it is not sent now."""
+        groups = calls.by_shard([session_id for session_id, _ in silences])
+        answers = self._run(calls.still_silent(silences, groups, send_until or [None] * len(silences)))
+        stand: list[bool | str] = [True] * len(silences)
+        for numbers, answer in zip(groups.values(), answers, strict=True):
+            for number, each in zip(numbers, answer[1:], strict=True):
+                stand[number] = bool(each) if isinstance(each, int) else text(each)
+        return instant(max((answer[0] for answer in answers), default=0)), stand
+
+    def last_frames(self, user_ids: Sequence[str]) -> list[datetime | None]:
+        """When each user last wrote a message, None for longer ago than the conversation window. Pings and typing do
+        not count: a page that was left open is no conversation."""
+        return [None if each is None else instant(int(each)) for each in self._of_users(user_ids, calls.wrote_key)]
+
+    def sessions_of(self, user_ids: Sequence[str]) -> list[str | None]:
+        """The session in which each user was last heard of, pings included."""
+        return self._of_users(user_ids, calls.presence_key)
+
+    def _of_users(self, user_ids: Sequence[str], key_of: Callable[[str], str]) -> list[str | None]:
+        """One command a shard: most users have no such key."""
+        values: list[str | None] = [None] * len(user_ids)
+        groups = calls.by_shard(user_ids)
+        found = self.server.ask(
+            lambda pipe: [pipe.mget([key_of(user_ids[at]) for at in group]) for group in groups.values()]
+        )
+        for group, answers in zip(groups.values(), found, strict=True):
+            for at, each in zip(group, answers, strict=True):
+                values[at] = None if each is None else text(each)
+        return values
+
+    def known(self, session_ids: Sequence[str]) -> list[bool]:
+        """Whether frames of these sessions came lately."""
+        names = [keys.SESSION[keys.shard_of(each)] + each for each in session_ids]
+        return [bool(each) for each in self.server.ask(lambda pipe: [pipe.exists(name) for name in names])]
+
+    def active_users(self, limit: int) -> dict[int, dict[str, datetime]]:
+        """By shard, customers whose activity is to be noted, about `limit` in all, those first that wait longest."""
+        share = -(-limit // keys.SHARDS)
+        found = self.server.ask(lambda pipe: [pipe.zrange(key, 0, share - 1, withscores=True) for key in keys.ACTIVE])
+        return {
+            shard: {text(user_id): instant(int(ms)) for user_id, ms in users}
+            for shard, users in enumerate(found)
+            if users
+        }
+
+    def forget_active(self, users: Mapping[int, Iterable[str]]) -> None:
+        """These are noted."""
+        self.server.ask(lambda pipe: [pipe.zrem(keys.ACTIVE[shard], *group) for shard, group in users.items()])
+
+    def shards(self) -> list[Shard]:
+        """What each holds now. The work is the same however many sessions there are. Pauses that nobody ends any more
+        are forgotten first, a hundred of a shard at a time."""
+        answers = self._run(calls.tally())
+        over = [(shard, [text(each) for each in answer[5]]) for shard, answer in enumerate(answers) if answer[5]]
+        if over:
+            self._run([calls.forget_pauses(shard, session_ids) for shard, session_ids in over])
+            answers = self._run(calls.tally())
+        return [
+            Shard(now_ms, armed, in_flight, paused, first, dict(zip(map(text, counts[::2]), counts[1::2], strict=True)))
+            for now_ms, armed, in_flight, paused, first, _, *counts in answers
+        ]
+
+    # --- policies -------------------------------------------------------------------------------------------------
+
+    def push(self, policies: PolicySet) -> None:
+        """They hold from the next arming on; deadlines that are set stay."""
+        self._push({"version": policies.version, "body": policies.body})
+
+    def _push(self, words: dict[str, str]) -> None:
+        flat = [part for item in words.items() for part in item]
+        self.server.ask(lambda pipe: [pipe.hset(name, items=flat) for name in keys.POLICIES])
+        self._known = words
+
+    def _push_again(self) -> None:
+        """The server has lost them. Without the database they are what the server last held. Raises `StoreAway` where
+        this process has never seen them: a session must not be armed by a policy that nobody made."""
+        try:
+            self.push(self.policies())
+        except PoliciesUnknown as error:
+            if not self._known:
+                raise StoreAway("the silence policies are lost, and the database cannot be reached") from error
+            self._push(self._known)
+
+    def _remember_policies(self) -> None:
+        if self._remembering.is_due():
+            (held,) = self.server.ask(lambda pipe: [pipe.hgetall(keys.POLICIES[0])])
+            self._known = {text(name): text(value) for name, value in held.items()} or self._known
+
+    def _run(self, wanted: Sequence[Call]) -> list[Any]:
+        if not wanted:
+            return []
+        try:
+            return self.server.run(wanted, self.clock_offset)
+        except NoPolicies as lack:
+            self._push_again()
+            anew = self.server.run([wanted[number] for number in lack.undone], self.clock_offset)
+            for number, answer in zip(lack.undone, anew, strict=True):
+                lack.answers[number] = answer
+            return lack.answers
+
+
+def live() -> Store:
+    """The store of this process, on the server that the settings name."""
+    return _on(settings.REDIS_URL)
+
+
+@cache
+def _on(url: str) -> Store:
+    from sessions.detection import policies
+
+    return Store(Server(url), policies.current)
+
+
+def instant(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def _claim(session_id: bytes, user_id: bytes, chat_id: bytes, tag: bytes, *numbers: int) -> Claim:
+    return Claim(text(session_id), text(user_id), text(chat_id), text(tag), *numbers)
+
+
+def _named(silences: Sequence[Claim]) -> list[tuple[str, int]]:
+    return [(each.session_id, each.armed_at) for each in silences]

@@ -1,0 +1,109 @@
+"""One WebSocket's way out: a bounded queue that one task empties, and an end that a reader who does not read cannot
+put off."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sessions.websocket.protocol import Close
+
+MOST_WAITING = 128  #: frames that may wait for a slow reader
+END_WITHIN = 10.0  #: seconds in which the close frame has to be on its way
+RATE, BURST = 20.0, 60.0  #: frames a second that may come in, and at once
+EVENT_COST = 4  #: an event is a transaction
+
+Send = Callable[[Any], Awaitable[None]]
+
+
+class Allowance:
+    """How many frames may still come. Two numbers a connection, and no timer."""
+
+    __slots__ = ("_level", "_seen_at")
+
+    def __init__(self) -> None:
+        self._level = BURST
+        self._seen_at = time.monotonic()
+
+    def take(self, count: float = 1.0) -> bool:
+        now = time.monotonic()
+        self._level = min(self._level + (now - self._seen_at) * RATE, BURST)
+        self._seen_at = now
+        if self._level < count:
+            return False
+        self._level -= count
+        return True
+
+
+class Outlet:
+    """`put` never blocks. A task exists only while something waits, as most connections are quiet."""
+
+    __slots__ = ("__weakref__", "_ending", "_send", "_sending", "_waiting")
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._waiting: deque[str] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self._ending: asyncio.Task[None] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self._ending is not None
+
+    def put(self, frame: str) -> None:
+        if self.ended:
+            return
+        if len(self._waiting) >= MOST_WAITING:
+            self.end(Close.TOO_SLOW, "too slow: it does not read what is sent to it")
+            return
+        self._waiting.append(frame)
+        if self._sending is None:
+            self._sending = asyncio.get_running_loop().create_task(self._empty())
+
+    def end(self, code: Close, reason: str) -> None:
+        """Close, without what still waits: a page that comes back catches up by its cursor."""
+        if self.ended:
+            return
+        self._waiting.clear()
+        if self._sending:
+            self._sending.cancel()  # nothing may be sent after the close frame
+        self._ending = asyncio.get_running_loop().create_task(self._close(code, reason))
+
+    async def emptied(self) -> None:
+        """Wait until the other side has taken what waits."""
+        if self._sending:
+            await asyncio.wait([self._sending])
+
+    def drop(self) -> None:
+        """The other side is gone."""
+        self._waiting.clear()
+        for task in (self._sending, self._ending):
+            if task:
+                task.cancel()
+
+    async def _empty(self) -> None:
+        try:
+            while self._waiting and not self.ended:
+                await self._send({"type": "websocket.send", "text": self._waiting.popleft()})
+        except OSError:
+            self._waiting.clear()  # it is gone; the consumer hears of it
+        finally:
+            self._sending = None
+
+    async def _close(self, code: Close, reason: str) -> None:
+        try:
+            async with asyncio.timeout(END_WITHIN):
+                await self._send({"type": "websocket.close", "code": int(code), "reason": reason})
+        except (TimeoutError, OSError):
+            cut(self._send)
+
+
+def cut(send: Send) -> None:
+    """End a connection whose other side takes nothing, not even the close frame. ASGI has no word for it: returning
+    would make uvicorn wait for its buffer to empty, which such a reader prevents for as long as it likes."""
+    transport = getattr(getattr(send, "__self__", None), "transport", None)
+    if transport is not None:
+        transport.abort()

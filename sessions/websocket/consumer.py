@@ -1,0 +1,297 @@
+"""`/ws/v1/sessions/{session_id}?token=…&cursor=…`: a page, or a gateway, in one session.
+
+A connection costs one task and no subscription of its own. It never waits for the store: what comes in is handed to
+the process's desk, what goes out to its outlet. So a slow database or a slow reader is nobody else's concern.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+from urllib.parse import parse_qs
+
+import structlog
+from channels.consumer import AsyncConsumer
+
+from scheduling import batching, metrics
+from scheduling.errors import InvalidInput
+from scheduling.ids import new_id
+from scheduling.planning.group_commit import DatabaseUnavailable, Overloaded, submit
+from sessions.frames import USER, Frame
+from sessions.store import inbox
+from sessions.store.client import StoreAway
+from sessions.store.inbox import Post
+from sessions.store.sessions import COUNTED, DROPPED, REFUSED
+from sessions.websocket import events, hub, protocol, tokens
+from sessions.websocket.connection import EVENT_COST, Allowance, Outlet
+from sessions.websocket.frame_writer import Filed, Slip, desk
+from sessions.websocket.protocol import EVENT, Close, Incoming, Refused
+
+log = structlog.get_logger(__name__)
+
+EVENT_WITHIN = 10.0  #: seconds
+EVENTS_AT_ONCE = 8
+CATCH_UP = 20  #: messages at a time
+MOST_WAITING = 100  #: frames of a connection that are not noted yet
+AWAY = "the live sessions cannot be reached; send it again"
+PONG = '{"type":"pong"}'
+
+
+class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyped
+    admission: tokens.Admission
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Instead of the layer's channel and two tasks for each connection: see `hub`."""
+        self.scope = scope
+        self.outlet = Outlet(send)
+        self.allowance = Allowance()
+        self.cursor: tuple[int, int] | None = None  #: of what the other side has; None until it is in
+        self.heard = inbox.START  #: said while it came in
+        self.catching_up: asyncio.Task[None] | None = None
+        self.told_more = False  #: of something newer, while it was read
+        self.events: set[asyncio.Task[None]] = set()
+        self.joined = False
+        self.spoken = False  #: its user has written, so a ping arms the session again where Redis has lost it
+        self.waiting = 0  #: frames that are not noted yet
+        self.expiry: asyncio.TimerHandle | None = None
+        try:
+            while (message := await receive())["type"] != "websocket.disconnect":
+                if message["type"] == "websocket.connect":
+                    await self.websocket_connect(send)
+                elif not self.outlet.ended:
+                    self.websocket_receive(message)
+        finally:
+            await self.websocket_disconnect()
+
+    # --- it comes and goes ----------------------------------------------------------------------------------------
+
+    async def websocket_connect(self, send: Any) -> None:
+        """Accepted in any case, as a browser shows no reason for a handshake that was refused."""
+        await send({"type": "websocket.accept"})
+        query = {name: values[-1] for name, values in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
+        # Nobody needs the headers again, and they are a good part of what a quiet connection costs.
+        self.scope = {"path": self.scope["path"], "url_route": self.scope["url_route"]}
+        try:
+            token = query.get("token", "")
+            self.admission = tokens.read(token, self.scope["url_route"]["kwargs"]["session_id"])
+            self.side, self.ticket = self.admission.role, hash(token)
+            await self._enter(query.get("cursor", ""))
+        except tokens.BadToken as error:
+            self.outlet.end(Close.BAD_TOKEN, f"token: {error}")
+        except hub.Crowded as error:
+            self.outlet.end(Close.TOO_MANY, f"the {error} has too many connections")
+        except ValueError:
+            self.outlet.end(Close.BAD_FRAME, "cursor: is not one that was given out")
+        except Exception as error:
+            log.warning("not_entered", error=f"{type(error).__name__}: {error}")
+            self.outlet.end(Close.AWAY, AWAY)
+
+    async def _enter(self, cursor: str) -> None:
+        """First listen, then look: what is said in between comes twice and is known by its cursor."""
+        wanted = inbox.position(cursor) if cursor else None
+        session_id = self.admission.session_id
+        async with asyncio.timeout(hub.TELL_WITHIN):
+            await hub.hub().join(session_id, self)
+            self.joined = True
+            metrics.socket_opened(self.admission.role)
+            (last,) = await asyncio.to_thread(inbox.live().last_cursors, [session_id])
+        left = max(0.0, self.admission.ends_at - time.time())
+        self.expiry = asyncio.get_running_loop().call_later(left, self._expire)
+        if wanted is not None and wanted > inbox.position(last):
+            wanted = inbox.position(inbox.START)  # of an inbox that was lost: see _catch_up
+        self.cursor = wanted if wanted is not None else inbox.position(last)
+        self._push({"type": "welcome", "session_id": session_id, "role": self.admission.role, "cursor": last})
+        self._look_after(max(last, self.heard, key=inbox.position))
+
+    def _expire(self) -> None:
+        self.outlet.end(Close.BAD_TOKEN, "token: expired")
+
+    async def websocket_disconnect(self) -> None:
+        self.outlet.drop()
+        if self.expiry:
+            self.expiry.cancel()
+        if self.catching_up:
+            self.catching_up.cancel()
+        if self.joined:
+            metrics.socket_opened(self.admission.role, -1)
+            await hub.hub().leave(self.admission.session_id, self)
+
+    # --- frames come in -------------------------------------------------------------------------------------------
+
+    def websocket_receive(self, message: Any) -> None:
+        try:
+            if not self.allowance.take():
+                raise Refused(Close.TOO_FAST, "more frames than a connection may send")
+            self._take(protocol.read(message.get("text"), self.admission.role))
+        except Refused as error:
+            self.outlet.end(error.code, error.reason)
+        except InvalidInput as error:
+            self._fail("invalid", error, protocol.name_of(message["text"]))
+
+    def _take(self, frame: Incoming) -> None:
+        if frame.kind == "ping":
+            self.outlet.put(PONG)
+        elif frame.kind == EVENT:
+            self._take_event(frame)
+        if self.waiting >= MOST_WAITING:
+            raise Refused(Close.TOO_FAST, f"more than {MOST_WAITING} frames wait to be noted")
+        slip = Slip(self._activity(frame), self._post(frame), look=frame.kind == "ping")
+        try:
+            desk().submit(slip, lambda filed: self._filed(frame, slip, filed))
+        except batching.Overloaded:
+            self._refuse(frame, "overloaded", "too much waits; send it again in a moment")
+        else:
+            self.waiting += 1
+
+    def _activity(self, frame: Incoming) -> Frame:
+        """What the store makes of it. An event is a sign of its user's attention; of an agent it says nothing."""
+        kind = frame.kind
+        if kind == EVENT:
+            kind = "read" if self.admission.role == USER else "ping"
+        seq, spoken = None if frame.kind == EVENT else frame.seq, frame.spoken or self.spoken
+        return self.admission.frame(kind, seq, epoch=frame.epoch, spoken=kind == "ping" and spoken)
+
+    def _post(self, frame: Incoming) -> Post | None:
+        if frame.kind != "message":
+            return None
+        me = self.admission
+        named = f"{me.role}:{frame.id}" if frame.id else ""
+        numbered = f"{me.role}#{frame.epoch}#{frame.seq}" if frame.seq is not None else ""
+        return Post(
+            me.session_id, frame.id or str(new_id()), me.role, frame.text, key=named or numbered,
+            seq=frame.seq, epoch=frame.epoch, user_id=me.user_id,
+        )  # fmt: skip
+
+    def _filed(self, frame: Incoming, slip: Slip, filed: Filed | Exception) -> None:
+        """The store has it, or says why not."""
+        self.waiting -= 1
+        if isinstance(filed, Exception):
+            if not isinstance(filed, StoreAway):
+                log.error("frame_not_filed", kind=frame.kind, exc_info=filed)
+            self._refuse(frame, "unavailable", AWAY)
+            return
+        if filed.noted.outcome == REFUSED:
+            self.outlet.end(Close.OTHER_USER, "user_id: the session belongs to another user")
+            return
+        if frame.kind == "message" and filed.noted.outcome == COUNTED:
+            self.spoken = self.admission.role == USER
+        if filed.last_cursor:
+            self._look_after(filed.last_cursor)
+        if slip.post and filed.posted:
+            if filed.posted.outcome == "stored":
+                hub.hub().tell(self.admission.session_id, hub.message(slip.post, filed.posted))
+            if frame.id and filed.posted.outcome == "replayed":
+                self._refuse(frame, "replayed", "its seq is not above the last; it is not stored")
+            elif frame.id:
+                self._push({"type": "ack", "id": frame.id, "duplicate": filed.posted.outcome == "duplicate"})
+        elif frame.kind not in ("ping", EVENT) and filed.noted.outcome != DROPPED:
+            role = self.admission.role
+            told = hub.closed(role) if frame.kind == "close" else hub.sign(role, frame.kind)
+            hub.hub().tell(self.admission.session_id, told)
+
+    # --- events go to the front door ------------------------------------------------------------------------------
+
+    def _take_event(self, frame: Incoming) -> None:
+        if not self.allowance.take(EVENT_COST - 1) or len(self.events) >= EVENTS_AT_ONCE:
+            self._refuse(frame, "overloaded", "too many events at once; send it again in a moment")
+            return
+        task = asyncio.get_running_loop().create_task(self._record(frame))
+        self.events.add(task)
+        task.add_done_callback(self.events.discard)
+
+    async def _record(self, frame: Incoming) -> None:
+        try:
+            async with asyncio.timeout(EVENT_WITHIN):
+                event = await events.event_of(frame.event, self.admission)
+                (receipt,) = await submit([event])
+        except InvalidInput as error:
+            self._fail("invalid", error, frame.id)
+        except (DatabaseUnavailable, Overloaded, batching.Overloaded, TimeoutError):
+            self._refuse(frame, "unavailable", "the event may not be stored; send it again")
+        except Exception:
+            log.exception("event_not_recorded")
+            self._refuse(frame, "internal", "something went wrong here; it has been logged")
+        else:
+            told = {"source": event.source, "event_id": event.event_id, "touches": [*map(str, receipt.task_ids)]}
+            self._push({"type": "ack", "id": frame.id, "duplicate": receipt.duplicate, **told})
+
+    # --- frames go out --------------------------------------------------------------------------------------------
+
+    def hear(self, told: dict[str, Any]) -> None:
+        """The hub tells what was said in this session."""
+        if told["what"] == hub.LOST:
+            self._read_on()
+        elif told["what"] == hub.MESSAGE:
+            if self.cursor is None:
+                self.heard = told["cursor"]
+            elif inbox.position(told["before"]) == self.cursor and not self.catching_up:
+                self._push_entry(inbox.Entry(told["cursor"], told["body"]))
+            else:
+                self._look_after(told["cursor"])
+        elif told["what"] == hub.CLOSED:
+            if told["side"] in (self.admission.role, hub.API):
+                self.outlet.end(Close.DONE, "the session was closed")
+            else:
+                self._push({"type": "closed", "by": told["side"]})
+        elif told["side"] != self.admission.role:
+            self._push({"type": told["kind"], "from": told["side"]})
+
+    def _look_after(self, last: str) -> None:
+        """Read what is between our cursor and this one, if anything is. A cursor below ours is one that we have, or
+        of an inbox that was lost and began again by a slower clock."""
+        if self.cursor is not None and inbox.position(last) != self.cursor:
+            self._read_on()
+
+    def _read_on(self) -> None:
+        if self.cursor is None or self.outlet.ended:
+            return
+        self.told_more = True
+        if not self.catching_up:
+            self.catching_up = asyncio.get_running_loop().create_task(self._catch_up())
+
+    async def _catch_up(self) -> None:
+        """A few at a time, as fast as they are read, and again until nothing more came meanwhile."""
+        assert self.cursor is not None
+        try:
+            while not self.outlet.ended:
+                self.told_more = False  # what is told from here on may be missing from what is read
+                after = "{}-{}".format(*self.cursor)
+                missed = await asyncio.to_thread(inbox.live().since, self.admission.session_id, after, CATCH_UP)
+                for entry in missed:
+                    self._push_entry(entry)
+                if not missed and not await self._inbox_began_again() and not self.told_more:
+                    return
+                await self.outlet.emptied()
+        except StoreAway as error:
+            log.info("not_caught_up", error=str(error))  # the next ping looks again
+        finally:
+            self.catching_up = None
+
+    async def _inbox_began_again(self) -> bool:
+        """Whether the inbox was lost, and its cursors are below ours by now: then all of it is new to us. Only while
+        nothing else moves our cursor, or one that is just behind would be taken for it."""
+        (last,) = await asyncio.to_thread(inbox.live().last_cursors, [self.admission.session_id])
+        if self.cursor is None or inbox.position(last) >= self.cursor:
+            return False
+        self.cursor = inbox.position(inbox.START)
+        return True
+
+    def _push_entry(self, entry: inbox.Entry) -> None:
+        position = inbox.position(entry.cursor)
+        if self.cursor is None or position > self.cursor:
+            self.cursor = position
+            self.outlet.put(entry.frame())
+
+    def _push(self, frame: dict[str, Any]) -> None:
+        self.outlet.put(json.dumps(frame, ensure_ascii=False))
+
+    def _refuse(self, frame: Incoming, reason: str, detail: str) -> None:
+        """A ping needs no answer but its pong: the next one makes up for it."""
+        if frame.kind != "ping":
+            self._push({"type": "error", "id": frame.id, "reason": reason, "detail": detail, "errors": []})
+
+    def _fail(self, reason: str, error: InvalidInput, id: str) -> None:
+        errors = [{"field": each.field, "message": each.message} for each in error.errors]
+        self._push({"type": "error", "id": id, "reason": reason, "detail": "The frame does not fit.", "errors": errors})

@@ -1,0 +1,98 @@
+"""The frames of all connections and requests of this process, on their way to the store in small batches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+from scheduling import metrics
+from scheduling.batching import Gathering
+from sessions.frames import Frame
+from sessions.store.inbox import OVERTAKEN, Inbox, Post, Posted
+from sessions.store.sessions import DROPPED, Noted, Store
+
+MOMENT = 0.02  #: seconds
+STALE_SEQ = "stale_seq"  #: why a frame was dropped: its seq is not above the last of its side
+
+
+@dataclass(frozen=True, slots=True)
+class Slip:
+    """A frame; the message that it carries, if it does; and whether its sender wants to know what they may have
+    missed."""
+
+    frame: Frame
+    post: Post | None = None
+    look: bool = False
+
+
+class Filed(NamedTuple):
+    noted: Noted
+    posted: Posted | None
+    last_cursor: str  #: of the inbox, "" where nobody asked
+
+
+class Clerk:
+    """Files slips, in a thread.
+
+    Messages go first: where the store goes away in between, the message is kept and not counted; its sender is told
+    that it may not be there, and the repeat is known by its id or seq, and is counted. The other way round it would be
+    counted and then dropped as a repeat.
+    """
+
+    def __init__(self, store: Store, inbox: Inbox) -> None:
+        self.store = store
+        self.inbox = inbox
+
+    def file(self, slips: Sequence[Slip]) -> list[Filed]:
+        posts = _posts(slips)
+        posted = dict(zip(posts, self.inbox.put(list(posts.values())), strict=True))
+        noted = self.store.note_activity([slip.frame for slip in slips])
+        if stale := sum(each.outcome == DROPPED for each in noted):
+            metrics.frames_not_counted(STALE_SEQ, stale)
+        last = iter(self.inbox.last_cursors([slip.frame.session_id for slip in slips if slip.look]))
+        return [
+            Filed(each, posted.get(number), next(last) if slip.look else "")
+            for number, (slip, each) in enumerate(zip(slips, noted, strict=True))
+        ]
+
+
+def _posts(slips: Sequence[Slip]) -> dict[int, Post]:
+    """The messages by their place. What came in one batch with a higher seq before it, or after the next epoch began,
+    is stored no more: the inbox knows only what is counted. Whether it is there already, the inbox knows by its key."""
+    highest: dict[tuple[str, str], tuple[str, int, str]] = {}
+    former: set[tuple[str, str, str]] = set()
+    posts = {}
+    for number, slip in enumerate(slips):
+        if (post := slip.post) is None:
+            continue
+        side, seq = (slip.frame.session_id, slip.frame.sender), slip.frame.seq
+        if seq is not None:
+            epoch, last, key = highest.get(side, ("", -1, ""))
+            own = slip.frame.epoch or epoch
+            if (*side, own) in former or (own == epoch and (seq < last or (seq == last and post.key != key))):
+                post = replace(post, seq=OVERTAKEN, epoch="")
+            else:
+                if own != epoch and last >= 0:
+                    former.add((*side, epoch))
+                highest[side] = own, seq, post.key
+        posts[number] = post
+    return posts
+
+
+Desk = Gathering[Slip, Filed]
+
+_desks: WeakKeyDictionary[asyncio.AbstractEventLoop, Desk] = WeakKeyDictionary()
+
+
+def desk() -> Desk:
+    """The one of the running loop."""
+    from sessions.store import inbox
+    from sessions.store import sessions as store
+
+    loop = asyncio.get_running_loop()
+    if loop not in _desks:
+        _desks[loop] = Gathering(Clerk(store.live(), inbox.live()).file, moment=MOMENT, name="sessions-desk")
+    return _desks[loop]

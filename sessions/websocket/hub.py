@@ -1,0 +1,174 @@
+"""What is said in a session, on its way to every page that is open on it, in whichever process.
+
+The channel layer promises nothing: what it loses while Redis fails over is found in the inbox, at the next message or
+at the next ping. So a process has one channel with it, not one a connection, and joins a group for each session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from hashlib import sha256
+from itertools import count
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+import structlog
+from channels.layers import get_channel_layer
+from django.conf import settings
+
+from sessions.store.inbox import Post, Posted
+from sessions.websocket.layer import RECEIVED_LIMIT
+
+log = structlog.get_logger(__name__)
+
+TELL_WITHIN = 2.0  #: seconds
+TELLING_LIMIT = 10_000
+TOLD_AT_ONCE = 500
+BREATH = 32
+
+MESSAGE, SIGN, CLOSED, LOST = "message", "sign", "closed", "lost"
+API = "api"  #: the side of who closes a session from outside
+
+
+class Crowded(Exception):
+    """The session, or the token, has as many connections as it may have in this process."""
+
+
+class Ear(Protocol):
+    """A connection as the hub knows it. It must not block."""
+
+    @property
+    def side(self) -> str: ...
+
+    @property
+    def ticket(self) -> int: ...  # the same for connections with the same token
+
+    def hear(self, told: dict[str, Any]) -> None: ...
+
+
+class Hub:
+    """Of one event loop."""
+
+    def __init__(self) -> None:
+        self._layer: Any = get_channel_layer()
+        self._channel = ""
+        self._ears: dict[str, set[Ear]] = {}
+        self._telling: deque[tuple[tuple[str, dict[str, Any]], asyncio.Future[None]]] = deque()
+        self._listener: asyncio.Task[None] | None = None
+        self._teller: asyncio.Task[None] | None = None
+        self._opening = asyncio.Lock()
+
+    async def join(self, session_id: str, ear: Ear) -> None:
+        """From now on it hears what is said. Raises `Crowded`, and what the layer raises where Redis is away."""
+        group = group_of(session_id)
+        ears = self._ears.setdefault(group, set())
+        # Each side by itself: a customer with many tabs must not keep the agent out.
+        if sum(each.side == ear.side for each in ears) >= settings.AFTERTOUCH_SESSION_SOCKETS:
+            raise Crowded("session")
+        if sum(each.ticket == ear.ticket for each in ears) >= settings.AFTERTOUCH_TOKEN_SOCKETS:
+            raise Crowded("token")
+        ears.add(ear)
+        try:
+            async with self._opening:
+                if not self._channel:
+                    self._channel = await self._layer.new_channel()
+                    self._listener = asyncio.get_running_loop().create_task(self._listen())
+            await self._layer.group_add(group, self._channel)
+        except BaseException:
+            await self.leave(session_id, ear)
+            raise
+
+    async def leave(self, session_id: str, ear: Ear) -> None:
+        group = group_of(session_id)
+        ears = self._ears.get(group, set())
+        if ear not in ears:
+            return
+        ears.discard(ear)
+        if ears:
+            return
+        del self._ears[group]
+        try:
+            # Nothing is awaited between the line above and the layer's lock: a page that joins now subscribes after.
+            await self._layer.group_discard(group, self._channel)
+        except Exception as error:
+            log.info("group_not_left", error=str(error))
+
+    def tell(self, session_id: str, told: dict[str, Any]) -> asyncio.Future[None]:
+        """Soon, in order, with whatever else is told at this moment. Awaiting it waits until it is said. Never raises:
+        what cannot be told is found in the inbox."""
+        loop = asyncio.get_running_loop()
+        said: asyncio.Future[None] = loop.create_future()
+        if len(self._telling) >= TELLING_LIMIT:
+            log.warning("told_too_much", limit=TELLING_LIMIT)
+            said.set_result(None)
+            return said
+        self._telling.append(((group_of(session_id), {"session": session_id, **told}), said))
+        if self._teller is None:
+            self._teller = loop.create_task(self._tell())
+        return said
+
+    async def _tell(self) -> None:
+        try:
+            while self._telling:
+                batch = [self._telling.popleft() for _ in range(min(TOLD_AT_ONCE, len(self._telling)))]
+                try:
+                    async with asyncio.timeout(TELL_WITHIN):
+                        await self._layer.group_send_many([message for message, _ in batch])
+                except Exception as error:
+                    log.warning("not_told", count=len(batch), error=f"{type(error).__name__}: {error}")
+                for _, said in batch:
+                    if not said.done():
+                        said.set_result(None)
+        finally:
+            self._teller = None
+
+    async def _listen(self) -> None:
+        for number in count():
+            try:
+                told = await self._layer.receive(self._channel)
+                for ear in list(self._ears.get(group_of(told["session"]), ())):
+                    ear.hear(told)
+                if self._layer.overflowed(self._channel):
+                    self._look_again()
+            except Exception:
+                log.exception("not_understood")
+            if number % BREATH == 0:
+                await asyncio.sleep(0)  # a queue that is never empty never lets the outlets send
+
+    def _look_again(self) -> None:
+        """More came than this process could pass on, and some is lost: every connection looks into its inbox."""
+        log.warning("told_too_fast", limit=RECEIVED_LIMIT)
+        for ears in list(self._ears.values()):
+            for ear in list(ears):
+                ear.hear({"what": LOST})
+
+
+def message(post: Post, posted: Posted) -> dict[str, Any]:
+    """A message that is in the inbox."""
+    return {"what": MESSAGE, "cursor": posted.cursor, "before": posted.before, "body": post.body()}
+
+
+def sign(side: str, kind: str) -> dict[str, Any]:
+    """Something that passes: typing, a tool that runs. Only who is there sees it."""
+    return {"what": SIGN, "side": side, "kind": kind}
+
+
+def closed(side: str) -> dict[str, Any]:
+    return {"what": CLOSED, "side": side}
+
+
+def group_of(session_id: str) -> str:
+    """Group names have letters, digits and few signs; sessions are called what their gateways like."""
+    return f"session.{sha256(session_id.encode()).hexdigest()[:32]}"
+
+
+_hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
+
+
+def hub() -> Hub:
+    """The one of the running loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _hubs:
+        _hubs[loop] = Hub()
+    return _hubs[loop]

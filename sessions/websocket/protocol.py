@@ -1,0 +1,104 @@
+"""What may come in over a WebSocket, read strictly, and the codes with which one ends. Pure.
+
+Members that are not known are passed over, among them every time that a client names: the server's clock counts.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from scheduling.api.strict_json import NotJson, decode, unstorable
+from scheduling.errors import Findings
+from sessions.frames import EPOCH_LENGTH, KINDS, MAX_SEQ, has_control_characters
+
+LONGEST = 16_384  #: bytes of a frame
+ID_LENGTH = 64
+EVENT = "event"
+
+
+class Close(IntEnum):
+    """Why the server ends a connection. The reason in words comes with it."""
+
+    DONE = 1000  #: the session was closed
+    OVERSIZED = 1009  #: a frame is longer than 16 KB
+    AWAY = 1013  #: the live sessions cannot be reached; come again
+    BAD_FRAME = 4400  #: binary, not JSON, not an object, or of an unknown type
+    BAD_TOKEN = 4401  #: missing, bad, expired, or for another session
+    OTHER_USER = 4403  #: the session belongs to another user than the token's
+    TOO_SLOW = 4408  #: it does not read what is sent to it
+    TOO_MANY = 4409  #: more connections than a session, or a token, may have
+    TOO_FAST = 4429  #: more frames than a connection may send, or may have waiting
+
+
+class Refused(Exception):
+    """A frame after which there is no going on."""
+
+    def __init__(self, code: Close, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A frame of a client. `id` is the client's own name of a message, by which a repeat is known."""
+
+    kind: str
+    seq: int | None = None
+    text: str = ""
+    id: str = ""
+    event: Any = None
+    epoch: str = ""
+    spoken: bool = False  #: of a ping: the user has written in this session before
+
+
+def read(text: str | None, role: str) -> Incoming:
+    """Raises `Refused`, or `InvalidInput` for a frame that the connection survives."""
+    if text is None:
+        raise Refused(Close.BAD_FRAME, "binary")
+    if len(text) > LONGEST or len(raw := text.encode()) > LONGEST:
+        raise Refused(Close.OVERSIZED, f"longer than {LONGEST} bytes")
+    try:
+        found = decode(raw)
+    except NotJson as error:
+        raise Refused(Close.BAD_FRAME, "not JSON") from error
+    if not isinstance(found, dict):
+        raise Refused(Close.BAD_FRAME, "not an object")
+    kind = found.get("type")
+    if not isinstance(kind, str) or kind not in KINDS[role] | {EVENT}:
+        raise Refused(Close.BAD_FRAME, "unknown type")
+    return _checked(kind, found)
+
+
+def name_of(text: str) -> str:
+    """The id of a frame that does not fit, however long, so that its sender can let go of it; "" where none is read."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return ""
+    name = found.get("id") if isinstance(found, dict) else ""
+    return name if isinstance(name, str) and not unstorable(name) else ""
+
+
+def _checked(kind: str, found: dict[str, Any]) -> Incoming:
+    wrong = Findings()
+    seq, text, name = found.get("seq"), found.get("text", ""), found.get("id", "")
+    if seq is not None and (type(seq) is not int or not 0 <= seq <= MAX_SEQ):
+        wrong.add("seq", f"must be a whole number between 0 and {MAX_SEQ}")
+    if kind == "message" and (not isinstance(text, str) or not text.strip()):
+        wrong.add("text", "must be text, and not empty")
+    if not isinstance(name, str) or len(name) > ID_LENGTH:
+        wrong.add("id", f"must be text of at most {ID_LENGTH} characters")
+    if kind == EVENT and not isinstance(found.get(EVENT), dict):
+        wrong.add(EVENT, "must be an object")
+    epoch = found.get("epoch", "")
+    epoch = str(epoch) if type(epoch) is int else epoch
+    if not isinstance(epoch, str) or len(epoch) > EPOCH_LENGTH or has_control_characters(epoch):
+        wrong.add("epoch", f"must be a whole number, or text of at most {EPOCH_LENGTH} characters")
+    wrong.settle()
+    return Incoming(
+        kind, seq, text if kind == "message" else "", name, found.get(EVENT), epoch, found.get("spoken") is True
+    )
