@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from configparser import RawConfigParser
 from pathlib import Path
 
@@ -40,7 +39,7 @@ class Unit(RawConfigParser):
 
 
 @pytest.fixture
-def installed(tmp_path: Path) -> Iterator[Path]:
+def installed(tmp_path: Path) -> Path:
     """The units as they would be if this checkout lay in /opt/aftertouch: systemd looks whether programs exist."""
     for path in UNITS.glob("aftertouch*"):
         text = path.read_text().replace("/opt/aftertouch/.venv/bin/python", sys.executable)
