@@ -194,7 +194,8 @@ class JobLedger(Ledger):
                 f"""
                 UPDATE {self.table} AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
                 FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[]) AS v(task_id, lease_no)
-                WHERE row.task_id = v.task_id AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
+                WHERE row.task_id = ANY(%(ids)b) AND row.task_id = v.task_id
+                  AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
                   AND row.sending_at IS NULL AND row.lease_until > statement_timestamp()
                   AND row.cancel_requested_at IS NULL
                 RETURNING row.task_id

@@ -179,15 +179,15 @@ def _load_repeats(history: History, due: Sequence[Due]) -> None:
 
 
 _QUESTIONS = """
+WITH t AS MATERIALIZED (
+    SELECT task_id, event_id, node_id, planned_at FROM scheduling_touch
+    WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued', 'running')
+)
 SELECT t.task_id, e.user_id, e.chat_id, e.type, e.event_id, e.occurred_at, t.planned_at,
     t.node_id = ANY(%(inline)b::bigint[])
-FROM scheduling_touch AS t JOIN scheduling_event AS e ON e.id = t.event_id
-WHERE t.task_id = ANY(%(ids)b) AND COALESCE(t.state, '') IN ('scheduled', 'queued', 'running')
-  AND (t.node_id = ANY(%(nodes)b::bigint[]) OR e.type = ANY(%(types)b::text[]))
+FROM t JOIN scheduling_event AS e ON e.id = t.event_id
+WHERE (t.node_id = ANY(%(nodes)b::bigint[]) OR e.type = ANY(%(types)b::text[]))
 """
-
-# A touch that is running now may be back in the table before the claim, so its customer is locked as well (and
-# Presence asked about it): nothing is claimed whose customer is not.
 
 # States are literal, as in the ledger. It waits for nobody, so it needs no order. The size of compressed data is
 # estimated from what is stored, because to render it takes as long as to return it. Text of one letter, the extreme,
@@ -258,7 +258,7 @@ _IMPORTANT = """
 SELECT task_id, customer_id, priority, due_at FROM scheduling_touch
 WHERE customer_id = ANY(%(customers)b) AND state IN ('scheduled', 'queued') AND parked = ''
   AND priority < %(lowest)s AND due_at <= statement_timestamp() + %(hold)s
-  AND reserved_at IS NULL AND node_id = ANY(%(nodes)b)
+  AND reserved_at IS NULL AND COALESCE(node_id, 0) = ANY(%(nodes)b)
 """
 
 # Touches that share a delivery key are linked by `retry_of`. An attempt that has a body comes before one that was

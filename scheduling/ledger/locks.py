@@ -23,12 +23,14 @@ def lock_communities(task_ids: Sequence[UUID]) -> None:
     sql.rows(_LOCK_COMMUNITIES, {"ids": list(task_ids)})
 
 
+# A touch that is running now may be back in the table before the claim, so its customer is locked as well (and
+# Presence asked about it): nothing is claimed whose customer is not.
 _LOCK_CUSTOMERS = """
 SELECT id, user_id, name, level, locale, timezone, opted_out, last_active_at, conversation_at, addresses
-FROM scheduling_customer WHERE id IN (
+FROM scheduling_customer WHERE id = ANY(ARRAY(
     SELECT customer_id FROM scheduling_touch
     WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued', 'running')
-)
+))
 ORDER BY id FOR NO KEY UPDATE
 """
 

@@ -102,7 +102,7 @@ class TouchLedger(Ledger):
                        %(counts)b::bool[])
                 WITH ORDINALITY AS d(state, reason, due_at, parked, frees_slot, content_type, template_id,
                                      template_version, counts, number)
-            WHERE d.number = v.number AND row.task_id = v.task_id
+            WHERE d.number = v.number AND row.task_id = v.task_id AND row.task_id = ANY(%(ids)b)
               AND (d.state <> 'delivered' OR %(version)s::bigint IS NULL OR EXISTS (
                   SELECT FROM scheduling_configuration
                   WHERE id = 1 AND version = %(version)s AND changed_at = %(changed_at)s
@@ -215,7 +215,8 @@ WITH mine AS MATERIALIZED (
     FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(ways)b::int[], %(marketing)b::bool[],
                 %(event_ats)b::timestamptz[]) AS v(task_id, lease_no, way, marketing, event_at)
     JOIN scheduling_touch AS t ON t.task_id = v.task_id
-    WHERE COALESCE(t.state, '') = 'running' AND t.lease_no = v.lease_no AND t.sending_at IS NULL
+    WHERE t.task_id = ANY(%(ids)b) AND COALESCE(t.state, '') = 'running' AND t.lease_no = v.lease_no
+      AND t.sending_at IS NULL
       AND t.lease_until > statement_timestamp() + %(margin)s
     FOR NO KEY UPDATE OF t SKIP LOCKED
 ), way AS MATERIALIZED (
@@ -239,7 +240,7 @@ WITH mine AS MATERIALIZED (
     JOIN scheduling_customer AS customer ON customer.id = mine.customer_id
 ), marked AS (
     UPDATE scheduling_touch AS row SET sending_at = statement_timestamp(), attempt = row.attempt + 1
-    FROM judged WHERE row.task_id = judged.task_id AND judged.stop IS NULL
+    WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM judged WHERE stop IS NULL))
 )
 SELECT task_id, stop, scope, version, conversation_at FROM judged
 """

@@ -4,7 +4,9 @@ Every method is one statement. Time is the database's: `statement_timestamp()`, 
 lock in an older transaction still sees the present. States are literal in the SQL, because PostgreSQL uses a partial
 index only where it can read the condition. Statements that are given ids hide that condition from the planner
 (`COALESCE(state, '')`): where its statistics say that almost nothing waits, it would scan the partial index of all that
-waits instead of looking the ids up by the primary key.
+waits instead of looking the ids up by the primary key. For the same reason each of them names its ids as an array, also
+where it joins them: after a bulk load that ANALYZE saw before its commit, PostgreSQL takes the table for empty, and a
+join may read the whole primary key, for each of the ids.
 
 The fence: `claim` raises `lease_no`; whoever writes later names the number it was given, and zero rows mean that the
 claim does not stand any more. `attempt` is no fence: a hold or a retry by a person changes it.
@@ -86,7 +88,7 @@ class Ledger:
             UPDATE {self.table} AS row
             SET state = 'queued', queued_at = statement_timestamp(), hints = LEAST(row.hints + 1, 30),
                 lease_until = GREATEST(row.due_at, statement_timestamp()) + %(lease)s * power(2, LEAST(row.hints, 6))
-            FROM due WHERE row.task_id = due.task_id
+            WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM due))
             RETURNING row.task_id, row.due_at, row.priority, row.{self.route}
             """,
             {"horizon": horizon, "limit": limit, "lease": HINT_LEASE},
@@ -132,7 +134,7 @@ class Ledger:
             UPDATE {self.table} AS row
             SET state = CASE WHEN judged.waits THEN 'queued' ELSE 'scheduled' END,
                 lease_until = CASE WHEN judged.waits THEN statement_timestamp() + %(lease)s END
-            FROM judged WHERE row.task_id = judged.task_id
+            FROM judged WHERE row.task_id = judged.task_id AND row.task_id = ANY(ARRAY(SELECT task_id FROM lapsed))
             """,
             {
                 "limit": limit,
@@ -162,7 +164,7 @@ class Ledger:
                 UPDATE {self.table} AS row
                 SET state = 'running', lease_no = row.lease_no + 1, sending_at = NULL,
                     lease_until = statement_timestamp() + %(lease)s
-                FROM mine WHERE row.task_id = mine.task_id
+                WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM mine))
                 RETURNING row.task_id, row.lease_no
                 """,
                 {"ids": list(task_ids), "lease": lease},
@@ -218,7 +220,8 @@ class Ledger:
                 FROM unnest(%(ids)b::uuid[], %(lease_nos)b::int[], %(states)b::text[], %(reasons)b::text[],
                             %(due)b::timestamptz[], %(parked)b::text[], %(frees)b::bool[])
                     AS v(task_id, lease_no, state, reason, due_at, parked, frees_slot)
-                WHERE row.task_id = v.task_id AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
+                WHERE row.task_id = ANY(%(ids)b) AND row.task_id = v.task_id
+                  AND COALESCE(row.state, '') = 'running' AND row.lease_no = v.lease_no
                 RETURNING row.task_id
                 """,
                 {
@@ -273,7 +276,7 @@ class Ledger:
                 UPDATE {self.table} AS row
                 SET state = 'cancelled', reason = %(reason)s, parked = '', lease_until = NULL,
                     settled_at = statement_timestamp()
-                FROM locked WHERE row.task_id = locked.task_id
+                WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM locked))
                 RETURNING row.task_id
                 """,
                 {"ids": list(task_ids), "reason": reason[:64]},
@@ -288,13 +291,13 @@ class Ledger:
                 SELECT row.task_id, v.due_at
                 FROM {self.table} AS row JOIN unnest(%(ids)b::uuid[], %(due)b::timestamptz[]) AS v(task_id, due_at)
                     USING (task_id)
-                WHERE COALESCE(row.state, '') IN ('scheduled', 'queued')
+                WHERE row.task_id = ANY(%(ids)b) AND COALESCE(row.state, '') IN ('scheduled', 'queued')
                 ORDER BY row.task_id FOR UPDATE OF row
             )
             UPDATE {self.table} AS row
             SET state = 'scheduled', lease_until = NULL, hints = 0, due_at = waiting.due_at,
                 planned_at = waiting.due_at
-            FROM waiting WHERE row.task_id = waiting.task_id
+            FROM waiting WHERE row.task_id = waiting.task_id AND row.task_id = ANY(%(ids)b)
             """,
             {"ids": list(task_ids), "due": list(due)},
         )
@@ -309,7 +312,7 @@ class Ledger:
             )
             UPDATE {self.table} AS row
             SET parked = '', reason = '', due_at = GREATEST(row.due_at, statement_timestamp() + random() * %(spread)s)
-            FROM parked WHERE row.task_id = parked.task_id
+            WHERE row.task_id = ANY(ARRAY(SELECT task_id FROM parked))
             """,
             {"scope": scope, "spread": spread, "limit": limit},
         )

@@ -146,7 +146,8 @@ _UNSENT = """
 SELECT t.customer_id, t.node_id, t.task_id, e.occurred_at, t.running
 FROM (
     SELECT customer_id, node_id, task_id, event_id, false AS running FROM scheduling_touch
-    WHERE customer_id = ANY(%(customers)b) AND node_id = ANY(%(nodes)b) AND state IN ('scheduled', 'queued')
+    WHERE customer_id = ANY(%(customers)b) AND COALESCE(node_id, 0) = ANY(%(nodes)b)
+      AND state IN ('scheduled', 'queued')
     UNION ALL
     SELECT customer_id, node_id, task_id, event_id, true FROM scheduling_touch
     WHERE customer_id = ANY(%(customers)b) AND COALESCE(node_id, 0) = ANY(%(nodes)b)

@@ -1,7 +1,8 @@
 """Each hot statement finds its rows by the primary key or by its own partial index, however much has ended (I2).
 
-PostgreSQL's statistics may say that almost nothing waits, that much does, or nothing at all. A statement that was given
-ids must not scan the index of all that waits because that index looks small.
+PostgreSQL's statistics may say that almost nothing waits, that much does, that the table is empty, or nothing at all. A
+statement that was given ids must not scan the index of all that waits because that index looks small. Nor may it read
+all of an index that has every row because the table looks empty: for each of 1,000 ids that takes minutes.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 from django.db import connection, transaction
 from django.utils.timezone import now
+from psycopg import sql as sql_text
 from psycopg._queries import PostgresQuery
 from psycopg.adapt import Transformer
 
@@ -31,8 +34,9 @@ from scheduling.planning import cancellation
 from tests.rpa_tasks.core.conftest import Market
 
 pytestmark = pytest.mark.django_db
-ENDED, WAITING, RUNNING, CUSTOMERS = 400_000, 20_000, 500, 20_000
+ENDED, WAITING, RUNNING, CUSTOMERS = 100_000, 20_000, 500, 20_000
 LEASE = timedelta(seconds=45)
+EMPTY = "it was analyzed while nothing was committed"
 KEY = "scheduling_touch_pkey"
 JOB_KEY = "rpa_tasks_job_pkey"
 
@@ -105,7 +109,6 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
     }
 
 
-@pytest.mark.timeout(120)
 def test_hot_statement_of_touches_with_much_history_uses_its_index(matrix: Any, happen: Any) -> None:
     matrix.node()
     (task_id,) = happen().task_ids
@@ -115,11 +118,13 @@ def test_hot_statement_of_touches_with_much_history_uses_its_index(matrix: Any, 
             ids = Ids("scheduling_touch")
             wanted = of_touches(ids) | by_own_index(touches, "touch")
             wanted |= {name: (act, {KEY}) for name, act in of_ledger(touches, ids).items()}
+            if statistics == EMPTY:  # all that fit look alike
+                wanted["slots"][1].add("scheduling_touch_customer_id")
+                wanted["community_slots"][1].add("touch_history")
             wrong = wrong_plans("scheduling_touch", wanted)
             assert not wrong, _told(statistics, wrong)
 
 
-@pytest.mark.timeout(120)
 def test_hot_statement_of_jobs_with_much_history_uses_its_index(matrix: Any) -> None:
     market = Market()
     market.shop()
@@ -146,7 +151,8 @@ def wrong_plans(table: str, wanted: Mapping[str, tuple[Callable[[], Any], set[st
     for name, (act, indexes) in wanted.items():
         for kind, plan in plans_of(act):
             used = set(re.findall(rf"using (\w+?)(?:_[0-9a-f]{{8}})? on {table}\b", plan)) | _bitmaps(plan, table)
-            if f"Seq Scan on {table}" in plan or not used or not used <= indexes:
+            whole = re.search(rf"using {table}_\w+ on {table}\b.*\n(?! +Index Cond)", plan)
+            if whole or f"Seq Scan on {table}" in plan or not used or not used <= indexes:
                 found[f"{name} ({kind})"] = plan
     return found
 
@@ -217,15 +223,15 @@ def fill_customers() -> None:
 
 
 def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> Iterator[str]:
-    """400,000 rows that ended and 20,000 that wait, like the row `like`; yields what the statistics say by then."""
+    """Many rows that ended and 20,000 that wait, like the row `like`; yields what the statistics say by then."""
     ended = {
         "state": "'delivered'",
-        "settled_at": "now() - n * interval '1 second'",
+        "settled_at": "now() - n * interval '4 seconds'",
         "lease_no": "1",
         "lease_until": "NULL",
     }
     if table == "scheduling_touch":
-        ended |= {"reserved_at": "now() - n * interval '1 second'", "customer_id": f"1000001 + mod(n, {CUSTOMERS})"}
+        ended |= {"reserved_at": "now() - n * interval '4 seconds'", "customer_id": f"1000001 + mod(n, {CUSTOMERS})"}
         ended |= {"chat_id": "'c' || mod(n, 1000)"}
     else:
         ended |= {"state": "'succeeded'", "fresh": "false"}
@@ -241,6 +247,8 @@ def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> I
     for changes, count in ((ended, ENDED), (queued, WAITING // 2), (scheduled, WAITING // 2), (running, RUNNING)):
         _insert(table, like, own | changes, count // scale)
     yield "it was never analyzed"
+    elsewhere_analyze(table)
+    yield EMPTY
     with connection.cursor() as cursor:
         cursor.execute(f"CREATE TEMPORARY TABLE kept ON COMMIT DROP AS SELECT * FROM {table} WHERE settled_at IS NULL")
         cursor.execute(f"DELETE FROM {table} WHERE settled_at IS NULL")
@@ -250,6 +258,15 @@ def fill(table: str, like: UUID, own: Mapping[str, str], *, scale: int = 1) -> I
     with connection.cursor() as cursor:
         cursor.execute(f"ANALYZE {table}")
     yield "20,000 wait"
+
+
+def elsewhere_analyze(table: str) -> None:
+    """As autovacuum does while nothing of this transaction is committed."""
+    parameters = connection.get_connection_params()
+    given = {name: parameters[name] for name in ("host", "port", "user", "password", "dbname")}
+    with psycopg.connect(**given, autocommit=True) as other:
+        other.execute(sql_text.SQL("ANALYZE {}").format(sql_text.Identifier(table)))
+    assert _column(f"SELECT reltuples FROM pg_class WHERE oid = '{table}'::regclass") == [0]
 
 
 def _insert(table: str, like: UUID, changes: Mapping[str, str], count: int) -> None:
