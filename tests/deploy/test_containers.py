@@ -259,10 +259,10 @@ def test_a_program_misses_no_file_in_the_image(tmp_path: Path) -> None:
 
 LOOKS = """
 from django.core.management import call_command
-from scheduling import measures
+from scheduling import metrics
 from scheduling.management.commands import bootstrap
 call_command("check")
-measures.versions()
+metrics.versions()
 bootstrap.SHIPPED.read_bytes()
 """
 
