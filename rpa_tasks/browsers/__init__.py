@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from rpa_tasks.browsers.devtools import NoAnswer, clear_cookies
 from rpa_tasks.browsers.errors import BROWSER_FAILED, BROWSER_WAIT, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.pool import Borrowed, borrow
 
-__all__ = [
-    "BROWSER_FAILED", "BROWSER_WAIT", "DISK_FULL", "PROFILE_BUSY", "Borrowed", "NoAnswer", "NoBrowser", "borrow",
-    "clear_cookies",
-]  # fmt: skip
+__all__ = ["BROWSER_FAILED", "BROWSER_WAIT", "DISK_FULL", "PROFILE_BUSY", "Borrowed", "NoBrowser", "borrow"]

@@ -1,7 +1,5 @@
-"""Playwright, as far as the pool and the evidence need it: a timed page, cookies, a picture of what is shown.
+"""Playwright, as far as the pool and the evidence need it: a timed page, a picture of what is shown.
 
-    python -m rpa_tasks.browsers.playwright_driver check --port 9222 --profile DIR
-    python -m rpa_tasks.browsers.playwright_driver clear-cookies --port 9222
     python -m rpa_tasks.browsers.playwright_driver snapshot --port 9222 --dir DIR
 
 prints one JSON object and ends 0, or `{"error": …}` and ends 1. A worker runs it like that, so that no event loop and
@@ -16,7 +14,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,22 +52,6 @@ class Snapshot:
     html: str
     url: str
     title: str
-
-
-def check(port: int, profile_dir: str | Path, *, timeout: float = TIMEOUT) -> Health:
-    """Show a page in a tab of its own, and compare the profile. Raises nothing about the browser."""
-    with sync_playwright() as playwright:
-        try:
-            browser = _connect(playwright, port, timeout)
-        except Error as error:
-            return Health(False, 0.0, _first_line(error))
-        return _navigate(browser, str(profile_dir), timeout)
-
-
-def clear_cookies(port: int, *, timeout: float = TIMEOUT) -> None:
-    """Of the whole profile. playwright.Error."""
-    with _connected(port, timeout) as browser:
-        browser.contexts[0].clear_cookies()
 
 
 def snapshot(port: int, *, timeout: float = TIMEOUT) -> Snapshot:
@@ -148,7 +130,7 @@ def main(words: list[str]) -> int:
     # Some of a page's answers have no time limit of their own: a script without an end would keep us for ever.
     signal.alarm(int(order.timeout) + 5)
     try:
-        _say(COMMANDS[order.what](order))
+        _say(_snapshot(order))
     except (Error, OSError, IndexError, devtools.NoAnswer) as error:
         _say({"error": _first_line(error)})
         return 1
@@ -178,15 +160,6 @@ def _answer(playwright: Playwright, browsers: dict[int, Browser], question: dict
     return _navigate(browsers[port], question["profile"], timeout)
 
 
-def _check(order: argparse.Namespace) -> dict[str, Any]:
-    return dataclasses.asdict(check(order.port, order.profile, timeout=order.timeout))
-
-
-def _clear_cookies(order: argparse.Namespace) -> dict[str, Any]:
-    clear_cookies(order.port, timeout=order.timeout)
-    return {"cleared": True}
-
-
 def _snapshot(order: argparse.Namespace) -> dict[str, Any]:
     found = snapshot(order.port, timeout=order.timeout)
     order.dir.mkdir(parents=True, exist_ok=True)
@@ -195,25 +168,14 @@ def _snapshot(order: argparse.Namespace) -> dict[str, Any]:
     return {"screenshot": "screenshot", "html": "page.html", "url": found.url, "title": found.title}
 
 
-COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    "check": _check,
-    "clear-cookies": _clear_cookies,
-    "snapshot": _snapshot,
-}
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m rpa_tasks.browsers.playwright_driver")
     commands = parser.add_subparsers(dest="what", required=True)
     commands.add_parser("examine")
-    for name in COMMANDS:
-        command = commands.add_parser(name)
-        command.add_argument("--port", type=int, required=True)
-        command.add_argument("--timeout", type=float, default=TIMEOUT)
-        if name == "check":
-            command.add_argument("--profile", type=Path, required=True)
-        if name == "snapshot":
-            command.add_argument("--dir", type=Path, required=True)
+    command = commands.add_parser("snapshot")
+    command.add_argument("--port", type=int, required=True)
+    command.add_argument("--timeout", type=float, default=TIMEOUT)
+    command.add_argument("--dir", type=Path, required=True)
     return parser
 
 

@@ -41,6 +41,26 @@ PAYLOAD_KEY, TASK_KEY = f"{OWN_KEYS}payload:", f"{OWN_KEYS}task:"
 ERRORS_SHOWN, MESSAGE_SHOWN = 20, 300
 
 
+#: New jobs for the rows of `tried` (task_id, shop_id, delay, soon), one a shop and all of one flow, payload and key. In
+#: the order of the shops, so that two statements at once wait for each other in one direction only.
+INSERT_JOBS = """
+INSERT INTO rpa_tasks_job (
+    task_id, root_id, state, priority, due_at, planned_at, queued_at, lease_until, hints, parked, attempt, lease_no,
+    reason, created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, touch_key, source, node,
+    progress_message
+)
+SELECT tried.task_id, tried.task_id, CASE WHEN tried.soon THEN 'queued' ELSE 'scheduled' END, %(priority)s,
+       statement_timestamp() + tried.delay, statement_timestamp() + tried.delay,
+       CASE WHEN tried.soon THEN statement_timestamp() END,
+       CASE WHEN tried.soon THEN statement_timestamp() + tried.delay + %(lease)s END, tried.soon::int, '', 0, 0, '',
+       statement_timestamp(), tried.shop_id, %(flow)s, %(payload)s::jsonb, %(key)s, true, 1, 0, %(touch)s::uuid,
+       %(source)s, '', ''
+FROM tried ORDER BY tried.shop_id
+ON CONFLICT DO NOTHING
+RETURNING task_id, shop_id, state, due_at
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """What somebody wants done."""
@@ -266,25 +286,17 @@ def _insert(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | N
     if parameters["key"] is None:
         parameters["key"] = f"{TASK_KEY}{task_id}"
     found = sql.rows(
-        """
-        INSERT INTO rpa_tasks_job (
-            task_id, root_id, state, priority, due_at, planned_at, queued_at, lease_until, hints, parked, attempt,
-            lease_no, reason, created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, touch_key,
-            source, node, progress_message
-        )
-        SELECT %(id)s, %(id)s, CASE WHEN due.soon THEN 'queued' ELSE 'scheduled' END, %(priority)s, due.at, due.at,
-               CASE WHEN due.soon THEN statement_timestamp() END, CASE WHEN due.soon THEN due.at + %(lease)s END,
-               due.soon::int, '', 0, 0, '', statement_timestamp(), %(shop)s, %(flow)s, %(payload)s::jsonb, %(key)s,
-               true, 1, 0, %(touch)s, %(source)s, '', ''
-        FROM (SELECT statement_timestamp() + %(delay)s AS at, %(delay)s <= %(horizon)s AS soon) AS due
-        ON CONFLICT DO NOTHING
-        RETURNING state, due_at
+        f"""
+        WITH tried AS (
+            SELECT %(id)s::uuid AS task_id, %(shop)s::bigint AS shop_id, %(delay)s::interval AS delay,
+                   %(delay)s::interval <= %(horizon)s AS soon
+        ) {INSERT_JOBS}
         """,
         parameters | {"id": task_id, "lease": HINT_LEASE},
     )
     if not found:
         return None
-    state, due_at = found[0]
+    _, _, state, due_at = found[0]
     hint = Hint(task_id, due_at, request.priority, shop.pk) if state == "queued" else None
     return Receipt(task_id, False, state), hint
 

@@ -16,7 +16,7 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from rpa_tasks.jobs.publish import key_of, key_of_payload
+from rpa_tasks.jobs.publish import INSERT_JOBS, key_of, key_of_payload
 from rpa_tasks.jobs.storable import as_stored
 from rpa_tasks.jobs.wakeups import doorbell
 from rpa_tasks.models import Flow
@@ -86,6 +86,7 @@ def _publish(places: Mapping[int, timedelta], common: Mapping[str, Any], note: N
         "horizon": settings.AFTERTOUCH_HORIZON,
         "lease": HINT_LEASE,
         "source": SOURCE,
+        "touch": None,
     }
     with transaction.atomic(durable=True):
         tried = sql.rows(_INSERT, {**common, **given}) if free else []
@@ -116,8 +117,7 @@ WITH standing AS MATERIALIZED (
 )
 SELECT shop_id FROM standing
 """
-# Inserted in the order of the shops, so that two rounds at once wait for each other in one direction only.
-_INSERT = """
+_INSERT = f"""
 WITH wanted AS MATERIALIZED (
     SELECT w.shop_id, w.task_id, w.delay, w.delay <= %(horizon)s AS soon
     FROM unnest(%(shops)b::bigint[], %(ids)b::uuid[], %(delays)b::interval[]) AS w(shop_id, task_id, delay)
@@ -137,21 +137,6 @@ WITH wanted AS MATERIALIZED (
     )
 ), tried AS MATERIALIZED (
     SELECT * FROM fitting WHERE place <= (SELECT room.left FROM room)
-), made AS (
-    INSERT INTO rpa_tasks_job (
-        task_id, root_id, state, priority, due_at, planned_at, queued_at, lease_until, hints, parked, attempt, lease_no,
-        reason, created_at, shop_id, flow_id, payload, dedupe_key, fresh, requests, failures, source, node,
-        progress_message
-    )
-    SELECT tried.task_id, tried.task_id, CASE WHEN tried.soon THEN 'queued' ELSE 'scheduled' END, %(priority)s,
-           statement_timestamp() + tried.delay, statement_timestamp() + tried.delay,
-           CASE WHEN tried.soon THEN statement_timestamp() END,
-           CASE WHEN tried.soon THEN statement_timestamp() + tried.delay + %(lease)s END, tried.soon::int, '', 0, 0,
-           '', statement_timestamp(), tried.shop_id, %(flow)s, %(payload)s::jsonb, %(key)s, true, 1, 0, %(source)s,
-           '', ''
-    FROM tried ORDER BY tried.shop_id
-    ON CONFLICT DO NOTHING
-    RETURNING task_id, shop_id, state, due_at
-)
+), made AS ({INSERT_JOBS})
 SELECT tried.shop_id, made.task_id, made.state, made.due_at FROM tried LEFT JOIN made USING (shop_id)
-"""
+"""  # noqa: S608  (only our own words)

@@ -98,16 +98,12 @@ class Result:
 
 Event = Started | Progress | Result | Ending
 
-#: Guards whose runner has left: kept until they have ended, so that none stays a zombie.
-_abandoned: list[subprocess.Popen[bytes]] = []
-
 
 class Guarded:
     """A command that runs under a guard process. It begins with the construction; nothing is raised for a command that
     cannot be started, its `Ending` says so."""
 
     def __init__(self, order: Order) -> None:
-        _abandoned[:] = [process for process in _abandoned if process.poll() is None]
         self._order = order
         self._pid: int | None = None
         self._adopted_pids: set[int] = set()
@@ -161,12 +157,6 @@ class Guarded:
         end stays its reason."""
         self._overdue_at = min(self._overdue_at, time.monotonic() + self._order.grace + PATIENCE)
         self._write(json.dumps({"stop": why}).encode() + b"\n")
-
-    def abandon(self) -> None:
-        """Leave it to the guard, which ends the command some time soon. No more events."""
-        if self._ending is None:
-            self._let_go()
-            _abandoned.append(self._process)
 
     def close(self) -> Ending:
         """Ask for its end where it has not ended yet, and wait for that: the grace and a little more at most."""

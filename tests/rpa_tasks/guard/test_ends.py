@@ -310,10 +310,3 @@ def test_leaving_before_the_end_waits_until_nothing_is_left(house: House) -> Non
         wait_for_start(guarded)
     assert guarded.close().ended == Ended.RUNNER_LOST
     assert house.pids() == []
-
-
-def test_what_is_abandoned_is_ended_by_its_guard(house: House) -> None:
-    guarded = Guarded(house.shell("sleep 1000", extension=1000))
-    wait_for_start(guarded)
-    guarded.abandon()
-    eventually(lambda: house.pids() == [])

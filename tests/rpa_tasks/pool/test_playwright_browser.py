@@ -1,4 +1,4 @@
-"""A timed page, a picture, cookies; also as commands."""
+"""A timed page and a picture; also as commands."""
 
 from __future__ import annotations
 
@@ -13,34 +13,43 @@ from typing import Any
 import pytest
 
 from config.environment import ROOT
-from rpa_tasks.browsers import Borrowed, devtools, playwright_driver
-from tests.rpa_tasks.pool.actors import cookies, kill, visit
+from rpa_tasks.browsers import Borrowed, devtools, health, playwright_driver
+from rpa_tasks.browsers.registry import IDLE, Record
+from tests.rpa_tasks.pool.actors import kill, visit
 
 pytestmark = pytest.mark.browser
 Lend = Callable[..., Borrowed]
 
 
+def check(port: int, profile: Path) -> dict[str, Any]:
+    """As the maintainer does."""
+    with health._examiner() as examiner:
+        assert health._is_ready(examiner)
+        record = Record(slot=1, state=IDLE, profile=profile.name, port=port)
+        return [health._ask(examiner, record, what) for what in ("connect", "navigate")][-1]
+
+
 def test_a_healthy_browser_shows_a_page_in_time(lend: Lend) -> None:
     borrowed = lend("s1")
-    health = playwright_driver.check(borrowed.port, borrowed.profile_dir)
+    found = check(borrowed.port, borrowed.profile_dir)
 
-    assert health.ok, health
-    assert 0 < health.seconds < 10
+    assert found["ok"], found
+    assert 0 < found["seconds"] < 10
     assert [page["url"] for page in devtools.pages(borrowed.port)] == ["about:blank"]  # its tab is closed
 
 
 def test_the_browser_of_another_profile_is_not_healthy(lend: Lend) -> None:
     borrowed = lend("s1")
-    health = playwright_driver.check(borrowed.port, borrowed.profile_dir.with_name("s2"))
+    found = check(borrowed.port, borrowed.profile_dir.with_name("s2"))
 
-    assert not health.ok
-    assert "another profile" in health.reason
+    assert not found["ok"]
+    assert "another profile" in found["reason"]
 
 
 def test_no_browser_is_not_healthy(lend: Lend) -> None:
     borrowed = lend("s1")
     kill(borrowed.pid)
-    assert not playwright_driver.check(borrowed.port, borrowed.profile_dir, timeout=2).ok
+    assert not check(borrowed.port, borrowed.profile_dir)["ok"]
 
 
 def test_the_picture_shows_the_page_of_the_run(lend: Lend, site: Any) -> None:
@@ -80,18 +89,6 @@ def test_a_picture_is_never_larger_than_a_megabyte(lend: Lend, site: Any) -> Non
     assert picture.startswith(b"\xff\xd8")  # a JPEG, as the PNG was larger
     assert len(picture) <= playwright_driver.LIMIT
     assert (borrowed.profile_dir / "shot" / result["html"]).stat().st_size <= playwright_driver.LIMIT
-
-
-def test_cookies_are_cleared_by_command(lend: Lend, site: Any) -> None:
-    borrowed = lend("s1")
-    visit(borrowed.port, f"{site.url}/login", site)
-    assert _run("clear-cookies", "--port", str(borrowed.port)) == {"cleared": True}
-    assert cookies(borrowed.port) == {}
-
-
-def test_a_check_by_command(lend: Lend) -> None:
-    borrowed = lend("s1")
-    assert _run("check", "--port", str(borrowed.port), "--profile", str(borrowed.profile_dir))["ok"]
 
 
 def test_a_command_without_a_browser_says_so() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.browsers import Borrowed, clear_cookies, places
+from rpa_tasks.browsers import Borrowed, places
 from tests.rpa_tasks.pool.actors import cookies, kill, visit
 
 pytestmark = pytest.mark.browser
@@ -55,7 +55,7 @@ def test_cookies_can_be_cleared(lend: Lend, site: Any) -> None:
     borrowed = lend("s1")
     visit(borrowed.port, f"{site.url}/login", site)
     assert cookies(borrowed.port) == {"lasting": "1", "passing": "1"}
-    clear_cookies(borrowed.port)
+    borrowed.clear_cookies()
     assert cookies(borrowed.port) == {}
 
 
