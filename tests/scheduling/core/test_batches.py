@@ -76,7 +76,7 @@ def test_lock_due_data_that_is_left_is_not_read(matrix: Any, happen: Any) -> Non
         assert compression
         assert 20_000 < size < len(text) / 2
     with transaction.atomic(), connection.cursor() as cursor:
-        statement = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + history._LOCK_DUE.replace("%(ids)b", "%(ids)s")
+        statement = "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + due_batch._LOCK_DUE.replace("%(ids)b", "%(ids)s")
         cursor.execute(statement, {"ids": ids, "most_bytes": 1})
         (plan,) = cursor.fetchone()[0]
     blocks = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
