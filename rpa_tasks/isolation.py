@@ -397,6 +397,7 @@ def uid_of(profile_id: str) -> int:
     known = _uids()
     if first <= known.get(name, -1) <= last:
         return known[name]
+    places.root().mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(places.root() / "uids.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         known = _uids()
@@ -430,6 +431,12 @@ def _uids() -> dict[str, int]:
 def shop_uids() -> dict[int, str]:
     """By uid, the name of the profile's directory."""
     return {uid: name for name, uid in _uids().items()}
+
+
+def uids_of_others(profile_id: str) -> set[int]:
+    """The uids of all shops but this one."""
+    own = places.directory_name(profile_id)
+    return {uid for uid, name in shop_uids().items() if name != own}
 
 
 def left_by_runs(uids: Container[int]) -> list[Process]:

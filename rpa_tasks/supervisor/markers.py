@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 
 import structlog
 from django.conf import settings
@@ -40,13 +40,18 @@ def _marks_of(process: processes.Process) -> dict[str, str] | None:
     return {name: environment.get(name, "") for name in MARKERS}
 
 
-def sweep(match: Callable[[Mapping[str, str]], bool]) -> list[int]:
+def sweep(match: Callable[[Mapping[str, str]], bool], *, spares: Container[int] = ()) -> list[int]:
     """End the processes of earlier runs on this node whose markers `match`: SIGTERM, two seconds, SIGKILL.
 
-    `match` gets the values of `MARKERS`. Runs of another state directory are another node's, and left alone. Returns
-    the pids that could not be proven dead; takes at most some seven seconds, and milliseconds where there is none.
+    `match` gets the values of `MARKERS`. A run can forge them: processes with a uid of `spares` do not count. Runs of
+    another state directory are another node's, and left alone. Returns the pids that could not be proven dead; takes at
+    most some seven seconds, and milliseconds where there is none.
     """
-    left = processes.end(lambda: [process for process, marks in marked() if match(marks)], SWEEP_GRACE)
+
+    def find() -> list[processes.Process]:
+        return [each for each, marks in marked() if match(marks) and processes.real_uid(each.pid) not in spares]
+
+    left = processes.end(find, SWEEP_GRACE)
     if left:
         log.error("sweep_left_processes", pids=[process.pid for process in left])
     return [process.pid for process in left]

@@ -116,7 +116,10 @@ class _Run:
     def _way_is_blocked(self) -> str:
         """What an earlier run of this shop left on this node ends before the next begins."""
         shop = self._shop_name()
-        left = sweep(lambda marks: marks.get("AFTERTOUCH_SHOP") == shop and _lease_no(marks) < self.pick.claim.lease_no)
+        left = sweep(
+            lambda marks: marks.get("AFTERTOUCH_SHOP") == shop and _lease_no(marks) < self.pick.claim.lease_no,
+            spares=isolation.uids_of_others(self.job.shop.profile),
+        )
         if not left and isolation.mode() == isolation.UID:
             uids = {isolation.uid_of(self.job.shop.profile)}
             left = [each.pid for each in processes.end(lambda: isolation.left_by_runs(uids), SWEEP_GRACE)]

@@ -19,7 +19,7 @@ from rpa_tasks.browsers import Borrowed, places, registry
 from rpa_tasks.browsers.browser_processes import MARKER, command_line, left_on, strangers
 from rpa_tasks.browsers.registry import BUSY, Record
 from rpa_tasks.supervisor import confine
-from rpa_tasks.supervisor.markers import TASK_ID
+from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir, sweep
 from rpa_tasks.supervisor.processes import everyone, real_uid
 from tests.rpa_tasks.pool.actors import eventually, is_gone, states
 
@@ -128,3 +128,14 @@ def test_left_by_runs_browser_of_the_pool_is_spared(begin: Begin, lend: Lend) ->
     starting = isolation.left_by_runs({uid})
     registry.write(record)
     assert borrowed.pid not in [each.pid for each in starting]
+
+
+def test_sweep_process_of_another_shop_that_bears_this_shops_marks_is_spared(begin: Begin) -> None:
+    """A flow that starts such processes all the time would otherwise hold up the other shop's runs."""
+    marks = {TASK_ID: "1", LEASE_NO: "0", SHOP: "p/s1", STATE_DIR: state_dir()}
+    forged = begin(isolation.UID, "s2", **marks)
+    own = begin(isolation.UID, "s1", **marks)
+
+    assert sweep(lambda found: found[SHOP] == "p/s1", spares=isolation.uids_of_others("s1")) == []
+
+    assert (is_gone(own), is_gone(forged)) == (True, False)
