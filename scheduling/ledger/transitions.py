@@ -97,14 +97,12 @@ class Ledger:
     def has_lapsed_hints(self) -> bool:
         """Whether `rescue_hints` would find anything, so that the broker need not be asked."""
         statement = f"""
-            SELECT EXISTS (
-                SELECT FROM {self.table}
-                WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
-                  AND lease_until < statement_timestamp()
-            )
+            SELECT 1 FROM {self.table}
+            WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
+              AND lease_until < statement_timestamp()
+            ORDER BY lease_until LIMIT 1
             """
-        ((found,),) = sql.rows(statement, {})
-        return bool(found)
+        return bool(sql.rows(statement, {}))
 
     def rescue_hints(self, *, trusted_since: dict[int, datetime], limit: int = 1000) -> int:
         """Put rows whose hint did not come back to `scheduled`, to be handed over anew. Returns how many.

@@ -67,7 +67,9 @@ class Touch(LedgerRow):
                 condition=Q(reserved_at__isnull=False) & ~Q(chat_id=""),
             ),
             # Read by cancel_on, on_repeat and slot_hold.
-            models.Index(fields=["customer", "node"], name="touch_waiting", condition=Q(state__in=WAITING)),
+            models.Index(
+                fields=["customer", "node"], name="touch_waiting", condition=Q(state__in=[*WAITING, "running"])
+            ),
             # Read by the overview and by lists of what ended in a span of time. Written once a touch, at its end.
             models.Index(fields=["settled_at"], name="touch_ended", condition=Q(settled_at__isnull=False)),
             # Read by the list of what pauses keep, newest first.

@@ -140,18 +140,15 @@ SELECT customer_id, type, max(occurred_at) FROM scheduling_event
 WHERE customer_id = ANY(%(customers)b) AND type = ANY(%(types)b) GROUP BY 1, 2
 """
 
-# What runs has no entry in the index of what waits. It has a slot, so the index of a customer's slots finds it. The
-# node and the state are hidden from the planner, which would look for other indexes where it has no statistics.
+# One index has what waits and what runs: a customer's slots, which also show what runs, may be thousands. The node is
+# hidden from the planner, which would look for other indexes where it has no statistics.
 _UNSENT = """
-SELECT t.customer_id, t.node_id, t.task_id, e.occurred_at, t.running
-FROM (
-    SELECT customer_id, node_id, task_id, event_id, false AS running FROM scheduling_touch
+WITH t AS MATERIALIZED (
+    SELECT customer_id, node_id, task_id, event_id, state FROM scheduling_touch
     WHERE customer_id = ANY(%(customers)b) AND COALESCE(node_id, 0) = ANY(%(nodes)b)
-      AND state IN ('scheduled', 'queued')
-    UNION ALL
-    SELECT customer_id, node_id, task_id, event_id, true FROM scheduling_touch
-    WHERE customer_id = ANY(%(customers)b) AND COALESCE(node_id, 0) = ANY(%(nodes)b)
-      AND COALESCE(state, '') = 'running' AND reserved_at IS NOT NULL AND sending_at IS NULL
-) AS t JOIN scheduling_event AS e ON e.id = t.event_id
+      AND state IN ('scheduled', 'queued', 'running') AND (state <> 'running' OR sending_at IS NULL)
+)
+SELECT t.customer_id, t.node_id, t.task_id, e.occurred_at, t.state = 'running'
+FROM t JOIN scheduling_event AS e ON e.id = t.event_id
 ORDER BY t.task_id
 """

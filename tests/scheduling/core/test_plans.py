@@ -104,7 +104,7 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "important": (read(due_batch._IMPORTANT, **important), {"touch_waiting"}),
         "unsent": (
             read(cancellation._UNSENT, customers=customers[:20], nodes=[node.id]),
-            {"touch_waiting", "touch_history", "scheduling_touch_customer_id"},
+            {"touch_waiting"},
         ),
     }
 
