@@ -16,7 +16,7 @@ from sessions.policy import Override, Policy
 from sessions.store import calls, glance, inbox, keys
 from sessions.store.client import Server
 from sessions.store.inbox import Post
-from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED
+from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, Claim
 from tests.sessions.conftest import LEASE, Chats
 from tests.sessions.still import StillChats, StillServer
 
@@ -475,6 +475,21 @@ def test_still_silent_counts_a_message_once_and_only_where_it_goes_out(chats: Ch
         assert glance.at(chats.store, "s1").nudges == nudges
 
 
+def test_still_silent_counts_a_repeat_once_though_the_next_message_went_out_before_it(chats: Chats) -> None:
+    chats.policies(default=Policy(60 * SECOND, max_nudges=2, growth=1))
+    chats.user()
+    claims: list[Claim] = []
+    for _ in range(2):
+        chats.store.confirm(claims)
+        chats.pass_time(61)
+        (claim,) = chats.claim()
+        assert chats.stands(claim)
+        claims.append(claim)
+    for claim in (*claims, *reversed(claims)):
+        assert chats.stands(claim)
+        assert glance.at(chats.store, "s1").nudges == 2
+
+
 def test_gaps_grow_and_the_ladder_ends(chats: Chats) -> None:
     chats.policies(default=Policy(60 * SECOND, max_nudges=3, growth=2))
     chats.user()
@@ -709,6 +724,17 @@ def test_activity_is_noted_once_an_hour(chats: Chats) -> None:
 
 
 # --- inboxes ----------------------------------------------------------------------------------------------------------
+
+
+def test_inbox_put_messages_that_fill_the_bytes_exactly_are_kept(server: Server) -> None:
+    box, empty = inbox.Inbox(server), len(Post("s1", "a", "user", "").body())
+    half = "x" * (inbox.MOST_BYTES // 2 - empty)
+
+    def put(id: str, text: str) -> list[str]:
+        box.put([Post("s1", id, "user", text)])
+        return [json.loads(each.body)["id"] for each in box.since("s1", inbox.START)]
+
+    assert [put("a", half), put("b", half), put("c", half + "x")] == [["a"], ["a", "b"], ["c"]]
 
 
 def test_inbox_put_keeps_the_last_messages_within_bytes(server: Server) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,11 @@ from channels.layers import get_channel_layer
 from sessions.store.inbox import Post
 from sessions.store.inbox import live as inbox
 from sessions.websocket import connection, consumer, hub, layer
+from sessions.websocket.connection import BURST, MOST_WAITING, RATE, Allowance, Outlet
 from sessions.websocket.consumer import SessionConsumer
 from sessions.websocket.frame_writer import Clerk
 from sessions.websocket.hub import Hub, group_of
+from sessions.websocket.protocol import Close
 from tests.scheduling.api.serving import PATIENCE
 from tests.sessions.front.test_catch_up import Wire, scope
 
@@ -132,7 +135,42 @@ def test_consumer_frames_that_were_noted_make_room(held: Held) -> None:
     run(scene)
 
 
+def test_allowance_after_a_quiet_hour_is_the_burst_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr(connection, "time", clock)
+    allowance = Allowance()
+    clock.now = 3600.0
+    assert sum(allowance.take() for _ in range(1000)) == BURST
+    clock.now += 1.0
+    assert sum(allowance.take() for _ in range(1000)) == RATE
+
+
 # --- messages that go out ---
+
+
+def test_outlet_more_frames_wait_than_allowed_ends_the_connection(valkey: Any) -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def scene() -> None:
+        read_on = asyncio.Event()
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+            await read_on.wait()
+
+        outlet = Outlet(send)
+        outlet.put("the one that is being sent")
+        await until(lambda: sent)
+        for number in range(MOST_WAITING):
+            outlet.put(f"{number}")
+        assert not outlet.ended
+        outlet.put("one too many")
+        assert outlet.ended
+        read_on.set()
+        await until(lambda: len(sent) == 2)
+
+    run(scene)
+    assert (sent[1]["type"], sent[1]["code"]) == ("websocket.close", Close.TOO_SLOW)
 
 
 async def subscribed(found: layer.Layer, group: str) -> str:
