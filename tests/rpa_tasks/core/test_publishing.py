@@ -233,6 +233,20 @@ def test_publish_while_job_waits_for_its_retry_merges_and_brings_it_forward(mark
     assert market.pick().claim.task_id == first.task_id
 
 
+def test_publish_beside_a_retry_merges_into_the_job_that_never_ran(market: Any) -> None:
+    """Its payload is newer than the retry's, however early the retry is due."""
+    first = market.publish()
+    pick = market.pick()
+    second = market.publish()
+    earlier = now() - timedelta(minutes=1)
+    jobs.settle([Settlement(pick.claim.task_id, pick.claim.lease_no, "scheduled", "exit_1", due_at=earlier)])
+
+    third = market.publish()
+
+    assert (third.task_id, third.duplicate) == (second.task_id, True)
+    assert Job.objects.get(pk=first.task_id).requests == 1
+
+
 @pytest.mark.parametrize("began", [True, False])
 def test_publish_other_payload_into_a_retry_gets_a_new_delivery_key_once_it_began(market: Any, began: bool) -> None:
     """A receiver that knows the key would take the new payload for a repetition of the old one."""

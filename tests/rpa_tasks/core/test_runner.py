@@ -394,6 +394,17 @@ def test_a_hold_that_goes_on_is_one_run_and_not_thousands(does: Any, market: Any
     assert job.runs.count() == 1
 
 
+def test_a_hold_for_another_reason_is_a_run_of_its_own(does: Any, market: Any) -> None:
+    job = does("pass", run=False)
+    for reason in ("browser_wait", "browser_wait", "profile_busy"):
+        Job.objects.update(due_at=now())
+        pick = market.pick()
+        ended = Ended(verdict=Verdict(Outcome.HELD, reason), started_at=now())
+        assert conclude(Job.objects.select_related("shop__platform", "flow").get(), pick.claim, ended)
+
+    assert list(job.runs.order_by("number").values_list("reason", flat=True)) == ["browser_wait", "profile_busy"]
+
+
 def test_one_row_that_cannot_be_rescued_takes_no_other_along(
     does: Any, market: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

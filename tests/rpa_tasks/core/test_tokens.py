@@ -11,8 +11,9 @@ from celery import current_app
 from django.utils.timezone import now
 
 from rpa_tasks.jobs import dispatch, wakeups
+from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import ExecutionNode, Job
-from scheduling.ledger.transitions import Hint
+from scheduling.ledger.transitions import Hint, Settlement
 
 QUEUE = "p.crowded.normal"
 pytestmark = pytest.mark.django_db
@@ -70,6 +71,15 @@ def test_announce_while_every_slot_runs_publishes_nothing(market: Any, queue: Qu
     wakeups.announce(publish(market, 20, first=23, delay=timedelta(seconds=20)))
 
     assert len(queue) == 0
+
+
+def test_announce_after_runs_that_ended_fills_their_slots(market: Any, queue: Queue, node: Any) -> None:
+    publish(market, 3)
+    claims = [market.pick(QUEUE, node="n1").claim for _ in range(3)]
+    jobs.settle([Settlement(claim.task_id, claim.lease_no, "succeeded") for claim in claims])
+    wakeups.announce(publish(market, 20, first=3))
+
+    assert len(queue) == 3
 
 
 def test_wake_with_no_room_known_keeps_one_token_in_the_queue(market: Any, queue: Queue, node: Any) -> None:
