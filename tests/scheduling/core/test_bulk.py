@@ -435,6 +435,27 @@ def test_a_worker_that_comes_back_after_another_began_its_batch_does_nothing(
     assert (row.state, row.done, row.skipped, len(again())) == ("done", 3, 0, 3)
 
 
+def test_a_worker_that_comes_back_between_two_batches_does_not_begin_the_next(
+    fail: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next has its time, by the pace."""
+    fail(5)
+    row = bulk_actions.begin("retry", {}, ANN, per_second=1)  # two at once
+    begin_batch = bulk_actions._begin_batch
+
+    def stop_there(action_id: Any) -> Any:
+        monkeypatch.setattr(bulk_actions, "_begin_batch", begin_batch)
+        held_until = begin_batch(action_id)
+        pass_time(seconds=bulk_actions.HELD.total_seconds() + 1)
+        assert bulk_actions.advance(row.pk) is not None  # the other
+        return held_until
+
+    monkeypatch.setattr(bulk_actions, "_begin_batch", stop_there)
+    assert bulk_actions.advance(row.pk) is None
+    row.refresh_from_db()
+    assert (row.state, row.done, len(again())) == ("running", 2, 2)
+
+
 @pytest.mark.faults
 def test_a_worker_that_is_killed_in_a_batch_has_done_nothing_of_it(
     fail: Any, elsewhere: Any, monkeypatch: pytest.MonkeyPatch

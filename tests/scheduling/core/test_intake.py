@@ -396,6 +396,18 @@ def test_within_a_batch_each_event_sees_the_activity_of_those_before_it(matrix: 
     assert waits == [timedelta(seconds=3600), timedelta(seconds=2160), DAY]
 
 
+def test_within_a_batch_an_event_that_came_late_takes_no_activity_back(matrix: Any) -> None:
+    matrix.node(dynamic=True)
+    DelayRule.objects.create(pk=1, by_level={"vip": 3600})
+    Customer.objects.create(user_id="ann", level="vip")
+    then = now()
+
+    *_, last = record_events([new(occurred_at=then), new("x", occurred_at=then - 60 * DAY), new(occurred_at=then)])
+
+    (row,) = rows(last.task_ids)
+    assert row.due_at - then == timedelta(seconds=2160)
+
+
 def test_activity_only_grows_and_is_not_rewritten_for_less_than_a_minute(matrix: Any, happen: Any) -> None:
     then = now() - HOUR
     for seconds, noted in [(0, 0), (30, 0), (61, 61), (-600, 61)]:

@@ -246,6 +246,17 @@ def test_resuming_spreads_what_a_pause_had_parked(waiting: Any) -> None:
     assert touches.parked_scopes() == []
 
 
+def test_resuming_leaves_what_is_due_later_at_its_time(waiting: Any) -> None:
+    (task_id,) = waiting(1)
+    claim, later = claim_one(task_id), now() + timedelta(days=1)
+    touches.settle([Settlement(task_id, claim.lease_no, "scheduled", "paused", due_at=later, parked="all")])
+
+    assert touches.unpark("all", spread=timedelta(minutes=2)) == 1
+
+    row = Touch.objects.get()
+    assert (row.parked, row.due_at) == ("", later)
+
+
 def test_a_leased_row_has_a_lease_and_no_other(waiting: Any) -> None:
     from django.db import IntegrityError
 

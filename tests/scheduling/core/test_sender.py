@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from django.conf import settings
-from django.db import connection
+from django.db import OperationalError, connection
 
 from config.local.processes import wait_until
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
@@ -100,6 +100,48 @@ def test_a_dead_endpoint_with_more_than_a_process_may_hold_does_not_hold_up_anot
     assert wait_until(lambda: given_back.count() == 10, 15)
     assert Touch.objects.filter(node__key="dead", state="running").count() == 2
     theatre.let_go.set()
+
+
+def test_a_chunk_is_marked_with_the_time_that_its_slowest_channel_may_take(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lease that ends during the call would let another worker send it as well."""
+    margins: list[timedelta] = []
+    real = sender.touches.mark_sending
+
+    def mark_sending(sendings: Any, *, margin: timedelta) -> Any:
+        margins.append(margin)
+        return real(sendings, margin=margin)
+
+    monkeypatch.setattr(sender.touches, "mark_sending", mark_sending)
+    matrix.node("quick", channel=puppet("quick", timeout=timedelta(seconds=5)))
+    matrix.node("slow", trigger="other", channel=puppet("slow", timeout=timedelta(seconds=15)))
+    both = [*happen().task_ids, *happen("other", "bob").task_ids]
+
+    assert {row.state for row in deliver_at_last(*both)} == {"delivered"}
+    assert margins == [timedelta(seconds=17)]
+
+
+def test_results_that_cannot_be_settled_at_first_are_settled_later(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def fail_twice(results: list[sender.Result]) -> None:
+        tries.append(len(results))
+        if len(tries) <= 2:
+            raise OperationalError("the server is starting up")
+        pipeline.conclude(results)
+
+    leaving = sender.Sender(fail_twice, QuotaGate.connect(settings.REDIS_URL))
+    monkeypatch.setattr(pipeline, "sender", lambda: leaving)
+    matrix.node(channel=puppet())
+    (task_id,) = happen().task_ids
+    fall_due(task_id)
+    pipeline.deliver([task_id])
+
+    assert leaving.finish(PATIENCE)
+    assert (tries, rows([task_id])[0].state) == ([1, 1, 1], "delivered")
 
 
 # --- threads ---------------------------------------------------------------------------------------------------------
