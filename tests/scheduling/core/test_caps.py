@@ -13,6 +13,7 @@ from django.utils.timezone import now
 from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
 from scheduling.delivery import due_batch, pipeline
 from scheduling.dispatch import dispatcher
+from scheduling.ledger.touches import touches
 from scheduling.models import FailedTask, HarassmentRule, Touch, Verdict
 from scheduling.operations import commands, failed_tasks
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, pass_time, rows
@@ -281,6 +282,21 @@ def test_what_publishes_a_doubt_again_and_is_not_sent_keeps_its_slot(
 
     assert rows([again])[0].state == ("cancelled" if how == "called off" else "unknown")
     assert (deliver_at_last(second)[0].reason, len(theatre.heard)) == ("cap", 1)
+
+
+@pytest.mark.parametrize("as_new", [False, True])
+def test_in_doubt_retry_of_an_unknown_touch_inherits_the_question_with_the_key(
+    matrix: Any, puppet: Any, happen: Any, theatre: Theatre, as_new: bool
+) -> None:
+    """Under a key of its own it is another message."""
+    cap(1)
+    matrix.node(channel=puppet(idempotent=False), guard_dedupe="ignore")
+    theatre.play = lambda message: Unknown("timeout")
+    deliver_at_last(*happen().task_ids)
+
+    again = failed_tasks.retry(FailedTask.objects.get().pk, failed_tasks.Actor("ann"), as_new=as_new)
+
+    assert touches.in_doubt([again]) == (set() if as_new else {again})
 
 
 @pytest.mark.parametrize("how", ["timeout", "worker lost"])
