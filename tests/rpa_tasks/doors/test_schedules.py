@@ -570,6 +570,18 @@ def test_round_that_is_always_too_slow_becomes_a_failed_task(
     assert (ScheduledRound.objects.get().state, FailedTask.objects.count()) == ("failed", 1)
 
 
+def test_round_that_breaks_each_time_becomes_a_failed_task_that_names_the_error(
+    market: Market, rung: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("odd")
+
+    scheduled_rounds.store(1, "sync", now(), [], ORDER)
+    monkeypatch.setattr(schedules, "publish_round", fail)
+    assert [claim_again() for _ in range(scheduled_rounds.TRIES)] == [0] * (scheduled_rounds.TRIES - 1) + [1]
+    assert (ScheduledRound.objects.get().state, FailedTask.objects.get().detail) == ("failed", "RuntimeError: odd")
+
+
 def test_passes_that_beat_publishes_name_no_expiry(market: Market, valkey: Any) -> None:
     """Celery compares it with the worker's clock: one that is seconds ahead would drop every pass."""
     scheduler = LeaderScheduler(app=app)
