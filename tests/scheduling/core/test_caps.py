@@ -156,6 +156,20 @@ def test_the_last_slot_waits_for_the_more_important_touch(matrix: Any, happen: A
     assert (row.state, row.reason) == ("suppressed", "cap")
 
 
+def test_the_more_important_touch_of_a_batch_gets_the_last_slot_though_it_is_due_later(
+    matrix: Any, happen: Any
+) -> None:
+    cap(1)
+    matrix.node("low", priority=2)
+    matrix.node("high", trigger="other", priority=0)
+    (low,), (high,) = happen().task_ids, happen("other").task_ids
+    Touch.objects.filter(pk=low).update(due_at=now() - timedelta(minutes=1))
+
+    found = deliver_at_last(low, high)
+
+    assert [(row.state, row.reason) for row in found] == [("suppressed", "cap"), ("delivered", "")]
+
+
 def test_a_more_important_touch_of_the_same_batch_is_not_waited_for(matrix: Any, happen: Any) -> None:
     """It is judged before and has its slot: of two slots one is left."""
     cap(2)
