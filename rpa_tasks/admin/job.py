@@ -195,7 +195,7 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
 
     @action(description=_("Run again"), icon="replay", url_path="again", permissions=["run"])  # type: ignore[untyped-decorator]
     def again(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return run_again.page(self, request, self.found(request, object_id))
+        return run_again.run_again_page(self, request, self.found(request, object_id))
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
         """On the page itself they stand where they are needed."""

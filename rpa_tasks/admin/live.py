@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 
 from rpa_tasks.models import Job
 
-MOST = 200
+MOST_IDS = 200
 
 
 def cell(address: str, row: Any, name: str, content: Any, *, again: bool) -> SafeString:
@@ -25,7 +25,7 @@ def cell(address: str, row: Any, name: str, content: Any, *, again: bool) -> Saf
 
 def asked(request: HttpRequest) -> list[str]:
     """The rows whose cells a page wants anew."""
-    return request.GET.get("ids", "").split(",")[:MOST]
+    return request.GET.get("ids", "").split(",")[:MOST_IDS]
 
 
 def answer(cells: Iterable[SafeString]) -> HttpResponse:

@@ -47,7 +47,7 @@ def source_of(request: HttpRequest) -> str:
     return f"admin: {request.user.get_username()}"
 
 
-def page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
+def run_again_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
     initial = {"priority": row.priority, "payload": row.payload}
     form = OrderForm(request.POST or None, initial=initial, edits_payload=may_edit_payload(request))
     if request.method == "POST" and form.is_valid():

@@ -49,7 +49,7 @@ def begin(shops: QuerySet[Shop]) -> HttpResponse:
     return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={pks}")
 
 
-def page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
+def run_now_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
     if not shops_admin.has_run_permission(request):
         raise PermissionDenied
     shops = chosen(request)

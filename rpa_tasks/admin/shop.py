@@ -60,7 +60,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
         view = self.admin_site.admin_view
         pages = {
             "live/": (self.live_view, "live"),
-            "run-now/": (lambda request: run_now.page(self, request), "run_now"),
+            "run-now/": (lambda request: run_now.run_now_page(self, request), "run_now"),
             "schedules/": (lambda request: schedule.list_page(self, request), "schedules"),
             "schedules/add/": (lambda request: schedule.edit_page(self, request), "schedule_add"),
             "schedules/<int:pk>/": (lambda request, pk: schedule.edit_page(self, request, pk), "schedule"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rpa_tasks.browsers.browser_processes import command_line, names_profile
 
-NAMES = ("SingletonLock", "SingletonSocket", "SingletonCookie")
+SINGLETON_FILES = ("SingletonLock", "SingletonSocket", "SingletonCookie")
 
 
 def release_singleton(profile: Path) -> bool:
@@ -46,5 +46,5 @@ def _remove(profile: Path) -> None:
         chromium_made_it = "org.chromium." in folder.name or "com.google.Chrome" in folder.name
         if chromium_made_it and folder.parent == Path(tempfile.gettempdir()) and not folder.is_symlink():
             shutil.rmtree(folder, ignore_errors=True)
-    for name in NAMES:
+    for name in SINGLETON_FILES:
         (profile / name).unlink(missing_ok=True)

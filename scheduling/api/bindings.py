@@ -110,11 +110,11 @@ def _binary(request: HttpRequest, media_type: str) -> dict[str, Any]:
     for misplaced in {"data", "data_base64"} & raw.keys():
         raise InvalidInput.of(misplaced, "belongs in the body")
     if request.body.strip():
-        raw["data"] = _data(request.body)
+        raw["data"] = _read_data(request.body)
     return raw
 
 
-def _data(body: bytes) -> Any:
+def _read_data(body: bytes) -> Any:
     try:
         return _decode(body)
     except InvalidInput as error:

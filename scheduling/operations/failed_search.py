@@ -12,7 +12,7 @@ from django.db.models import Q
 from scheduling.models import FailedTask, Touch
 from scheduling.operations import queries
 
-LOOKED_AT = 50_000  #: of the latest failed tasks, for what no index knows; and of the touches of one customer
+SEARCHED_ROWS = 50_000  #: of the latest failed tasks, for what no index knows; and of the touches of one customer
 
 
 def failed_named(term: str, by: datetime | None = None) -> Q:
@@ -27,7 +27,7 @@ def failed_named(term: str, by: datetime | None = None) -> Q:
 
 def _of_customer(term: str) -> list[UUID]:
     failed = Touch.objects.filter(customer__user_id=term, state__in=("failed", "unknown"))
-    return list(failed.order_by("-pk").values_list("pk", flat=True)[:LOOKED_AT])
+    return list(failed.order_by("-pk").values_list("pk", flat=True)[:SEARCHED_ROWS])
 
 
 def _of_events(term: str) -> list[UUID]:
@@ -43,7 +43,7 @@ def _of_uuid(term: str) -> Iterator[UUID]:
 def _of_latest(by: datetime | None) -> Q:
     had_failed = FailedTask.objects.filter(failed_at__lte=by) if by else FailedTask.objects.all()
     keys = had_failed.order_by("-pk").values_list("pk", flat=True)
-    first = keys[LOOKED_AT : LOOKED_AT + 1].first()
+    first = keys[SEARCHED_ROWS : SEARCHED_ROWS + 1].first()
     return Q(pk__gt=first) if first else Q()
 
 

@@ -32,7 +32,7 @@ from scheduling.durations import from_seconds
 from scheduling.errors import Findings, is_number
 from scheduling.policy.shares import Share
 
-Z = 3.09  #: 99.9 %, of one side
+Z_ONE_SIDE = 3.09  #: 99.9 %, of one side
 RATES = ("complaints", "failures", "opt_outs")
 WAIT, GROW, PAUSE = "wait", "grow", "pause"
 _LIMIT = re.compile(r"([+x×]?)\s*([0-9]{1,3}(?:\.[0-9]{1,4})?)")
@@ -113,7 +113,7 @@ class Finding:
     @property
     def at_least(self) -> float:
         """The same, as far as it is certain."""
-        return self.bound(Z)
+        return self.bound(Z_ONE_SIDE)
 
     def bound(self, z: float) -> float:
         low, high = self.canary.bounds(z)[0], self.stable.bounds(z)[1]

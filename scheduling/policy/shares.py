@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
-Z = 1.96  #: 95 %, of both sides
+Z_BOTH_SIDES = 1.96  #: 95 %, of both sides
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Share:
 
     @property
     def interval(self) -> tuple[float, float]:
-        return self.bounds(Z)
+        return self.bounds(Z_BOTH_SIDES)
 
     def bounds(self, z: float) -> tuple[float, float]:
         """Wilson's interval, `z` standard errors to each side."""

@@ -21,7 +21,7 @@ from sessions.store import overview, sessions
 from sessions.store.client import StoreAway
 from sessions.store.overview import Overview
 
-LATE = timedelta(seconds=5)
+LATE_AFTER = timedelta(seconds=5)
 PATIENCE = 1.0  #: seconds, for the chart
 
 
@@ -51,7 +51,7 @@ def _figures(found: Overview, link: str) -> list[Figure]:
         Figure(_("Watchers"), len(found.watchers), link, "" if found.watchers else "bad"),
     ]
     behind = timedelta(milliseconds=found.lag_ms)
-    return [*figures, Figure(_("Behind by"), spoken(behind), link, "bad")] if behind > LATE else figures
+    return [*figures, Figure(_("Behind by"), spoken(behind), link, "bad")] if behind > LATE_AFTER else figures
 
 
 def _page(request: HttpRequest) -> str:

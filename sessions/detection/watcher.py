@@ -86,7 +86,7 @@ class Watcher:
         return BREATH if self._more_activity else pause
 
     def _note_activity(self) -> None:
-        self._more_activity = activity.note(self.store) >= activity.BATCH // 2
+        self._more_activity = activity.note(self.store) >= activity.ACTIVITY_BATCH // 2
 
     def _take(self, limit: int) -> float:
         share = max(1, limit // SHARDS)

@@ -218,7 +218,7 @@ def test_run_once_notes_activity_until_none_waits(chats: Chats, watch: Watcher) 
     chats.store.note_activity([Frame(f"s{number}", f"user-{number}") for number in range(2000)])
     waits = [len(users) for users in chats.store.active_users(10_000).values()]
     assert sum(waits) == 2000
-    for _ in range(1 + -(-max(waits) // (-(-activity.BATCH // keys.SHARDS)))):
+    for _ in range(1 + -(-max(waits) // (-(-activity.ACTIVITY_BATCH // keys.SHARDS)))):
         watch.run_once()
     assert chats.store.active_users(10_000) == {}
     assert Customer.objects.filter(last_active_at__isnull=False).count() == 2000

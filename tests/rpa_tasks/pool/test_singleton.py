@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rpa_tasks.browsers.singleton import NAMES, release_singleton
+from rpa_tasks.browsers.singleton import SINGLETON_FILES, release_singleton
 
 
 @pytest.mark.parametrize(
@@ -34,4 +34,4 @@ def test_release_singleton_deletes_only_the_socket_folder_of_chromium(
     assert release_singleton(profile)
 
     assert (tmp_path / folder / "file").exists() == stays
-    assert not any((profile / name).is_symlink() for name in NAMES)
+    assert not any((profile / name).is_symlink() for name in SINGLETON_FILES)

@@ -92,7 +92,7 @@ def test_what_was_published_again_is_found_by_the_key_of_all(failed: Failed, fin
 def test_an_old_one_is_found_by_an_id_and_not_by_words(
     failed: Failed, find: Callable[[str], set[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failed_search, "LOOKED_AT", 2)
+    monkeypatch.setattr(failed_search, "SEARCHED_ROWS", 2)
     old, middle, new = failed("ann"), failed("bob"), failed("cid")
     event = event_of(old)
     for term in (old.task_id, event.event_id, "ann"):
@@ -103,7 +103,7 @@ def test_an_old_one_is_found_by_an_id_and_not_by_words(
 def test_what_fails_later_does_not_push_out_what_a_bulk_action_began_with(
     failed: Failed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failed_search, "LOOKED_AT", 2)
+    monkeypatch.setattr(failed_search, "SEARCHED_ROWS", 2)
     first, second = failed("ann"), failed("bob")
     FailedTask.objects.update(failed_at=now() - timedelta(minutes=1))
     began_at = now() - timedelta(seconds=1)
@@ -114,7 +114,7 @@ def test_what_fails_later_does_not_push_out_what_a_bulk_action_began_with(
 
 def test_old_ones_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among many, all that is read is what an id names and the end of the table."""
-    monkeypatch.setattr(failed_search, "LOOKED_AT", 100)
+    monkeypatch.setattr(failed_search, "SEARCHED_ROWS", 100)
     many = [
         FailedTask(origin="touch", task_id=new_id(), failure="failed", reason="x", fingerprint="f", state="ignored")
         for _ in range(5_000)
