@@ -82,15 +82,15 @@ def take_slot(profile_id: str, *, may_start: bool) -> Slot | None:
 
 def own_records(profile_id: str) -> list[Record]:
     """Where a browser of this profile is, or is said to be; at most one."""
-    records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
-    return [record for record in records if record and record.profile == profile_id]
+    known = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
+    return [record for record in known if record and record.profile == profile_id]
 
 
 def _places() -> list[int]:
-    records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS)
+    known = registry.records(settings.AFTERTOUCH_RPA_BROWSERS)
     usable = range(1, settings.AFTERTOUCH_RPA_BROWSERS + 1)
-    browsers = [record for slot, record in records.items() if record and slot in usable]
-    empty = [slot for slot, record in records.items() if record is None and slot in usable]
+    browsers = [record for slot, record in known.items() if record and slot in usable]
+    empty = [slot for slot, record in known.items() if record is None and slot in usable]
     busy = [record.slot for record in browsers if record.state == BUSY]
     idle = sorted((record for record in browsers if record.state == IDLE), key=lambda record: record.last_used_at)
     return [*empty, *busy, *(record.slot for record in idle)]

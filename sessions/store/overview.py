@@ -39,7 +39,7 @@ class Overview:
 
 def look(store: Store) -> Overview:
     """Raises `StoreAway`."""
-    shards, watchers = store.shards(), stats.watchers(store)
+    shards, working = store.shards(), stats.watchers(store)
     counts: Counter[str] = Counter()
     for shard in shards:
         counts.update(shard.counts)
@@ -53,6 +53,6 @@ def look(store: Store) -> Overview:
         lag_ms=max(
             (each.now_ms - each.first_due_ms for each in shards if 0 <= each.first_due_ms < each.now_ms), default=0
         ),
-        a_second=sum(each.last_minute for each in watchers) / 60,
-        watchers=watchers,
+        a_second=sum(each.last_minute for each in working) / 60,
+        watchers=working,
     )
