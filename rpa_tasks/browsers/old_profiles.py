@@ -76,7 +76,7 @@ def _left_at(folder: Path, now: datetime) -> datetime:
         return datetime.fromisoformat(places.read_own(folder / LEFT).decode())
     except (OSError, ValueError):
         places.write_own(folder / LEFT, now.isoformat())
-        recent.forget(folder.name)  # else its browser could be kept warm for ever
+        recent.forget_recent(folder.name)  # else its browser could be kept warm for ever
         return now
 
 

@@ -23,7 +23,7 @@ def remember(profile: str, shop: str) -> None:
     _write(lambda uses: [Use(profile, shop, time.time()), *(use for use in uses if use.profile != profile)])
 
 
-def forget(folder: str) -> None:
+def forget_recent(folder: str) -> None:
     """The profile of this name, as `places.directory_name` tells it."""
     _write(lambda uses: [use for use in uses if places.directory_name(use.profile) != folder])
 
