@@ -45,9 +45,9 @@ WORKER = """
 import django
 django.setup()
 from django.db import connection
-from rpa_tasks import rounds, scheduled, tokens
+from rpa_tasks.jobs import rounds, scheduled_rounds, wakeups
 connection.settings_dict["OPTIONS"]["application_name"] = "rounds"
-tokens.doorbell.ring = lambda hints: None
+wakeups.doorbell.ring = lambda hints: None
 rounds.BATCH = 1
 scheduled_rounds.run_waiting()
 """

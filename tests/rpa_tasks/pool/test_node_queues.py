@@ -24,7 +24,7 @@ from rpa_tasks.worker import node_queues
 WORKER = """
 import sys, django
 django.setup()
-from rpa_tasks import node_queues
+from rpa_tasks.worker import node as node_queues
 node_queues.note(sys.argv[1].split(","))
 print(1, flush=True)
 sys.stdin.read()

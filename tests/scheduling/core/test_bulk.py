@@ -558,7 +558,7 @@ import sys, django
 django.setup()
 from uuid import UUID
 from django.db import connection
-from scheduling.bulk import jobs
+from scheduling.operations import bulk_actions
 connection.settings_dict["OPTIONS"]["application_name"] = "bulk"
 assert bulk_actions.advance(UUID(sys.argv[1])) is not None
 print("a batch", flush=True)

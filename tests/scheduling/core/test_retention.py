@@ -278,7 +278,7 @@ FORGETTING = """
 import django
 django.setup()
 from django.db import connection
-from scheduling import retention
+from scheduling.operations import retention
 connection.settings_dict["OPTIONS"]["application_name"] = "forgetting"
 retention.forget()
 """

@@ -160,7 +160,7 @@ def test_what_cannot_be_moved_does_not_undo_the_publishing(lived: Any, monkeypat
     def refused(*_: Any) -> None:
         raise OperationalError
 
-    monkeypatch.setattr(runs.impact, "follow", refused)
+    monkeypatch.setattr(runs.rescheduling, "follow", refused)
     moved = runs.publish(replayed(edited(delay="20m")).pk, OPS, move_waiting=True)
     assert moved is not None
     assert moved.broken
