@@ -22,8 +22,7 @@ from benchmarks.figures import Figures
 from config.environment import ROOT
 from config.local import servers
 from config.local.endpoints import Endpoints
-from config.local.ports import free_port
-from config.local.processes import MARK
+from config.local.processes import MARK, free_port
 
 WORKER = (
     "celery", "-A", "config", "worker", "-Q", "ticks,touch.high,touch.normal,touch.low", "-c", "2",

@@ -25,7 +25,7 @@ share()  # before anything is counted
 metrics.alive("web")
 browser = get_asgi_application()  # before anything that needs the models
 
-from scheduling.api.handler import ApiHandler  # noqa: E402
+from scheduling.api.app import ApiHandler  # noqa: E402
 from sessions.websocket.routing import websocket_urlpatterns  # noqa: E402
 
 api = ApiHandler()

@@ -14,7 +14,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from config.environment import ROOT
-from config.local.ports import free_port
+from config.local.processes import free_port
 
 SHOPS = ("s1", "s2", "s3")
 PATIENCE = 120.0

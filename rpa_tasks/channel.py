@@ -17,7 +17,7 @@ from rpa_tasks.jobs.publish import Receipt, Refused, Request, publish
 from scheduling import sql
 from scheduling.channels import options
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quota, Transient, Unknown
-from scheduling.channels.threads import threads
+from scheduling.channels.registry import threads
 from scheduling.errors import InvalidInput
 
 THREADS = 4  #: each with a connection to the database while it stores a job

@@ -26,7 +26,7 @@ from typing import Any
 import structlog
 from django.conf import settings
 
-from rpa_tasks.browsers import places, registry
+from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import MARKER, is_alive
 from rpa_tasks.browsers.registry import Record
 from rpa_tasks.supervisor import confine
@@ -206,7 +206,7 @@ def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | N
     binds |= {
         str(run): confine.WRITE,
         str(home(profile_id)): confine.WRITE,
-        str(places.profile(profile_id)): confine.READ,
+        str(registry.profile(profile_id)): confine.READ,
     }
     with _ruleset(kind, port) as ruleset:
         yield _plan_of(kind, _owner(profile_id, kind), binds, ruleset)
@@ -216,7 +216,7 @@ def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | N
 def plan_for_browser(profile_id: str) -> Iterator[Plan]:
     """Of a shop's browser: its profile is writable. It reaches no debug port, not even its own."""
     kind = mode()
-    profile = places.profile(profile_id)
+    profile = registry.profile(profile_id)
     owner = _owner(profile_id, kind)
     if kind == UID:
         _hand_over(profile, owner)
@@ -248,8 +248,8 @@ def _mounts(binds: dict[str, str]) -> list[tuple[str, str]]:
     """Outermost first. Only what would be hidden is bound, and of our state only what the caller says is writable or
     lies in a directory of a shop."""
     hidden = _hidden()
-    state = os.path.realpath(places.root().parent)
-    shops = tuple(str(folder) for folder in (places.runs(), places.homes(), places.profiles()))
+    state = os.path.realpath(registry.root().parent)
+    shops = tuple(str(folder) for folder in (registry.runs(), registry.homes(), registry.profiles()))
     wanted = dict.fromkeys(_needed(), confine.READ) | binds
     found = dict.fromkeys(hidden, confine.HIDE)
     for given, what in wanted.items():
@@ -270,7 +270,7 @@ def _hidden() -> set[str]:
     own = [os.path.expanduser("~")]
     with suppress(KeyError):
         own.append(pwd.getpwuid(os.geteuid()).pw_dir)
-    wanted = (*PRIVATE, "/root", *own, str(places.root().parent), str(settings.BASE_DIR / ".state"))
+    wanted = (*PRIVATE, "/root", *own, str(registry.root().parent), str(settings.BASE_DIR / ".state"))
     needed = set(map(os.path.realpath, _needed()))  # a home may be the checkout itself
     return {os.path.realpath(path) for path in wanted if path and os.path.isdir(path)} - needed - {"/"}
 
@@ -334,7 +334,7 @@ def _ports() -> set[int]:
 
 def home(profile_id: str) -> Path:
     """The shop's HOME, which its runs share. Raises `OSError`."""
-    return _owned(places.homes() / places.directory_name(profile_id), profile_id)
+    return _owned(registry.homes() / registry.directory_name(profile_id), profile_id)
 
 
 def make_run_directory(profile_id: str, folder: Path) -> None:
@@ -393,12 +393,12 @@ def uid_of(profile_id: str) -> int:
     """The uid of this shop on this node: kept for each profile, never given to two shops of it. Raises `OSError`
     where the range of AFTERTOUCH_RPA_UIDS is used up."""
     first, last = settings.AFTERTOUCH_RPA_UIDS
-    name = places.directory_name(profile_id)
+    name = registry.directory_name(profile_id)
     known = _uids()
     if first <= known.get(name, -1) <= last:
         return known[name]
-    places.root().mkdir(mode=0o700, parents=True, exist_ok=True)
-    with open(places.root() / "uids.lock", "w") as lock:
+    registry.root().mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(registry.root() / "uids.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         known = _uids()
         if not first <= known.get(name, -1) <= last:
@@ -407,9 +407,9 @@ def uid_of(profile_id: str) -> int:
             if free is None:
                 raise OSError(f"AFTERTOUCH_RPA_UIDS: all {last - first} are taken")
             known[name] = free
-            draft = places.root() / "uids.new"
+            draft = registry.root() / "uids.new"
             draft.write_text(json.dumps(known))
-            draft.replace(places.root() / "uids.json")
+            draft.replace(registry.root() / "uids.json")
     return known[name]
 
 
@@ -417,13 +417,13 @@ def _in_turn(first: int, last: int) -> Iterator[int]:
     """All but the last, which is for trials. Each state directory starts elsewhere: two on one machine would otherwise
     give the same uids, and one would end the other's processes."""
     size = last - first
-    start = zlib.crc32(os.fsencode(places.root())) % size if size else 0
+    start = zlib.crc32(os.fsencode(registry.root())) % size if size else 0
     return (first + (start + step) % size for step in range(size))
 
 
 def _uids() -> dict[str, int]:
     try:
-        return dict(json.loads((places.root() / "uids.json").read_bytes()))
+        return dict(json.loads((registry.root() / "uids.json").read_bytes()))
     except FileNotFoundError:
         return {}
 
@@ -435,7 +435,7 @@ def shop_uids() -> dict[int, str]:
 
 def uids_of_others(profile_id: str) -> set[int]:
     """The uids of all shops but this one."""
-    own = places.directory_name(profile_id)
+    own = registry.directory_name(profile_id)
     return {uid for uid, name in shop_uids().items() if name != own}
 
 
@@ -448,7 +448,7 @@ def left_by_runs(uids: Container[int]) -> list[Process]:
     names = shop_uids()
     # Read after the processes: a record is written before its browser is started.
     records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
-    browsers = {places.directory_name(record.profile): record for record in records if record and record.profile}
+    browsers = {registry.directory_name(record.profile): record for record in records if record and record.profile}
     return [each for each, uid in found if not _of_browser(each, browsers.get(names.get(uid, "")))]
 
 
@@ -466,7 +466,7 @@ def _of_browser(process: Process, record: Record | None) -> bool:
             process.session == record.pid or (space is not None and mount_namespace(process.pid) == space)
         )
     # Zygotes and renderers have overwritten their mark; the browser that leads their session has not.
-    marks = {MARKER: places.marker(record.slot)}
+    marks = {MARKER: registry.marker(record.slot)}
     leader = look(process.session)
     return carries(process, marks) or (leader is not None and carries(leader, marks))
 

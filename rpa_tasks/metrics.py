@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import timedelta
 
+from django.utils.translation import gettext_lazy as _
 from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -13,6 +14,7 @@ from prometheus_client.registry import Collector
 from rpa_tasks.jobs.pick import NODE_SILENT, TIERS
 from rpa_tasks.outcomes import Verdict
 from scheduling import metrics, sql
+from scheduling.monitoring.alerting.rules import Condition
 from scheduling.monitoring.collectors import MOST
 
 RUNS = (1, 5, 10, 30, 60, 120, 300, 600, 900, 1800, 3600)
@@ -115,3 +117,12 @@ def _breakers() -> Metric:
     for platform, is_open in found:
         family.add_metric([platform], float(is_open))
     return family
+
+
+CONDITIONS = [
+    Condition(
+        "rpa_platform_rests", "aftertouch_rpa_breaker_open", _("%(what)s turns RPA runs away"),
+        _("Its jobs wait and go on by themselves; look whether it asks for a captcha or is down."), label="platform",
+        page="admin:rpa_tasks_platform_changelist",
+    ),
+]  # fmt: skip

@@ -5,26 +5,107 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from http import HTTPStatus
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from django.http import HttpRequest
-from ninja import Router, Status
+from ninja import Field, Router, Schema, Status
+from pydantic import ConfigDict
 
 from scheduling.api.auth import ApiKeyAuth, charge_events, charge_request, principal_of
 from scheduling.api.errors import RETRY_AFTER, Problem
-from scheduling.api.schemas import ProblemOut
+from scheduling.api.schemas import FieldErrorOut, ProblemOut, Request
 from scheduling.batching import Overloaded
 from scheduling.errors import FieldError, InvalidInput, NotFound
 from sessions.frames import AGENT, Frame, check_id
-from sessions.schemas import ActivityIn, BatchActivityIn, BatchOut, NotedOut, SessionOut, TokenIn, TokenOut
-from sessions.store import glance, inbox
+from sessions.store import inbox, stats
 from sessions.store import sessions as store
 from sessions.store.client import StoreAway
 from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, Noted
 from sessions.websocket import hub, tokens
 from sessions.websocket.frame_writer import STALE_SEQ, Slip, desk
+from sessions.websocket.tokens import LONGEST
+
+Side = Literal["user", "agent"]
+Text = str  #: how long a text may be and what it may hold is the frame's to say, whichever way it came in
+
+
+class ActivityIn(Request):
+    """One frame. `user_id` is the user of the session, also in frames of the agent. `seq` increases over the life of
+    the session, separately for each side; a restarted counter needs a new `epoch`. `spoken`: the user has written in
+    this session before, so a ping starts the timer even if Redis lost the session."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=False)
+
+    user_id: Text
+    chat_id: Text = ""
+    sender: Annotated[Side, Field(alias="from")] = "user"
+    kind: Text = "message"
+    seq: int | None = None
+    epoch: int | Text = ""
+    tag: Text = ""
+    spoken: bool = False
+
+
+class BatchActivityIn(ActivityIn):
+    session_id: Text
+
+
+class NotedOut(Schema):
+    """`counted`, `dropped`, or `idle` (no effect: a ping, or a frame of the agent in a closed session). The reason in
+    `dropped` is `stale_seq` (its seq is not above the last) or `rate` (the key's rate admits no new session)."""
+
+    outcome: Literal["counted", "dropped", "idle"]
+    deadline: datetime | None  #: when the session will have been silent too long; null while it is not armed
+    dropped: Literal["stale_seq", "rate"] | None = None
+
+
+class BatchNotedOut(Schema):
+    """As for one frame, or `refused`, where `errors` names the field. The other frames of the batch count."""
+
+    outcome: Literal["counted", "dropped", "idle", "refused"]
+    deadline: datetime | None
+    dropped: Literal["stale_seq", "rate"] | None = None
+    errors: list[FieldErrorOut] = []
+
+
+class BatchOut(Schema):
+    counted: int
+    dropped: int
+    idle: int
+    refused: int
+    items: list[BatchNotedOut]
+
+
+class SessionOut(Schema):
+    """`state`: `idle` (the user has not written yet), `armed` (timer set), `paused` (by a tool, a transfer or a queue),
+    `silent` (silence detected, no message since) or `closed`."""
+
+    session_id: str
+    user_id: str
+    chat_id: str
+    state: Literal["idle", "armed", "paused", "silent", "closed"]
+    tags: list[str]
+    policy: str  #: the tag whose policy holds
+    deadline: datetime | None
+    last_user_at: datetime | None  #: pings do not count
+    last_agent_at: datetime | None
+    nudges: int  #: guide messages that went out since the user's last word
+
+
+class TokenIn(Request):
+    user_id: Text
+    chat_id: Text = ""
+    tag: Text = ""
+    role: Side = "user"
+    ttl_seconds: Annotated[int, Field(ge=1, le=int(LONGEST.total_seconds()))] = 600
+
+
+class TokenOut(Schema):
+    token: str
+    expires_at: datetime
+
 
 router = Router(tags=["sessions"], auth=ApiKeyAuth("sessions"))
 PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
@@ -86,7 +167,7 @@ async def get_session(request: HttpRequest, session_id: str) -> dict[str, Any]:
     """Return the session from Redis. It expires a day after its last frame and an hour after its close; 404 then."""
     check_id(session_id)
     try:
-        found = await asyncio.to_thread(glance.at, store.live(), session_id)
+        found = await asyncio.to_thread(stats.at, store.live(), session_id)
     except StoreAway as error:
         raise _away() from error
     if not found.armed_at:

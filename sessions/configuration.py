@@ -8,8 +8,7 @@ from typing import Any
 
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection
-from scheduling.configuration.file.schema import Field
-from scheduling.configuration.file.values import DURATION, FLAG, KEY, NUMBER, Whole
+from scheduling.configuration.file.schema import DURATION, FLAG, KEY, NUMBER, Field, Whole
 from sessions import validation
 from sessions.models import Campaign, SilencePolicy
 

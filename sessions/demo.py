@@ -22,7 +22,7 @@ from django.utils.translation import gettext_noop
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-import sessions.admin.wording  # noqa: F401  (so that the codes of this app can be said)
+import sessions.admin.labels  # noqa: F401  (so that the codes of this app can be said)
 from scheduling.admin import labels
 from scheduling.models import Event, Touch
 from scheduling.operations.commands import put_customer
@@ -30,7 +30,7 @@ from sessions.detection.presence import SILENT
 from sessions.detection.silence_events import SOURCE
 from sessions.frames import AGENT, USER
 from sessions.models import SilencePolicy
-from sessions.store import glance
+from sessions.store import stats
 from sessions.store.client import StoreAway
 from sessions.store.sessions import live
 from sessions.websocket import tokens
@@ -106,7 +106,7 @@ def state(request: HttpRequest) -> HttpResponse:
     if not SESSION.fullmatch(session_id):
         return JsonResponse({"error": _("The page does not know this session or tag.")}, status=422)
     try:
-        found = glance.at(live(), session_id)
+        found = stats.at(live(), session_id)
     except StoreAway:
         return JsonResponse({"error": _("The live sessions cannot be reached.")}, status=503)
     return JsonResponse(

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 
 import structlog
+from django.utils.translation import gettext_lazy as _
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from scheduling.monitoring.alerting.rules import Condition
 from sessions.detection import nudge_stats
-from sessions.store import overview, stats
+from sessions.store import stats
 from sessions.store.client import StoreAway
 from sessions.store.sessions import live
 
@@ -26,7 +29,7 @@ class SessionMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         try:
-            found, silences = overview.look(live()), stats.silences(live())
+            found, silences = stats.look(live()), stats.silences(live())
         except StoreAway as error:
             log.warning("session_metrics_missing", error=str(error))
             return
@@ -49,7 +52,7 @@ def _nudges() -> Metric:
     return family
 
 
-def _chats(found: overview.Overview) -> Metric:
+def _chats(found: stats.Overview) -> Metric:
     family = GaugeMetricFamily("aftertouch_sessions", "Live chats by tag and state.", labels=["tag", "state"])
     for each in found.tags:
         family.add_metric([each.tag, "armed"], each.armed)
@@ -64,7 +67,7 @@ def _silences(silences: dict[str, int]) -> Metric:
     return family
 
 
-def _watching(found: overview.Overview) -> Iterator[Metric]:
+def _watching(found: stats.Overview) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "aftertouch_silence_lag_seconds",
         "Delay of the oldest due deadline that no watcher has claimed, in seconds.",
@@ -76,3 +79,17 @@ def _watching(found: overview.Overview) -> Iterator[Metric]:
         value=found.in_flight,
     )
     yield GaugeMetricFamily("aftertouch_watchers", "Watchers seen within the last minute.", value=len(found.watchers))
+
+
+CONDITIONS = [
+    Condition(
+        "no_watcher", "aftertouch_watchers", _("Nobody watches the live chats"),
+        _("Start a watcher; silences noticed more than five minutes late are not answered any more."), limit=1,
+        beyond=operator.lt, page="admin:chat_sessions_live",
+    ),
+    Condition(
+        "store", "aftertouch_watchers", _("Redis does not answer"),
+        _("Bring it back. Chats are armed again by their next ping; quotas let nothing out meanwhile."), missing=True,
+        page="admin:chat_sessions_live",
+    ),
+]  # fmt: skip

@@ -93,7 +93,7 @@ def _patience() -> Iterator[None]:
     from scheduling import redis_client
     from scheduling.admin import patience
     from scheduling.admin.dashboard import overview
-    from scheduling.api import rates
+    from scheduling.api import auth
     from scheduling.channels import quota
     from scheduling.monitoring import collectors, queue_stats
     from scheduling.planning import ingest
@@ -102,7 +102,7 @@ def _patience() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         for place, name in (
-            (redis_client, "PATIENCE"), (quota, "SOCKET_TIMEOUT"), (rates, "SOCKET_TIMEOUT"),
+            (redis_client, "PATIENCE"), (quota, "SOCKET_TIMEOUT"), (auth, "SOCKET_TIMEOUT"),
             (queue_stats, "PATIENCE"), (views, "PROBE_TIMEOUT"), (overview, "PATIENCE"), (patience.Patience, "EACH"),
             (collectors, "PATIENCE"), (collectors, "DEADLINE"), (hub, "TELL_WITHIN"),
         ):  # fmt: skip

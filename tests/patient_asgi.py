@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from config.asgi import application
 from scheduling import redis_client
-from scheduling.api import rates
+from scheduling.api import auth
 from scheduling.web import views
 from sessions.websocket import hub
 
 __all__ = ["application"]
 
-redis_client.PATIENCE = rates.SOCKET_TIMEOUT = views.PROBE_TIMEOUT = hub.TELL_WITHIN = 20.0
+redis_client.PATIENCE = auth.SOCKET_TIMEOUT = views.PROBE_TIMEOUT = hub.TELL_WITHIN = 20.0

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from benchmarks import contest, workload
 from benchmarks.bench import BEAT, WORKER, Bench, wait_until
 from benchmarks.scenarios.webhook import SECRET, answers, ask, told
-from config.local.ports import free_port
+from config.local.processes import free_port
 
 GOAL = 1.8
 TAKES = 0.5

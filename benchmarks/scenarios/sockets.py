@@ -17,7 +17,7 @@ import psutil
 
 from benchmarks.bench import Bench, stop, wait_until
 from config.environment import ROOT
-from config.local.ports import free_port
+from config.local.processes import free_port
 
 GOAL_KB, GOAL_BURST = 60.0, 3.0
 PING_EVERY = 15.0

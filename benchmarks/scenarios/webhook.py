@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 
 from benchmarks import contest, readings, workload
 from benchmarks.bench import Bench, wait_until
-from config.local.ports import free_port
+from config.local.processes import free_port
 
 GOAL = 1_500.0
 TAKES = 0.05

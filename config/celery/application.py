@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
-
-# Like `manage.py`, for `celery -A config inspect` beside `make run`: a worker accepts no request from outside.
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
 
 import structlog
 from celery import Celery
@@ -23,12 +22,41 @@ from celery.signals import (
     worker_shutting_down,
 )
 
-from config.celery import flower_login, guards, metrics  # noqa: F401  (connects to signals)
+from config.celery import guards, metrics  # noqa: F401  (connects to signals)
 from config.celery.queues import CORE_QUEUES
 
 log = structlog.get_logger(__name__)
 
-flower_login.insist(sys.argv, os.environ)
+
+LOGINS = ("--basic-auth", "--basic_auth", "--auth-provider", "--auth_provider", "--conf")
+VARIABLES = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH_PROVIDER", "FLOWER_CONF")
+
+
+def insist(words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Ends the process where it is to be a Flower with neither a login nor a file of settings that may name one."""
+    program = Path(words[0])
+    if "flower" not in words[1:] or "celery" not in (program.name, program.parent.name):
+        return
+    if any(word.startswith(LOGINS) for word in words) or any(environ.get(name) for name in VARIABLES):
+        require_login_for_monitoring()
+        return
+    sys.exit("Flower needs a login: set FLOWER_BASIC_AUTH=user:password")
+
+
+def require_login_for_monitoring() -> None:
+    """Flower serves these two pages without its login, and the first names all workers and tasks."""
+    from flower.views.monitor import Healthcheck, Metrics  # type: ignore[import-untyped,unused-ignore]
+    from tornado.web import authenticated
+
+    for view in (Metrics, Healthcheck):
+        view.get = authenticated(view.get)
+
+
+# Like `manage.py`, for `celery -A config inspect` beside `make run`: a worker accepts no request from outside.
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
+
+
+insist(sys.argv, os.environ)
 guards.install()
 
 
@@ -127,7 +155,7 @@ def keep_browsers(sender: Any, **_: Any) -> None:
 @worker_shutting_down.connect
 def begin_no_more(**_: Any) -> None:
     """Children see it before their next job."""
-    from rpa_tasks.worker.stopping import stopping
+    from rpa_tasks.worker.node import stopping
 
     stopping.set()
 

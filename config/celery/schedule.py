@@ -9,7 +9,7 @@ def tick(task: str, seconds: float) -> dict[str, Any]:
     """Return the entry of a pass that is safe to run twice.
 
     It names no `expires`: Celery compares that with the worker's clock, and a worker whose clock is some seconds ahead
-    dropped every pass. Where no worker takes passes, beat stops to publish them (see `config.celery.pile`).
+    dropped every pass. Where no worker takes passes, beat stops to publish them (see `config.celery.beat_scheduler`).
     """
     return {"task": task, "schedule": seconds, "options": {"queue": "ticks"}}
 

@@ -7,9 +7,8 @@ import sys
 
 from config.environment import environment
 from config.local import foreground, ownership
-from config.local.programs import PROGRAMS, chosen
-from config.local.server_errors import EmbeddedServerError
-from config.local.stack_errors import StackError
+from config.local.endpoints import EmbeddedServerError
+from config.local.programs import PROGRAMS, StackError, chosen
 
 
 def main() -> None:

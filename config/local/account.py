@@ -13,7 +13,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from config.local.server_errors import EmbeddedServerError
+from config.local.endpoints import EmbeddedServerError
 
 LENT_ACCOUNT = "nobody"
 # The narrower right first: containers often have only the wider one to give.

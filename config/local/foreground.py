@@ -16,14 +16,11 @@ from xmlrpc.client import Error as RpcError
 
 from config.environment import ROOT, Environment
 from config.local import servers
+from config.local.endpoints import secret
 from config.local.ownership import LEFTOVERS_WITHIN, end_leftovers, marked, sole_owner
-from config.local.ports import is_free
-from config.local.processes import wait_until
-from config.local.programs import Program, stop_within
-from config.local.secrets import secret
-from config.local.stack_errors import StackError
-from config.local.supervisor import Supervisor, start_supervisor, write_configuration
-from config.local.watch import Watch
+from config.local.processes import is_free, wait_until
+from config.local.programs import Program, StackError, stop_within
+from config.local.supervisor import Supervisor, Watch, start_supervisor, write_configuration
 
 LIVE_WITHIN = 240.0
 LOOK_EVERY = 1.0  #: seconds; each look asks the supervisor

@@ -17,8 +17,8 @@ from pathlib import Path
 from config.environment import ROOT
 from config.local import ownership, processes, servers
 from config.local.endpoints import Endpoints, read_endpoints
-from config.local.ports import free_port
-from config.local.stack_errors import StackError
+from config.local.processes import free_port
+from config.local.programs import StackError
 from config.local.supervisor import Supervisor, dying_with_us
 
 READY_WITHIN = 600.0  # a stack that ends is noticed at once

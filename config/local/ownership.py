@@ -13,8 +13,7 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from config.local import servers
 from config.local.processes import carrying, command_line, end, is_alive, send, wait_until
-from config.local.programs import PROGRAMS, stop_within
-from config.local.stack_errors import StackError
+from config.local.programs import PROGRAMS, StackError, stop_within
 
 LEFTOVERS_WITHIN = 2.0  #: seconds from SIGTERM to SIGKILL of what outlived its program
 #: Seconds from SIGTERM to the end of who runs the stack: its programs, what they left, its servers.

@@ -19,10 +19,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from config.local.endpoints import EmbeddedServerError, secret
 from config.local.processes import PLAIN_ENVIRONMENT, end
-from config.local.secrets import secret
 from config.local.server import Server
-from config.local.server_errors import EmbeddedServerError
 
 NAME = "aftertouch"
 ADMIN = "postgres"

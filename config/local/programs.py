@@ -9,7 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config.environment import Environment
-from config.local.stack_errors import StackError
+
+
+class StackError(RuntimeError):
+    """The stack cannot start or go on; the text says what to do."""
+
 
 #: Seconds between the last SIGKILL to a program and the end of the supervisor, on a machine under load.
 SUPERVISOR_MARGIN = 15.0

@@ -138,7 +138,7 @@ def reap(mark: str, state_dir: Path | None) -> list[psutil.Process]:
 
 def _stop_servers(state_dir: Path) -> None:
     from config.local import servers  # imports clients that a watching process does not need
-    from config.local.server_errors import EmbeddedServerError
+    from config.local.endpoints import EmbeddedServerError
 
     try:
         servers.stop(state_dir)

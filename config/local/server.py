@@ -9,9 +9,8 @@ from pathlib import Path
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from config.local.account import Account
-from config.local.ports import free_port
-from config.local.processes import command_line, is_alive, running, start_apart
-from config.local.server_errors import EmbeddedServerError, PasswordRefusedError
+from config.local.endpoints import EmbeddedServerError, PasswordRefusedError
+from config.local.processes import command_line, free_port, is_alive, running, start_apart
 
 RETRY_FOR = 15.0  # a killed server's children, lock file and shared memory are gone long before
 ANSWER_WITHIN = 120.0  # crash recovery replays the log before the first answer

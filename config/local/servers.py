@@ -12,11 +12,10 @@ import psycopg
 
 from config.local import postgres, valkey
 from config.local.account import server_account
-from config.local.endpoints import Endpoints, read_endpoints, write_endpoints
+from config.local.endpoints import EmbeddedServerError, Endpoints, read_endpoints, write_endpoints
 from config.local.postgres import Postgres
 from config.local.processes import wait_until
 from config.local.server import Server
-from config.local.server_errors import EmbeddedServerError
 from config.local.valkey import Valkey
 
 TURN_WITHIN = 180.0

@@ -7,7 +7,7 @@ import sys
 
 from config.environment import Environment, environment
 from config.local import servers
-from config.local.server_errors import EmbeddedServerError
+from config.local.endpoints import EmbeddedServerError
 
 
 def main() -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import redis
 
+from config.local.endpoints import EmbeddedServerError, secret
 from config.local.processes import end
-from config.local.secrets import secret
 from config.local.server import Server
-from config.local.server_errors import EmbeddedServerError
 
 STOP_STEPS = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0))  #: each signal with its seconds
 CONFIGURATION = """\

@@ -7,11 +7,12 @@ from typing import Any
 from config.reference.tables import Table
 from scheduling.configuration.file.base import Section
 from scheduling.configuration.file.registry import sections
-from scheduling.configuration.file.schema import REQUIRED, Field
-from scheduling.configuration.file.values import (
+from scheduling.configuration.file.schema import (
+    REQUIRED,
     Choice,
     Clock,
     Duration,
+    Field,
     Flag,
     ListOf,
     MapOf,

@@ -43,7 +43,7 @@ MIDDLEWARE = [
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
-    "scheduling.web.unstorable.unstorable",
+    "scheduling.web.csp.unstorable",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
@@ -105,7 +105,7 @@ REDIS_URL = ENV.redis
 AFTERTOUCH_SENTINEL_MASTER = ENV.aftertouch_sentinel_master
 CHANNEL_LAYERS = {
     "default": {
-        "BACKEND": "sessions.websocket.layer.Layer",
+        "BACKEND": "sessions.websocket.hub.Layer",
         "CONFIG": {"hosts": [layer_host(REDIS_URL, AFTERTOUCH_SENTINEL_MASTER)], "prefix": "at:ws"},
     }
 }
@@ -224,15 +224,15 @@ REPUBLISHERS = {
 }
 # By the origin of a failed task, the model of the work, and what its app shows about it: a function of request and row.
 LEDGERS = {"touch": "scheduling.Touch", "rpa_job": "rpa_tasks.Job"}
-FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.failed_panel.panel"}
+FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.evidence.panel"}
 # Other apps' part of the sidebar: dotted paths of lists of groups.
-ADMIN_MENUS = ["rpa_tasks.admin.menu.MENU", "sessions.admin.labels.MENU"]
+ADMIN_MENUS = ["rpa_tasks.admin.labels.MENU", "sessions.admin.labels.MENU"]
 # Other apps' part of the overview: dotted paths of functions of the request (`scheduling.admin.dashboard.cards`).
-DASHBOARD = ["rpa_tasks.admin.dashboard.card", "sessions.admin.cards.card"]
+DASHBOARD = ["rpa_tasks.admin.dashboard.card", "sessions.admin.dashboard.card"]
 # What other apps add to /metrics from the database: dotted paths of prometheus collectors.
 METRICS = ["rpa_tasks.metrics.RpaMetrics", "sessions.metrics.NudgeMetrics", "sessions.metrics.SessionMetrics"]
 # Alerts of other apps: dotted paths of lists of `scheduling.monitoring.alerting.rules.Condition`.
-ALERTS = ["rpa_tasks.alerts.CONDITIONS", "sessions.alerts.CONDITIONS"]
+ALERTS = ["rpa_tasks.metrics.CONDITIONS", "sessions.metrics.CONDITIONS"]
 # Queues that other apps publish to besides those that are declared: dotted paths of functions that name them.
 QUEUES = ["rpa_tasks.jobs.wakeups.further_queues"]
 # Other apps' rows that are deleted when they are old: dotted paths of `retention.Kind`.

@@ -12,11 +12,11 @@ from django.utils.translation import gettext as _
 
 from rpa_tasks.admin.hours import runs
 from rpa_tasks.admin.node import STATES as BROWSER_STATES
-from rpa_tasks.admin.shop_state import figures
+from rpa_tasks.admin.shop import figures
 from rpa_tasks.jobs.pick import NODE_SILENT
 from rpa_tasks.models import ExecutionNode, Job
 from scheduling.admin.dashboard.cards import Card, Figure, capped
-from scheduling.admin.dashboard.columns import days_asked, spans
+from scheduling.admin.dashboard.charts import days_asked, spans
 from scheduling.admin.patience import Patience, patiently
 from scheduling.models import Priority
 

@@ -7,9 +7,12 @@ from uuid import UUID
 
 from django.core.exceptions import PermissionDenied
 from django.http import Http404, HttpRequest, HttpResponse
+from django.template.loader import render_to_string
 
-from rpa_tasks.models import Evidence
+from rpa_tasks.admin.job_page import stories
+from rpa_tasks.models import Evidence, Job
 from rpa_tasks.worker.evidence import unpacked
+from scheduling.models import FailedTask
 
 PICTURES = {b"\x89PNG\r\n\x1a\n": "image/png", b"\xff\xd8\xff": "image/jpeg"}
 ENDINGS = {"html": "html.txt", "log": "log.txt", "image/png": "png", "image/jpeg": "jpg"}
@@ -40,3 +43,14 @@ def evidence_response(request: HttpRequest, job_pk: UUID, piece: int) -> HttpRes
 def picture_type(content: bytes) -> str:
     """By what it begins with; "" for anything that is not a picture we take."""
     return next((kind for start, kind in PICTURES.items() if content.startswith(start)), "")
+
+
+def panel(request: HttpRequest, row: FailedTask) -> str:
+    if row.task_id is None or not request.user.has_perm("rpa_tasks.view_job"):
+        return ""
+    job = Job.objects.select_related("shop__platform", "flow").filter(pk=row.task_id).first()
+    if job is None:
+        return ""
+    runs = stories(job.runs.all(), request.user.has_perm("rpa_tasks.view_evidence"))
+    last = runs[-1] if runs else None
+    return render_to_string("rpa_tasks/failed_panel.html", {"job": job, "story": last}, request=request)

@@ -9,11 +9,10 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from scheduling import sql
-from scheduling.admin.dashboard.charts import Bucket, Chart, Series, stacked
-from scheduling.admin.dashboard.columns import Span, tallies
+from scheduling.admin.dashboard.charts import Bucket, Chart, Series, Span, stacked, tallies
 from scheduling.admin.patience import Patience
-from scheduling.admin.touches.spans import span_link
-from scheduling.monitoring.past import Past, hours_between
+from scheduling.admin.touches.touch import span_link
+from scheduling.monitoring.statistics import Past, hours_between
 
 ENDS = (
     Series("done", gettext_lazy("Done"), "good"),

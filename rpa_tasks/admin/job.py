@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 from typing import Any
@@ -5,28 +7,91 @@ from uuid import UUID
 
 from django.contrib import admin, messages
 from django.db.models import Q, QuerySet
+from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import AutocompleteSelectFilter, ChoicesDropdownFilter, RangeDateTimeFilter
+from unfold.contrib.filters.admin import (
+    AutocompleteSelectFilter,
+    ChoicesDropdownFilter,
+    DropdownFilter,
+    RangeDateTimeFilter,
+)
 from unfold.decorators import action, display
 
-from rpa_tasks.admin import live, run_again
+from rpa_tasks.admin import live, run_job
 from rpa_tasks.admin.evidence import evidence_response
-from rpa_tasks.admin.job_filters import DueFilter, PlatformFilter, ReasonFilter, TaskTypeFilter
-from rpa_tasks.admin.job_page import job_page
-from rpa_tasks.admin.labels import STATE_TONES
-from rpa_tasks.admin.waiting import short_reason
+from rpa_tasks.admin.job_page import job_page, short_reason
+from rpa_tasks.admin.labels import REASONS, STATE_TONES
 from rpa_tasks.jobs import publish
-from rpa_tasks.models import Job
+from rpa_tasks.models import Flow, Job, Platform, Shop
 from scheduling.admin.base import BigTable, ReadOnlyAdmin, as_uuid
 from scheduling.admin.csv_export import Exported
 from scheduling.admin.labels import reason
 from scheduling.admin.touches.timeline import clock
 from scheduling.errors import AftertouchError
+
+
+class DueFilter(DropdownFilter):  # type: ignore[misc]
+    """What could run if there were room."""
+
+    title = _("how it stands")
+    parameter_name = "stands"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [("due", _("due"))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        due = Q(state="scheduled", parked="", due_at__lte=Now()) | Q(state="queued")
+        return queryset.filter(due) if self.value() == "due" else queryset
+
+
+class PlatformFilter(DropdownFilter):  # type: ignore[misc]
+    title = _("platform")
+    parameter_name = "platform"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(str(row.pk), str(row)) for row in Platform.objects.all()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        """Through the ids of its shops, each of which an index finds."""
+        if not (self.value() or "").isdecimal():
+            return queryset
+        return queryset.filter(
+            shop_id__in=list(Shop.objects.filter(platform=self.value()).values_list("pk", flat=True))
+        )
+
+
+class TaskTypeFilter(DropdownFilter):  # type: ignore[misc]
+    title = _("task type")
+    parameter_name = "task_type"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(key, key) for key in Flow.objects.order_by("task_type").values_list("task_type", flat=True).distinct()]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        if not self.value():
+            return queryset
+        return queryset.filter(
+            flow_id__in=list(Flow.objects.filter(task_type=self.value()).values_list("pk", flat=True))
+        )
+
+
+class ReasonFilter(DropdownFilter):  # type: ignore[misc]
+    title = _("reason")
+    parameter_name = "reason"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        """Those that can be named beforehand, and the one that was chosen by a link."""
+        chosen = request.GET.get("reason", "")
+        return list(REASONS.items()) + ([(chosen, reason(chosen))] if chosen and chosen not in REASONS else [])
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        return queryset.filter(reason=self.value()) if self.value() else queryset
+
 
 UNFINISHED = ("scheduled", "queued", "running")
 CANCELLED_AT_ONCE = 500
@@ -195,7 +260,7 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
 
     @action(description=_("Run again"), icon="replay", url_path="again", permissions=["run"])  # type: ignore[untyped-decorator]
     def again(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        return run_again.run_again_page(self, request, self.found(request, object_id))
+        return run_job.run_again_page(self, request, self.found(request, object_id))
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
         """On the page itself they stand where they are needed."""

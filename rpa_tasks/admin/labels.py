@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from django.contrib import admin
 from django.utils.functional import Promise
 from django.utils.translation import gettext_lazy, gettext_noop
+from django.utils.translation import gettext_lazy as _
 
+from rpa_tasks.models import DemoOrder, DemoWatermark
+from scheduling.admin.base import ReadOnlyAdmin
 from scheduling.admin.labels import learn
 
 STATE_TONES = {
@@ -84,3 +88,30 @@ COMPLAINTS = (
 )  # fmt: skip
 
 learn(REASONS, PREFIXES, COMPLAINTS)
+
+
+MENU: list[tuple[str | Promise, list[tuple[str | Promise, str, str, str]]]] = [
+    (
+        _("RPA"),
+        [
+            (_("Shops"), "storefront", "rpa_tasks_shop_changelist", "rpa_tasks.view_shop"),
+            (_("Jobs"), "smart_toy", "rpa_tasks_job_changelist", "rpa_tasks.view_job"),
+            (_("Schedules of shops"), "event_repeat", "rpa_tasks_shop_schedules", "rpa_tasks.view_shop"),
+            (_("Platforms"), "store", "rpa_tasks_platform_changelist", "rpa_tasks.view_platform"),
+            (_("Flows"), "terminal", "rpa_tasks_flow_changelist", "rpa_tasks.view_flow"),
+            (_("Execution nodes"), "dns", "rpa_tasks_executionnode_changelist", "rpa_tasks.view_executionnode"),
+            (_("Demo orders"), "receipt_long", "rpa_tasks_demoorder_changelist", "rpa_tasks.view_demoorder"),
+        ],
+    ),
+]  # fmt: skip
+
+
+@admin.register(DemoOrder)
+class DemoOrderAdmin(ReadOnlyAdmin):
+    list_display = ("order_no", "shop_id", "status", "buyer", "amount", "version", "writes")
+    search_fields = ("=order_no", "=shop_id")
+
+
+@admin.register(DemoWatermark)
+class DemoWatermarkAdmin(ReadOnlyAdmin):
+    list_display = ("shop_id", "position", "lease_no")

@@ -1,27 +1,112 @@
+""""""
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.timezone import now
-from django.utils.translation import gettext
+from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.decorators import action, display
 
 from rpa_tasks.admin import live
-from rpa_tasks.admin.pausing import Pausing
+from rpa_tasks.admin.live import tag
 from rpa_tasks.configuration.validation import check_platform
 from rpa_tasks.jobs import shops
 from rpa_tasks.jobs.queries import waiting_of_platform
 from rpa_tasks.models import Breaker, Platform
-from scheduling.admin.base import CheckedForm, WithHistory
+from scheduling.admin.base import CheckedForm, KeepsOthersEdits, WithHistory
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.timeline import clock
+
+
+class Pausing(KeepsOthersEdits):
+    """Not fields of the form: who saves an old form must not start or stop anything."""
+
+    #: By primary key, `by=` the person; False where nothing changed.
+    pauses: ClassVar[Callable[..., bool]]
+    resumes: ClassVar[Callable[..., bool]]
+
+    def has_pause_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("scheduling.add_pause"))
+
+    def has_resume_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("scheduling.delete_pause"))
+
+    def has_run_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return bool(request.user.has_perm("rpa_tasks.run_job"))
+
+    def hidden_actions(self, request: HttpRequest, row: Any) -> set[str]:
+        """Buttons that have nothing to do for this row now."""
+        if row.retired_at:
+            return {"pause_row", "resume_row"}
+        return {"pause_row"} if row.paused else {"resume_row"}
+
+    def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
+        row = self.get_object(request, unquote(str(object_id)))
+        hidden = self.hidden_actions(request, row) if row else set()
+        shown = super().get_actions_detail(request, object_id)
+        return [each for each in shown if not any(each.action_name.endswith(f"_{name}") for name in hidden)]
+
+    @display(description=gettext_lazy("state"))  # type: ignore[untyped-decorator]
+    def shown_state(self, row: Any) -> str:
+        if row.retired_at:
+            return tag(gettext("Retired"), "default")
+        return tag(gettext("Paused"), "warning") if row.paused else tag(gettext("In use"), "success")
+
+    @action(description=gettext_lazy("Pause"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
+    def pause_row(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        text = gettext(
+            "Nothing of it starts any more; what runs goes on to its end. What is published meanwhile waits."
+        )
+        return self._switch(
+            request,
+            object_id,
+            type(self).pauses,
+            gettext("Pause “%(what)s”?"),
+            text,
+            gettext("Pause"),
+            gettext("Paused."),
+        )
+
+    @action(description=gettext_lazy("Resume"), icon="play_circle", url_path="resume", permissions=["resume"])  # type: ignore[untyped-decorator]
+    def resume_row(self, request: HttpRequest, object_id: str) -> HttpResponse:
+        text = gettext("What waits for it starts as soon as a node is free.")
+        return self._switch(
+            request,
+            object_id,
+            type(self).resumes,
+            gettext("Resume “%(what)s”?"),
+            text,
+            gettext("Resume"),
+            gettext("It goes on."),
+        )
+
+    def _switch(
+        self, request: HttpRequest, object_id: str, act: Callable[..., bool], title: str, text: str, button: str,
+        done: str,
+    ) -> HttpResponse:  # fmt: skip
+        """Ask, then act."""
+        row = self.found(request, object_id)
+        back = self.url("change", row.pk)
+        if request.method != "POST":
+            return self.page(
+                request, "ops/confirm.html", title % {"what": row}, text=text, button=button, back=back, original=row
+            )
+        if act(row.pk, by=request.user.get_username()):
+            self.log_change(request, row, done)
+            messages.success(request, done)
+        else:
+            messages.info(request, gettext("Nothing was changed: it was so already."))
+        return redirect(back)
 
 
 class PlatformForm(CheckedForm):

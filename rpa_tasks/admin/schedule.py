@@ -23,7 +23,7 @@ from unfold.widgets import (
     UnfoldBooleanSwitchWidget,
 )
 
-from rpa_tasks.admin.fields import JsonField
+from rpa_tasks.admin.flow import JsonField
 from rpa_tasks.jobs.schedules import ALL, MAX_SPREAD, PRIORITIES, read
 from rpa_tasks.models import Flow, Platform
 from scheduling.admin.form_fields import NamesField

@@ -1,30 +1,159 @@
+""""""
+
 from __future__ import annotations
 
-from typing import Any
+from datetime import datetime
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
-from django.db.models import Count, QuerySet
+from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery
+from django.db.models.functions import Coalesce, JSONObject, Now
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
+from django.utils.dateparse import parse_datetime
 from django.utils.html import format_html, format_html_join
-from django.utils.translation import gettext
+from django.utils.safestring import SafeString
+from django.utils.timezone import now
+from django.utils.translation import gettext, gettext_lazy
 from django.utils.translation import gettext_lazy as _
 from unfold.contrib.filters.admin import DropdownFilter, RelatedDropdownFilter
 from unfold.decorators import action, display
 
 from rpa_tasks.admin import live, schedule
 from rpa_tasks.admin import run_job as run_now
+from rpa_tasks.admin.job_page import opened_until
 from rpa_tasks.admin.labels import STATE_TONES
 from rpa_tasks.admin.node import ago
-from rpa_tasks.admin.pausing import Pausing
-from rpa_tasks.admin.shop_form import ShopForm
-from rpa_tasks.admin.shop_state import STATES, figures, narrowed, state_of, with_work, work_of
+from rpa_tasks.admin.platform import Pausing
+from rpa_tasks.configuration.validation import check_shop, profiles
 from rpa_tasks.jobs import shops
-from rpa_tasks.models import Job, LoginState, Shop
-from scheduling.admin.base import WithHistory
+from rpa_tasks.models import Job, JobState, LoginState, Shop
+from scheduling.admin.base import CheckedForm, WithHistory
+from scheduling.admin.labels import spoken
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.admin.touches.timeline import clock
+from scheduling.models import WAITING
+
+
+class ShopForm(CheckedForm):
+    """Pausing and logging in are buttons: who saves an old form must not start or stop anything."""
+
+    class Meta:
+        model = Shop
+        exclude = ("version", "retired_at", "paused", "login_state", "login_lost_at")
+        help_texts: ClassVar[Any] = {
+            "shop_id": _("The platform's own id of the shop; it can't be changed later."),
+            "profile_id": _(
+                "Empty: the platform's key, “-” and the shop id. Its browser keeps its login there; never shared."
+            ),
+            "dedicated_queue": _("Its work leaves the shared queues for s.PLATFORM.SHOP: a node must consume it."),
+            "backlog_limit": _("More are refused while so many wait."),
+        }
+
+    def check(self, values: Any, /) -> None:  # type: ignore[override]
+        platform = values.get("platform") or getattr(self.instance, "platform", None)
+        known = {
+            "platform": platform.key if platform else "",
+            "shop_id": values.get("shop_id") or self.instance.shop_id,
+        }
+        others = Shop.objects.select_related("platform").exclude(pk=self.instance.pk)
+        check_shop({**values, **known}, profiles(others))
+
+
+#: What the board can be narrowed to.
+STATES = {
+    "login": gettext_lazy("Login needed"),
+    "resting": gettext_lazy("Resting"),
+    "paused": gettext_lazy("Paused"),
+    "full": gettext_lazy("Backlog full"),
+    "running": JobState.RUNNING.label,
+    "waiting": gettext_lazy("Waiting"),
+}
+
+
+def with_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
+    """Each with `waiting`, how many jobs wait, and `run`, what runs now or None."""
+    waiting = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, parked="").order_by()
+    running = Job.objects.filter(pk=OuterRef("lane__task_id"))
+    told = JSONObject(
+        pk="pk", since="sending_at", progress="progress", message="progress_message", task_type="flow__task_type"
+    )
+    return shops.select_related("platform__breaker", "lane").annotate(
+        waiting=Coalesce(Subquery(waiting.values("shop").annotate(count=Count("pk")).values("count")), 0),
+        run=Subquery(running.values(told=told)[:1]),
+    )
+
+
+def narrowed(shops: QuerySet[Shop], state: str) -> QuerySet[Shop]:
+    """`shops` come from `with_work`."""
+    gates = {
+        "login": Q(login_state=LoginState.NEEDED),
+        "resting": Q(platform__breaker__open_until__gt=Now()),
+        "paused": Q(paused=True) | Q(platform__paused=True),
+        "full": Q(waiting__gte=F("backlog_limit")),
+        "running": Q(lane__task_id__isnull=False),
+        "waiting": Q(waiting__gt=0),
+    }
+    return shops.filter(gates[state]) if state in gates else shops
+
+
+def state_of(shop: Any) -> tuple[str, str]:
+    """A tone and the words."""
+    if shop.retired_at:
+        return "default", gettext("Retired")
+    if shop.login_state == LoginState.NEEDED:
+        return "danger", gettext("Login needed")
+    if shop.paused or shop.platform.paused:
+        return "warning", gettext("Paused") if shop.paused else gettext("Platform paused")
+    if shop.waiting >= shop.backlog_limit:
+        return "danger", gettext("Backlog full")
+    if shop.run:
+        return "info", str(JobState.RUNNING.label)
+    if opened_until(shop.platform):
+        return "danger", gettext("Resting")
+    return ("default", gettext("Waiting")) if shop.waiting else ("success", gettext("Idle"))
+
+
+def work_of(shop: Any) -> SafeString | str:
+    """What runs and how far it is, else what it waits for."""
+    if shop.run:
+        return running_line(shop.run)
+    if shop.login_state == LoginState.NEEDED and shop.login_lost_at:
+        return gettext("since %(time)s") % {"time": clock(shop.login_lost_at)}
+    if until := opened_until(shop.platform):
+        return gettext("next try at %(time)s") % {"time": clock(until)}
+    return ""
+
+
+def running_line(run: dict[str, Any]) -> SafeString:
+    job = Job(progress=run["progress"], progress_message=run["message"] or "")
+    since = started(run)
+    return format_html(
+        '<a class="at-link" href="{}">{}</a> <span class="at-quiet at-nowrap">{}</span><br>{}',
+        reverse("admin:rpa_tasks_job_change", args=[run["pk"]]), run["task_type"],
+        gettext("for %(span)s") % {"span": spoken(now() - since)} if since else gettext("beginning"), live.bar(job),
+    )  # fmt: skip
+
+
+def started(run: dict[str, Any]) -> datetime | None:
+    return parse_datetime(run["since"]) if run["since"] else None
+
+
+def figures() -> list[dict[str, Any]]:
+    """Of all living shops: how many there are in each state that somebody should know of."""
+    living = Shop.objects.filter(retired_at=None)
+    counts = living.aggregate(
+        running=Count("pk", filter=Q(lane__task_id__isnull=False)),
+        login=Count("pk", filter=Q(login_state=LoginState.NEEDED)),
+        paused=Count("pk", filter=Q(paused=True) | Q(platform__paused=True)),
+        resting=Count("pk", filter=Q(platform__breaker__open_until__gt=Now())),
+    )
+    shown = [("", gettext("Shops"), living.count(), ""), ("running", STATES["running"], counts["running"], "")]
+    shown += [(key, STATES[key], counts[key], "bad") for key in ("login", "resting", "paused")]
+    return [{"state": key, "words": words, "count": count, "tone": tone if count else ""}
+            for key, words, count, tone in shown]  # fmt: skip
+
 
 LATEST = 10
 

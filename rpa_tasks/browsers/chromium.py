@@ -15,7 +15,7 @@ from pathlib import Path
 from django.conf import settings
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import devtools, places
+from rpa_tasks.browsers import devtools, registry
 from rpa_tasks.browsers.browser_processes import MARKER, is_alive, left_on, listens, strangers
 from rpa_tasks.browsers.errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
 from rpa_tasks.browsers.singleton import release_singleton
@@ -78,7 +78,7 @@ def find_chromium() -> str:
 def start(slot: int, profile_id: str) -> Running:
     """Start a browser and wait until it answers. The caller has slot and profile, and its record names both.
     NoBrowser: what was started may still live; end it."""
-    profile = places.profile(profile_id)
+    profile = registry.profile(profile_id)
     if shutil.disk_usage(profile).free < LEAST_FREE:
         raise NoBrowser(DISK_FULL, f"Less than {LEAST_FREE // 2**20} MB are free.")
     if others := strangers(str(profile)):
@@ -88,7 +88,7 @@ def start(slot: int, profile_id: str) -> Running:
     release_singleton(profile)
     port_file = profile / "DevToolsActivePort"
     port_file.unlink(missing_ok=True)
-    log = places.logs() / f"browser-{slot}.log"
+    log = registry.logs() / f"browser-{slot}.log"
     pid = _spawn([find_chromium(), *_flags(profile)], log=log, slot=slot, profile=profile, profile_id=profile_id)
     process = look(pid)
     for _ in _moments(START_TIMEOUT):
@@ -154,13 +154,13 @@ def _environment(slot: int, profile: Path) -> dict[str, str]:
         "HOME": str(profile),
         "LANG": "C.UTF-8",
         "TZ": settings.TIME_ZONE,
-        MARKER: places.marker(slot),
+        MARKER: registry.marker(slot),
     }
 
 
 def _port(port_file: Path) -> tuple[int, str] | None:
     try:
-        port, path = places.read_own(port_file).decode().split()
+        port, path = registry.read_own(port_file).decode().split()
         return int(port), path
     except (OSError, ValueError):
         return None

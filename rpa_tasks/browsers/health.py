@@ -21,7 +21,7 @@ from typing import Any
 import structlog
 from django.conf import settings
 
-from rpa_tasks.browsers import places
+from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.pool import is_in_order
 from rpa_tasks.browsers.recycling import recorded
 from rpa_tasks.browsers.registry import IDLE, Record
@@ -105,7 +105,7 @@ def _is_ready(examiner: subprocess.Popen[bytes]) -> bool:
 
 def _ask(examiner: subprocess.Popen[bytes], record: Record, what: str) -> dict[str, Any]:
     """Its health. The examiner is killed where it does not answer in time; the next question then fails at once."""
-    question = {"do": what, "port": record.port, "profile": str(places.profile(record.profile)), "seconds": PATIENCE}
+    question = {"do": what, "port": record.port, "profile": str(registry.profile(record.profile)), "seconds": PATIENCE}
     assert examiner.stdin
     assert examiner.stdout
     try:

@@ -12,11 +12,10 @@ from typing import Self
 
 import structlog
 
-from rpa_tasks.browsers import chromium, devtools, places, profiles, recent, wear
+from rpa_tasks.browsers import chromium, devtools, profiles, recycling, registry
 from rpa_tasks.browsers.browser_processes import command_line, is_alive, listens, names_profile
 from rpa_tasks.browsers.errors import BROWSER_FAILED, BROWSER_WAIT, PROFILE_BUSY, NoBrowser, refusal
-from rpa_tasks.browsers.lock import Lock
-from rpa_tasks.browsers.registry import BUSY, IDLE, Record
+from rpa_tasks.browsers.registry import BUSY, IDLE, Lock, Record
 from rpa_tasks.browsers.slots import Slot, own_records, take_slot
 
 log = structlog.get_logger(__name__)
@@ -35,7 +34,7 @@ class Borrowed:
         self.pid = record.pid
         self.slot = record.slot
         self.profile_id = record.profile
-        self.profile_dir: Path = places.profile(record.profile)
+        self.profile_dir: Path = registry.profile(record.profile)
         self.waited = waited  #: from the request to the browser
         self.warm = warm  #: it was running already
         self._slot = slot
@@ -95,7 +94,7 @@ def borrow(profile_id: str, shop: str, *, wait: timedelta, lease_no: int) -> Bor
 
 
 def _take_profile(profile_id: str, ends_at: float) -> Lock:
-    lock = Lock(places.profile_lock(profile_id))
+    lock = Lock(registry.profile_lock(profile_id))
     for _ in _looks(ends_at):
         if lock.take():
             return lock
@@ -139,7 +138,7 @@ def started(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record
     assert slot.record is not None
     try:
         running = chromium.start(slot.number, profile_id)
-        profiles.bring_back(running.port, running.path, places.profile(profile_id))
+        profiles.bring_back(running.port, running.path, registry.profile(profile_id))
         now = time.time()
         slot.write(
             replace(
@@ -161,7 +160,7 @@ def started(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record
 
 def is_in_order(record: Record) -> bool:
     """Whether it is the very browser that was recorded: process, profile, port and its own random address."""
-    profile = str(places.profile(record.profile))
+    profile = str(registry.profile(record.profile))
     if not (
         is_alive(record.pid, record.ticks)
         and names_profile(command_line(record.pid), profile)
@@ -178,8 +177,8 @@ def _put_back(slot: Slot, why: str) -> None:
     record = slot.record
     assert record is not None
     record = replace(record, uses=record.uses + 1, last_used_at=time.time())
-    recent.remember(record.profile, record.shop)
-    if why := why or wear.reason(record) or _untidied(record):
+    registry.remember(record.profile, record.shop)
+    if why := why or recycling.reason(record) or _untidied(record):
         slot.empty(why)
     else:
         slot.write(replace(record, state=IDLE, lease_no=0))

@@ -5,16 +5,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 from django.conf import settings
 
-from rpa_tasks.browsers import places, registry, shutdown, wear
-from rpa_tasks.browsers.browser_processes import marked_slots
+from rpa_tasks.browsers import registry, shutdown
+from rpa_tasks.browsers.browser_processes import marked_slots, memory_by_session
 from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Record
 from rpa_tasks.browsers.slots import Slot, unused
 
 log = structlog.get_logger(__name__)
+
+
+def reason(record: Record) -> str:
+    """Why it should be replaced; empty: it should not."""
+    if record.uses >= settings.AFTERTOUCH_RPA_BROWSER_USES:
+        return "uses"
+    if time.time() - record.started_at >= settings.AFTERTOUCH_RPA_BROWSER_AGE.total_seconds():
+        return "age"
+    if memory_by_session().get(record.pid, 0) // 2**20 >= settings.AFTERTOUCH_RPA_BROWSER_MEMORY_MB:
+        return "memory"
+    return ""
+
 
 IDLE_FOR = 600.0  #: seconds until an idle browser beyond the warm ones is ended
 
@@ -27,7 +41,7 @@ def end_abandoned() -> None:
 
 def end_unrecorded() -> None:
     """A browser of ours whose record was deleted by hand, or went with a disk that was full."""
-    for number in marked_slots(str(places.browsers().resolve())):
+    for number in marked_slots(str(registry.browsers().resolve())):
         with unused(number) as slot:
             if slot and slot.record is None:
                 shutdown.end(Record(slot=number, state=BUSY), "no record")
@@ -43,7 +57,7 @@ def free_quarantined() -> None:
 def end_worn() -> None:
     for slot in in_state(IDLE):
         assert slot.record is not None
-        if why := wear.reason(slot.record):
+        if why := reason(slot.record):
             slot.empty(why)
 
 
@@ -81,3 +95,30 @@ def recorded(*states: str) -> list[Record]:
     """What the registry says, of all slots."""
     records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
     return [record for record in records if record and record.state in states]
+
+
+EMPTY = "empty"
+
+
+def describe() -> list[dict[str, Any]]:
+    """One entry a slot, also for an empty one. Instants are ISO 8601, UTC."""
+    memory = memory_by_session()
+    return [
+        {
+            "slot": slot,
+            "state": record.state if record else EMPTY,
+            "shop": record.shop if record else "",
+            "profile": record.profile if record else "",
+            "port": record.port or None if record else None,
+            "uses": record.uses if record else 0,
+            "started_at": _instant(record.started_at) if record else None,
+            "last_used_at": _instant(record.last_used_at) if record else None,
+            "rss_mb": memory.get(record.pid, 0) // 2**20 if record and record.pid else 0,
+            "reason": record.reason if record else "",
+        }
+        for slot, record in registry.records(settings.AFTERTOUCH_RPA_BROWSERS).items()
+    ]
+
+
+def _instant(seconds: float) -> str | None:
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds") if seconds else None

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import structlog
 
-from rpa_tasks.browsers import devtools, places, profiles
+from rpa_tasks.browsers import devtools, profiles, registry
 from rpa_tasks.browsers.browser_processes import command_line, family, is_alive
 from rpa_tasks.browsers.registry import Record
 from rpa_tasks.browsers.singleton import release_singleton
@@ -36,15 +36,15 @@ def end(record: Record, why: str) -> bool:
         log.error("browser_survived", slot=record.slot, profile=record.profile, pids=[each.pid for each in left])
         return False
     if record.profile:
-        release_singleton(places.profile(record.profile))
+        release_singleton(registry.profile(record.profile))
     log.info("browser_ended", slot=record.slot, profile=record.profile, why=why)
     return True
 
 
 def remaining(record: Record) -> list[Process]:
     """What still lives of the slot's browser."""
-    profile = str(places.profile(record.profile)) if record.profile else ""
-    return family(marker=places.marker(record.slot), leader=(record.pid, record.ticks), profile=profile)
+    profile = str(registry.profile(record.profile)) if record.profile else ""
+    return family(marker=registry.marker(record.slot), leader=(record.pid, record.ticks), profile=profile)
 
 
 def _recognised(record: Record) -> Record:
@@ -62,7 +62,7 @@ def _asked_to_close(record: Record) -> bool:
     if not (record.port and is_alive(record.pid, record.ticks)):
         return False
     try:
-        profiles.keep(record.port, record.path, places.profile(record.profile))
+        profiles.keep(record.port, record.path, registry.profile(record.profile))
         devtools.call(record.port, record.path, "Browser.close", timeout=ANSWER_WITHIN)
     except devtools.NoAnswer:
         return False

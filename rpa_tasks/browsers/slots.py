@@ -13,9 +13,8 @@ from dataclasses import replace
 
 from django.conf import settings
 
-from rpa_tasks.browsers import places, registry, shutdown
-from rpa_tasks.browsers.lock import Lock
-from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Record
+from rpa_tasks.browsers import registry, shutdown
+from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Lock, Record
 
 
 class Slot:
@@ -24,7 +23,7 @@ class Slot:
     def __init__(self, number: int) -> None:
         self.number = number
         self.record: Record | None = None
-        self._lock = Lock(places.slot_lock(number))
+        self._lock = Lock(registry.slot_lock(number))
 
     @property
     def held(self) -> bool:

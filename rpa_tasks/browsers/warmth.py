@@ -10,12 +10,11 @@ from dataclasses import replace
 import structlog
 from django.conf import settings
 
-from rpa_tasks.browsers import places, recent, registry
+from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.errors import NoBrowser
-from rpa_tasks.browsers.lock import Lock
 from rpa_tasks.browsers.pool import started
 from rpa_tasks.browsers.recycling import recorded
-from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED
+from rpa_tasks.browsers.registry import BUSY, IDLE, QUARANTINED, Lock
 from rpa_tasks.browsers.slots import Slot, unused
 
 log = structlog.get_logger(__name__)
@@ -30,7 +29,7 @@ class Warmth:
     def keep(self) -> None:
         """Start what is lacking to the number of idle browsers, the shop that ran last first."""
         lacking = settings.AFTERTOUCH_RPA_WARM_BROWSERS - len(recorded(IDLE))
-        for use in recent.last_uses():
+        for use in registry.last_uses():
             if lacking > 0 and self._may_try(use.profile) and not _has_browser(use.profile):
                 lacking -= self._start(use)
 
@@ -38,7 +37,7 @@ class Warmth:
         failed_at = self._failed.get(profile)
         return failed_at is None or time.monotonic() - failed_at >= RETRY_AFTER
 
-    def _start(self, use: recent.Use) -> bool:
+    def _start(self, use: registry.Use) -> bool:
         try:
             with _profile_alone(use.profile) as alone, _empty_slot() as slot:
                 # Looked at again: its run may have started one before the lock was ours.
@@ -58,7 +57,7 @@ def _has_browser(profile: str) -> bool:
 
 @contextmanager
 def _profile_alone(profile: str) -> Iterator[bool]:
-    lock = Lock(places.profile_lock(profile))
+    lock = Lock(registry.profile_lock(profile))
     taken = lock.take()
     try:
         yield taken

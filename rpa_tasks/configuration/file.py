@@ -20,8 +20,18 @@ from rpa_tasks.outcomes import DEFAULT_DELAYS
 from scheduling.configuration.file.base import Change, Stamp
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection, Wanted
-from scheduling.configuration.file.schema import Field
-from scheduling.configuration.file.values import DURATION, FLAG, KEY, Anything, ListOf, MapOf, Seconds, Text, Whole
+from scheduling.configuration.file.schema import (
+    DURATION,
+    FLAG,
+    KEY,
+    Anything,
+    Field,
+    ListOf,
+    MapOf,
+    Seconds,
+    Text,
+    Whole,
+)
 from scheduling.models import WAITING
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema_rs
 
-from rpa_tasks.jobs.storable import unstorable
+from rpa_tasks.jobs.publish import unstorable
 from rpa_tasks.models import DedupeBy, Shop
 from rpa_tasks.supervisor.command import MOST_FOLDERS, check_program, check_words
 from rpa_tasks.supervisor.markers import MARKERS

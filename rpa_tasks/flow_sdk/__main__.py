@@ -4,14 +4,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from rpa_tasks.flow_sdk import discovery, running, starting_new
+from rpa_tasks.flow_sdk import cli, discovery
 from rpa_tasks.flow_sdk.errors import Misused
 
 
 def main(words: list[str]) -> int:
     order = _parser().parse_args(words)
     if order.what == "run":
-        return running.run(order.flow, order.param, order.timeout)
+        return cli.run(order.flow, order.param, order.timeout)
     try:
         return {"new": _new, "try": _try, "list": _list}[order.what](order)
     except Misused as error:
@@ -26,17 +26,17 @@ def _list(order: argparse.Namespace) -> int:
 
 
 def _new(order: argparse.Namespace) -> int:
-    path = starting_new.write_starter(order.name, order.to)
+    path = cli.write_starter(order.name, order.to)
     sys.stdout.write(f"Wrote {path}\n")
-    if not starting_new.is_found(path):
-        sys.stdout.write(f"It is found after: {starting_new.hint(path)}\n")
+    if not cli.is_found(path):
+        sys.stdout.write(f"It is found after: {cli.hint(path)}\n")
     return 0
 
 
 def _try(order: argparse.Namespace) -> int:
-    from rpa_tasks.flow_sdk import trying  # what it needs would make each run of the workers begin later
+    from rpa_tasks.flow_sdk import cli  # what it needs would make each run of the workers begin later
 
-    return trying.try_flow(
+    return cli.try_flow(
         order.flow,
         shop=order.shop,
         payload=order.payload,

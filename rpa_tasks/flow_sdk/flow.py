@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rpa_tasks.flow_sdk.browser import Tab
 from rpa_tasks.flow_sdk.errors import BusinessError, Misused
-from rpa_tasks.flow_sdk.tab import Tab
 from rpa_tasks.flow_sdk.wire import Wire
 
 if TYPE_CHECKING:

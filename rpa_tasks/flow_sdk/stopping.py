@@ -13,8 +13,8 @@ import time
 from types import FrameType
 from typing import NoReturn
 
+from rpa_tasks.flow_sdk.browser import Tab
 from rpa_tasks.flow_sdk.errors import INTERRUPTED, TERMINATED, TIMED_OUT
-from rpa_tasks.flow_sdk.tab import Tab
 from rpa_tasks.flow_sdk.wire import Wire
 
 #: Seconds after the timeout at which a run ends itself, in case nobody else does it.

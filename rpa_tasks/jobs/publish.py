@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from decimal import Decimal
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -23,7 +25,6 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from rpa_tasks.jobs.pick import jobs
-from rpa_tasks.jobs.storable import as_stored, unstorable
 from rpa_tasks.jobs.wakeups import doorbell
 from rpa_tasks.models import DedupeBy, Flow, Job, Platform, Shop
 from rpa_tasks.supervisor import command
@@ -32,6 +33,30 @@ from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInpu
 from scheduling.ids import new_id
 from scheduling.ledger.transitions import HINT_LEASE, Hint
 from scheduling.models import Priority
+
+#: U+0000 as it is written in JSON, and not the six characters of its name behind a backslash of their own.
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
+
+def as_stored(value: Any) -> Any:
+    """The value as it is read back from `jsonb`, which writes numbers without an exponent: 1e300 has 301 digits."""
+    return json.loads(json.dumps(value, ensure_ascii=False), parse_float=_plain)
+
+
+def _plain(text: str) -> int | float:
+    number = Decimal(text)
+    return int(number) if "e" in text and number == number.to_integral_value() else float(text)
+
+
+def unstorable(value: Any) -> str:
+    """Why it cannot be kept, or ""."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, TypeError, RecursionError) as error:  # NaN, half a surrogate pair, no JSON at all
+        return str(error)
+    return "contains U+0000" if _NUL.search(text) else ""
+
 
 MAX_DELAY = timedelta(days=90)
 MAX_PAYLOAD = 65_536  #: bytes of JSON; a command line's word holds 128 KiB

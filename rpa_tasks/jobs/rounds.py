@@ -16,8 +16,7 @@ from typing import Any
 from django.conf import settings
 from django.db import transaction
 
-from rpa_tasks.jobs.publish import INSERT_JOBS, key_of, key_of_payload
-from rpa_tasks.jobs.storable import as_stored
+from rpa_tasks.jobs.publish import INSERT_JOBS, as_stored, key_of, key_of_payload
 from rpa_tasks.jobs.wakeups import doorbell
 from rpa_tasks.models import Flow
 from scheduling import sql

@@ -19,11 +19,11 @@ from django.db.models.functions import Now
 from django.utils.timezone import now
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import places, view
-from rpa_tasks.browsers.old_profiles import KEPT_FOR, OldProfiles
+from rpa_tasks.browsers import recycling, registry
+from rpa_tasks.browsers.profiles import KEPT_FOR, OldProfiles
 from rpa_tasks.models import ExecutionNode, Job, JobState
 from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID, marked, sweep
-from rpa_tasks.worker import node_queues
+from rpa_tasks.worker import node
 from scheduling import sql
 
 log = structlog.get_logger(__name__)
@@ -77,10 +77,10 @@ class Chores:
             defaults={
                 "seen_at": Now(),
                 "started_at": self.started_at,
-                "slots": node_queues.slots(),
+                "slots": node.slots(),
                 # Of all its workers: only one of their maintainers works.
-                "queues": list(dict.fromkeys([*self.queues, *node_queues.carried()])),
-                "browsers": view.describe(),
+                "queues": list(dict.fromkeys([*self.queues, *node.carried()])),
+                "browsers": recycling.describe(),
             },
         )
 
@@ -126,7 +126,7 @@ class LeftRuns:
     """A walk through the working directories, with the parameter files, of runs whose worker was killed."""
 
     def __init__(self) -> None:
-        self._walk = _entries(places.runs())
+        self._walk = _entries(registry.runs())
         self._left: list[str] = []
 
     def delete_some(self) -> None:
@@ -135,23 +135,23 @@ class LeftRuns:
         if not self._left:
             entries = list(islice(self._walk, LOGS_AT_ONCE))
             if len(entries) < LOGS_AT_ONCE:
-                self._walk = _entries(places.runs())  # from the beginning, next time
+                self._walk = _entries(registry.runs())  # from the beginning, next time
             self._left = [entry.name for entry in _of_runs_that_are_over(entries)]
         while self._left and (within := ends_at - time.monotonic()) > 0:
-            isolation.delete_directory(places.runs() / self._left.pop(), within)
+            isolation.delete_directory(registry.runs() / self._left.pop(), within)
 
 
 class OldLogs:
     """A walk through the folder of logs, a few steps a pass: what killed workers left may be very many files."""
 
     def __init__(self) -> None:
-        self._walk = _entries(places.logs())
+        self._walk = _entries(registry.logs())
 
     def delete_some(self) -> int:
         """Delete runs' logs that nobody will; cut the browsers' where they grow. Returns how many were looked at."""
         entries = list(islice(self._walk, LOGS_AT_ONCE))
         if len(entries) < LOGS_AT_ONCE:
-            self._walk = _entries(places.logs())  # from the beginning, next time
+            self._walk = _entries(registry.logs())  # from the beginning, next time
         left: list[os.DirEntry[str]] = []
         for entry in entries:
             with suppress(OSError):

@@ -19,8 +19,8 @@ from collections.abc import Callable
 import django
 import structlog
 
-from rpa_tasks.browsers import health, places, recycling, warmth
-from rpa_tasks.browsers.lock import Lock
+from rpa_tasks.browsers import health, recycling, registry, warmth
+from rpa_tasks.browsers.registry import Lock
 from rpa_tasks.supervisor.orphans import end_unguarded
 
 log = structlog.get_logger(__name__)
@@ -36,7 +36,7 @@ def main(words: list[str]) -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
     django.setup()
     worker = Worker(order.parent)
-    lock = Lock(places.browsers() / "maintainer.lock")
+    lock = Lock(registry.browsers() / "maintainer.lock")
     while not lock.take():
         if worker.is_gone(within=LOOK):
             return

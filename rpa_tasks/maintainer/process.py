@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import structlog
 from django.conf import settings
 
-from rpa_tasks.worker import node_queues
+from rpa_tasks.worker import node
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +85,7 @@ class Supervision:
 
     def _launch(self) -> subprocess.Popen[bytes]:
         try:
-            node_queues.note(self._queues, self._processes)
+            node.note(self._queues, self._processes)
         except OSError as error:  # the disk is full; what keeps it from doing harm is needed all the more
             log.warning("queues_not_noted", error=str(error))
         words = ["--queues", ",".join(self._queues), "--parent", str(os.getpid())]

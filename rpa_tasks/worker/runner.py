@@ -22,7 +22,7 @@ from django.db import close_old_connections, connection
 from django.db.models.functions import Now
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import Borrowed, NoBrowser, borrow, places
+from rpa_tasks.browsers import Borrowed, NoBrowser, borrow, registry
 from rpa_tasks.flow_sdk.discovery import VARIABLE as FLOWS
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.pick import Pick, jobs
@@ -35,8 +35,7 @@ from rpa_tasks.supervisor.client import Guarded, Order, Progress, sweep
 from rpa_tasks.supervisor.clock import clock
 from rpa_tasks.supervisor.markers import SWEEP_GRACE
 from rpa_tasks.worker.evidence import collect
-from rpa_tasks.worker.node import slot
-from rpa_tasks.worker.stopping import stopping
+from rpa_tasks.worker.node import slot, stopping
 from scheduling import sql
 from scheduling.ledger.transitions import Claim
 
@@ -293,7 +292,7 @@ class _Run:
         """With a working directory that is deleted, and a sandbox that is taken down, when `prepared` is closed. Raises
         `ParamTooLong`, `OSError` and `isolation.CannotIsolate`."""
         flow, shop, claim = self.job.flow, self.job.shop, self.pick.claim
-        folder = places.runs() / f"{self.job.pk}-{claim.lease_no}"
+        folder = registry.runs() / f"{self.job.pk}-{claim.lease_no}"
         param_file = folder / "param.json"
         argv = command.argv_for(
             flow.command, flow=flow.name, param=self._param(), timeout=flow.timeout, param_file=str(param_file)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
+from django.core.paginator import Paginator
 from django.db import transaction
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
+from django.utils.functional import cached_property
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 from unfold.decorators import action
 
 from scheduling.admin.base import OpsAdmin
+from scheduling.admin.patience import patiently
 from scheduling.models.versioned import locked_to_write
 
 
@@ -110,3 +114,16 @@ class Retirable(OpsAdmin):
             stored = locked_to_write(self.model._default_manager.all()).get(pk=row.pk)
             stored.retired_at = retired_at
             stored.save()
+
+
+MOST = 10_000  #: rows that are counted; of more it is only known that there are more
+
+
+class CappedPaginator(Paginator):  # type: ignore[type-arg]
+    """The pages of so many rows. Who needs what lies behind narrows the list down."""
+
+    @cached_property
+    def count(self) -> int:
+        rows = cast("QuerySet[Any]", self.object_list)
+        found = patiently(lambda: rows.order_by()[: MOST + 1].count())
+        return MOST + 1 if found is None else found

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import time
+from collections.abc import Callable
+from io import BytesIO
 from typing import Any
 
+from asgiref.sync import iscoroutinefunction
 from django.conf import settings
-from django.http import HttpRequest
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest, get_script_prefix
+from django.core.handlers.exception import convert_exception_to_response
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import set_script_prefix, set_urlconf
 from django.utils.module_loading import import_string
 from ninja import NinjaAPI
 from ninja.parser import Parser
 
+from scheduling import metrics
 from scheduling.api import bulk_actions, customers, events, failed_tasks, pauses, touches
-from scheduling.api.errors import answer_with_problems
+from scheduling.api.auth import admit_body
+from scheduling.api.errors import MEDIA_TYPE, Problem, answer_with_problems, problem_response
 from scheduling.api.strict_json import decode
+from scheduling.api.threads import in_database_thread
 from scheduling.errors import FieldError, InvalidInput
+from scheduling.web.csp import NOT_A_PAGE, POLICY, protect
 
 
 class StrictParser(Parser):
@@ -49,3 +62,114 @@ for router in (
     api.add_router("", router)
 for path in getattr(settings, "API_ROUTERS", ()):
     api.add_router("", import_string(path))
+
+
+BODY_TIMEOUT = 30  #: seconds in which a body has to be there
+DETAILS = {
+    404: "There is no such thing.",
+    405: "This method is not allowed here.",
+    500: "Something went wrong here. It has been logged.",
+}
+
+
+class ClientGone(Exception):
+    """Nobody is there to answer."""
+
+
+class ApiHandler(ASGIHandler):
+    """Django for machines. An API key needs no session and no CSRF token, so there is no middleware; there are no
+    request signals, whose receivers would cost each event three hops to a thread; synchronous views run in the API's
+    own threads; whatever goes wrong is answered with a problem."""
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        self._view_middleware: list[object] = []
+        self._template_response_middleware: list[object] = []
+        self._exception_middleware: list[object] = []
+        self._middleware_chain = convert_exception_to_response(self._get_response_async)  # type: ignore[attr-defined]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        started_at, route = time.monotonic(), "unread"
+        try:
+            response, route = await self._respond(scope, receive)
+        except ClientGone:
+            return
+        except Problem as problem:
+            # The rest of the body is not read, so the connection cannot be used again.
+            response = problem.response()
+            response["Connection"] = "close"
+        response["X-Content-Type-Options"] = "nosniff"
+        response["Referrer-Policy"] = "no-referrer"
+        response.headers.setdefault(POLICY, NOT_A_PAGE)
+        if "Cache-Control" not in response:
+            response["Cache-Control"] = "no-store"
+        metrics.time_answer(route, response.status_code, time.monotonic() - started_at)
+        await self.send_response(response, send)
+
+    async def _respond(self, scope: Any, receive: Any) -> tuple[HttpResponseBase, str]:
+        """The answer, and the route that it comes from."""
+        body = await _read_body(scope, receive)
+        set_script_prefix(get_script_prefix(scope))
+        try:
+            request = ASGIRequest(scope, BytesIO(body))
+        except UnicodeDecodeError:
+            return problem_response(400, "The address cannot be read."), "unread"
+        response = await self.get_response_async(request)
+        route = request.resolver_match.route if request.resolver_match else "unknown"
+        protect(request, response)
+        if response.status_code >= 400 and not str(response.get("Content-Type", "")).startswith(MEDIA_TYPE):
+            return _as_problem(response), route
+        return response, route
+
+    async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
+        """Without Django's log line for each refusal, which would cost a flood of them a hop to a thread each: the
+        metrics count refusals, and what fails unexpectedly is logged where it is turned into a problem."""
+        set_urlconf(settings.ROOT_URLCONF)
+        chain: Any = self._middleware_chain
+        response: HttpResponseBase = await chain(request)
+        return response
+
+    def make_view_atomic(self, view: Callable[..., Any]) -> Callable[..., Any]:
+        """Django asks here how to call a view."""
+        if iscoroutinefunction(view):
+            return view
+
+        async def run(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            return await in_database_thread(view, request, *args, **kwargs)
+
+        return run
+
+
+def _as_problem(response: HttpResponseBase) -> HttpResponse:
+    kept = {name: value for name, value in response.items() if name in ("Allow", "Retry-After")}
+    status = response.status_code
+    return problem_response(status, DETAILS.get(status, "The request cannot be answered."), headers=kept)
+
+
+async def _read_body(scope: Any, receive: Any) -> bytes:
+    """The whole body, or a `Problem` as soon as it is certain to be too long, announced or not."""
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    too_long = Problem(413, f"The body is longer than {limit} bytes.")
+    announced = False
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            announced = int(value) > 0
+            if int(value) > limit:
+                raise too_long
+        elif name == b"transfer-encoding":
+            announced = True
+    if announced:
+        await admit_body(scope["headers"])
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                body += message.get("body", b"")
+                if len(body) > limit:
+                    raise too_long
+                if not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError as error:
+        raise Problem(408, f"The body was not complete after {BODY_TIMEOUT} seconds.") from error

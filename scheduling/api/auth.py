@@ -3,18 +3,196 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
 
+import structlog
 from django.conf import settings
 from django.http import HttpRequest
 from ninja.security.http import HttpAuthBase
+from redis.exceptions import RedisError
 
 from scheduling.api.errors import Problem
-from scheduling.api.keys import Principal, key_ring
-from scheduling.api.rates import Budget, rates
 from scheduling.api.threads import in_door_thread
+from scheduling.models import ApiKey, granted
+from scheduling.operations.commands import digest_of
 from scheduling.operations.failed_tasks import Actor
+from scheduling.redis_client import connect
+
+log = structlog.get_logger(__name__)
+
+
+T = TypeVar("T")
+
+REMEMBERED = 3.0  #: seconds
+REMEMBERED_KEYS = 1_000
+REMEMBERED_STRANGERS = 10_000  #: digests that are no key's; bounded, as anybody can make them up
+LONGEST_KEY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """A valid key's row."""
+
+    id: int
+    name: str
+    scopes: frozenset[str]
+    rate_per_minute: int | None
+    expires_at: datetime | None
+    revoked_at: datetime | None
+
+    def is_valid(self) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or self.expires_at > datetime.now(UTC))
+
+
+class KeyRing:
+    """Keys by their digest. `recall` never blocks; `look_up` asks the database."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[float, Principal]] = {}
+        self._strangers: dict[str, float] = {}
+        self._changing = threading.Lock()
+
+    def recall(self, key: str) -> tuple[bool, Principal | None]:
+        """Whether an answer is remembered, and the answer: a valid key's row, or None."""
+        if not key or len(key) > LONGEST_KEY or not key.isascii():
+            return True, None
+        digest, now = digest_of(key), time.monotonic()
+        known = self._known.get(digest)
+        if known and known[0] > now:
+            return True, known[1] if known[1].is_valid() else None
+        return self._strangers.get(digest, 0) > now, None
+
+    def look_up(self, key: str) -> Principal | None:
+        """Ask the database and remember the answer. Raises what the database raises."""
+        digest = digest_of(key)
+        row = ApiKey.objects.filter(digest=digest).first()
+        until = time.monotonic() + REMEMBERED
+        with self._changing:
+            if row is None:
+                self._known.pop(digest, None)
+                _remember(self._strangers, digest, until, REMEMBERED_STRANGERS)
+                return None
+            principal = Principal(
+                row.pk, row.name, granted(row.scopes), row.rate_per_minute, row.expires_at, row.revoked_at
+            )
+            self._strangers.pop(digest, None)
+            _remember(self._known, digest, (until, principal), REMEMBERED_KEYS)
+        return principal if principal.is_valid() else None
+
+    def forget(self) -> None:
+        with self._changing:
+            self._known.clear()
+            self._strangers.clear()
+
+
+def _remember(store: dict[str, T], digest: str, value: T, limit: int) -> None:
+    """The oldest goes when it is full."""
+    store.pop(digest, None)
+    while len(store) >= limit:
+        del store[next(iter(store))]
+    store[digest] = value
+
+
+key_ring = KeyRing()
+
+
+SCRIPT = Path(__file__).with_name("rates.lua").read_text(encoding="utf-8")
+SOCKET_TIMEOUT = 0.2  #: seconds
+BLIND = 5.0  #: seconds for which Redis is not asked again after it did not answer
+LARGEST_SLICE = 500
+
+
+class Budget:
+    """One key's budget of one kind, as far as this process has leased it."""
+
+    def __init__(self, name: str, rates: Rates) -> None:
+        self._name = name
+        self._rates = rates
+        self._left = 0
+        self._ends = 0.0  #: when the leased minute is over, by this process' monotonic clock
+        self._spent = False  #: nothing more is to be had this minute
+        self._taking = threading.Lock()
+        self._leasing = threading.Lock()
+
+    def take(self, count: int) -> float | None:
+        """Seconds to wait (0: it is taken), or None where Redis has to be asked. Never blocks."""
+        with self._taking:
+            now = time.monotonic()
+            if now < self._ends:
+                if self._left >= count:
+                    self._left -= count
+                    return 0
+                if self._spent:
+                    return self._ends - now
+        return 0 if self._rates.is_blind() else None
+
+    def lease_and_take(self, count: int, limit: int) -> float:
+        """The same, after asking Redis for more. Blocks for one round trip, at most for the socket's timeout."""
+        with self._leasing:
+            if (wait := self.take(count)) is not None:
+                return wait
+            wanted = max(count - self._left, min(LARGEST_SLICE, limit // 100))
+            asked_at = time.monotonic()
+            lease = self._rates.lease(self._name, limit, wanted)
+            if lease is None:
+                return 0
+            granted, milliseconds = lease
+            with self._taking:
+                if asked_at >= self._ends:
+                    self._left = 0
+                # From before the question: the minute ends no later here than there.
+                self._ends = asked_at + milliseconds / 1000
+                self._left += granted
+                self._spent = granted < wanted
+        wait = self.take(count)
+        return 0 if wait is None else wait
+
+
+class Rates:
+    """The budgets of this process."""
+
+    def __init__(self, url: str) -> None:
+        self._script = connect(url, timeout=SOCKET_TIMEOUT).register_script(SCRIPT)
+        self._budgets: dict[str, Budget] = {}
+        self._blind_until = 0.0
+
+    def budget(self, key_id: int, meter: str) -> Budget:
+        name = f"at:rate:{{{key_id}}}:{meter}"
+        return self._budgets.get(name) or self._budgets.setdefault(name, Budget(name, self))
+
+    def is_blind(self) -> bool:
+        return time.monotonic() < self._blind_until
+
+    def lease(self, name: str, limit: int, wanted: int) -> tuple[int, int] | None:
+        """Up to `wanted`, and the milliseconds until the minute ends. None: Redis did not answer."""
+        if self.is_blind():
+            return None
+        try:
+            granted, milliseconds = self._script(keys=[name], args=[limit, wanted])
+        except RedisError as error:
+            self._blind_until = time.monotonic() + BLIND
+            log.warning("rates_not_limited", error=str(error), seconds=BLIND)
+            return None
+        return int(granted), int(milliseconds)
+
+
+_rates: Rates | None = None
+_making = threading.Lock()
+
+
+def rates() -> Rates:
+    global _rates
+    with _making:
+        if _rates is None:
+            _rates = Rates(settings.REDIS_URL)
+        return _rates
+
 
 CHALLENGE = 'Bearer realm="aftertouch"'
 EVENTS_A_REQUEST = 10  #: a key may send this many times its requests in events, by sending batches

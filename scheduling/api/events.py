@@ -13,7 +13,7 @@ from ninja import Router
 
 from scheduling import metrics
 from scheduling.api.auth import ApiKeyAuth, charge_events, principal_of
-from scheduling.api.bindings import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, read_events
+from scheduling.api.cloudevents import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, read_events
 from scheduling.api.errors import RETRY_AFTER, Problem, unavailable
 from scheduling.api.schemas import EventIn, EventsOut, ProblemOut
 from scheduling.planning.group_commit import DatabaseUnavailable, Overloaded, submit

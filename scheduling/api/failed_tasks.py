@@ -15,7 +15,7 @@ from scheduling.api.schemas import ActionIn, FailedTaskOut, FailedTasksOut, Prob
 from scheduling.errors import InvalidInput
 from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks, queries
-from scheduling.operations.failed_search import failed_named
+from scheduling.operations.queries import failed_named
 
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)

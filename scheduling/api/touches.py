@@ -12,7 +12,7 @@ from ninja import Query, Router
 
 from scheduling import sql
 from scheduling.api.auth import ApiKeyAuth, actor_of
-from scheduling.api.bindings import read_events
+from scheduling.api.cloudevents import read_events
 from scheduling.api.events import EVENT_BODY
 from scheduling.api.pagination import Page, page_of, reading
 from scheduling.api.schemas import PreviewOut, ProblemOut, Text, TouchesOut, TouchOut

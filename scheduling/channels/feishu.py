@@ -12,8 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from scheduling.channels.base import Message, Quota
-from scheduling.channels.clipping import clip
-from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, encode
+from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, clip, encode
 
 LIMIT = 20_000  # bytes of the whole request; the vendor says 20 KB
 MINUTE = timedelta(minutes=1)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
-from scheduling.channels.failures import Refused
+from scheduling.channels.base import Refused
 from scheduling.channels.ssrf import PrivateHosts, admit
 
 

@@ -22,12 +22,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from django.core.mail.utils import DNS_NAME
 
-from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.failures import Refused
-from scheduling.channels.http_client import look_up
-from scheduling.channels.replies import excerpt
+from scheduling.channels.base import Delivered, Outcome, Permanent, Refused, Transient, Unknown
+from scheduling.channels.http_client import excerpt, look_up
+from scheduling.channels.registry import threads
 from scheduling.channels.ssrf import PrivateHosts
-from scheduling.channels.threads import threads
 
 AT_ONCE = 32  #: mails on their way by one channel, each in a thread
 THREADS = 1_024  #: of all channels together, made as they are needed: a mail whose time runs never waits for one

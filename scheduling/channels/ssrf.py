@@ -17,7 +17,7 @@ from typing import Self
 from django.conf import settings
 from yarl import URL
 
-from scheduling.channels.failures import Refused
+from scheduling.channels.base import Refused
 
 Address = IPv4Address | IPv6Address
 MAX_URL = 2_048  # characters

@@ -15,10 +15,8 @@ from typing import Any, ClassVar
 from standardwebhooks.webhooks import Webhook as Signer
 
 from scheduling.channels import options
-from scheduling.channels.base import Message, Outcome, Permanent, Quota, Transient
-from scheduling.channels.failures import Failure
-from scheduling.channels.http_client import Transport, shared_transport
-from scheduling.channels.replies import judge_status
+from scheduling.channels.base import Failure, Message, Outcome, Permanent, Quota, Transient
+from scheduling.channels.http_client import Transport, judge_status, shared_transport
 from scheduling.tracing import traceparent
 
 EVENT_TYPE = "touch.due"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from scheduling import sql
-from scheduling.policy.shares import Lift, Share
+from scheduling.policy.rollout import Lift, Share
 
 #: What the guard says from the draw of the control group on. Everything else comes before it and says nothing about it:
 #: which codes there are is Presence's and the events' business, too.

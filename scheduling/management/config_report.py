@@ -8,8 +8,7 @@ from typing import Any
 
 from scheduling.configuration.file.apply import Plan
 from scheduling.durations import format_duration
-from scheduling.planning.impact import Impact
-from scheduling.planning.rescheduling import SPREAD, Moved
+from scheduling.planning.rescheduling import SPREAD, Impact, Moved
 
 SIGNS = {"added": "+", "restored": "+", "changed": "~", "retired": "-"}
 WIDEST = 80  #: characters of one value

@@ -30,7 +30,7 @@ MOST = 100_000  #: rows that are counted of a kind; as many means as many or mor
 OWN = (
     "scheduling.monitoring.collectors.Ledger",
     "scheduling.monitoring.collectors.Broker",
-    "scheduling.experiments.rollout_measures.Rollouts",
+    "scheduling.experiments.rollout_stats.Rollouts",
 )
 
 

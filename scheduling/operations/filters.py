@@ -18,7 +18,7 @@ from scheduling.errors import FieldError, InvalidInput
 from scheduling.models import FailedTask, Touch
 from scheduling.operations import queries
 from scheduling.operations.deeds import FAILED_TASKS, TOUCHES, Deed
-from scheduling.operations.failed_search import failed_named
+from scheduling.operations.queries import failed_named
 from scheduling.policy.specs import OVERDUE_AFTER
 
 #: What an address says about how a list is shown.

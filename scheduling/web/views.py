@@ -19,7 +19,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_http_methods, require_safe
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from scheduling.channels.unsubscribe import read_token
+from scheduling.channels.email import read_token
 from scheduling.dispatch import broker_health
 from scheduling.monitoring import collectors as exposition
 from scheduling.operations import commands

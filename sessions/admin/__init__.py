@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from sessions.admin import campaign, policies
+from sessions.admin import policies
 
 __all__ = ["campaign", "policies"]

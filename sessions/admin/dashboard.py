@@ -3,6 +3,7 @@ store one short script a shard and the database a few rows of tallies, however m
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,19 +11,28 @@ from typing import Any
 from django.conf import settings
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
+from django.utils.translation import gettext_lazy
 
+from scheduling import sql
 from scheduling.admin.base import OpsAdmin
+from scheduling.admin.dashboard.cards import Card, Figure
+from scheduling.admin.dashboard.charts import Bucket, Chart, Series, Span, days_asked, paired, spans, tallies
 from scheduling.admin.labels import spoken
-from scheduling.admin.patience import patiently
+from scheduling.admin.patience import Patience, patiently
+from scheduling.admin.touches.touch import span_link
+from scheduling.configuration.snapshot import current
+from scheduling.monitoring import statistics
+from scheduling.monitoring.statistics import Past, hours_between
 from sessions.detection import nudge_stats
+from sessions.detection.presence import SILENT
 from sessions.detection.silence_events import undelivered
 from sessions.models import Campaign, NudgeTally
-from sessions.store import overview, sessions
+from sessions.store import sessions, stats
 from sessions.store.client import StoreAway
-from sessions.store.overview import Overview, TagCount
-from sessions.store.stats import WatcherState
+from sessions.store.stats import Overview, TagCount, WatcherState
 
 MOST_TAGS = 100  #: rows
 LATE = 1_000  #: ms behind; the promise is a tenth of it
@@ -58,7 +68,7 @@ def page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
 
 def _look() -> Overview | None:
     try:
-        return overview.look(sessions.live())
+        return stats.look(sessions.live())
     except StoreAway:
         return None
 
@@ -152,3 +162,94 @@ def _rate(a_second: float) -> str:
 
 def _span(ms: int) -> str:
     return f"{ms} ms" if ms < 10_000 else spoken(timedelta(milliseconds=ms))
+
+
+SILENCES = Series("silences", gettext_lazy("Silences"), "hue0")
+GUIDES = Series("guides", gettext_lazy("Guide messages"), "hue1")
+
+
+def guides_sent(since: datetime, until: datetime) -> dict[datetime, Counter[str]]:
+    """By the hour in which they were delivered, counted from `since`: read from what is counted anyway."""
+    found: dict[datetime, Counter[str]] = {hour: Counter() for hour in hours_between(since, until)}
+    for hour, count in sql.rows(_SENT, {"since": since, "until": until}):
+        found[hour][GUIDES.key] += count
+    return found
+
+
+_SENT = """
+SELECT date_bin('1 hour', at, %(since)s), sum(sent)::bigint FROM chat_sessions_nudgetally
+WHERE at >= %(since)s AND at < %(until)s GROUP BY 1
+"""
+
+past_guides = Past(guides_sent)
+
+
+def silences(spans: list[Span], patience: Patience) -> Chart:
+    events = tallies(statistics.past_events, spans, patience)
+    guides = tallies(past_guides, spans, patience)
+    buckets = []
+    for span, taken, sent in zip(spans, events, guides, strict=True):
+        counts = None
+        if taken is not None and sent is not None:
+            counts = {SILENCES.key: taken[SILENT], GUIDES.key: sent[GUIDES.key]}
+        buckets.append(Bucket(span.label, counts, _links(span.hours[0], span.until)))
+    whole = _links(spans[0].hours[0], spans[-1].until)
+    legend = [
+        (each, sum(bucket.counts[each.key] for bucket in buckets if bucket.counts), whole.get(each.key, ""))
+        for each in (SILENCES, GUIDES)
+    ]
+    return paired("silences", _("Silences and guide messages"), legend, buckets)
+
+
+def _links(since: datetime, until: datetime) -> dict[str, str]:
+    """A list has the guide messages where one node sends them."""
+    links = {SILENCES.key: span_link("scheduling_event", "received_at", since, until, type=SILENT)}
+    nodes = current().triggered.get(SILENT, ())
+    if len(nodes) == 1:
+        delivered = {"state__exact": "delivered", "node__id__exact": str(nodes[0].id)}
+        links[GUIDES.key] = span_link("scheduling_touch", "settled_at", since, until, **delivered)
+    return links
+
+
+LATE_AFTER = timedelta(seconds=5)
+PATIENCE = 1.0  #: seconds, for the chart
+
+
+def card(request: HttpRequest) -> Card | None:
+    """How many are watched, by how many watchers, whether these keep up, and what came of it by the hour."""
+    if not request.user.has_perms(["scheduling.view_event", "scheduling.view_touch"]):
+        return None
+    link = _page(request)
+    charts = [silences(spans(days_asked(request)), Patience(PATIENCE))]
+    try:
+        found = stats.look(sessions.live())
+    except StoreAway:
+        note = _("Redis does not answer: nobody can say who is silent.")
+        return Card(_("Live sessions"), link=link, note=note, charts=charts)
+    note = "" if found.watchers else _("No watcher is running: nobody is found silent.")
+    return Card(_("Live sessions"), _figures(found, link), link, note, charts)
+
+
+def _figures(found: Overview, link: str) -> list[Figure]:
+    bound = settings.AFTERTOUCH_SILENCE_BACKLOG
+    waits = patiently(lambda: undelivered(bound), "1s")
+    silences = f"{reverse('admin:scheduling_event_changelist')}?type={SILENT}"
+    figures = [
+        Figure(_("Watched"), found.live, link),
+        Figure(_("Silent, being handed in"), found.in_flight, silences),
+        Figure(_("Guide messages not yet sent"), waits, _guides(), "bad" if waits and waits >= bound else ""),
+        Figure(_("Watchers"), len(found.watchers), link, "" if found.watchers else "bad"),
+    ]
+    behind = timedelta(milliseconds=found.lag_ms)
+    return [*figures, Figure(_("Behind by"), spoken(behind), link, "bad")] if behind > LATE_AFTER else figures
+
+
+def _page(request: HttpRequest) -> str:
+    return reverse("admin:chat_sessions_live") if request.user.has_perm("chat_sessions.view_silencepolicy") else ""
+
+
+def _guides() -> str:
+    """Where one node answers silences: its touches that wait."""
+    nodes = current().triggered.get(SILENT, ())
+    link = f"{reverse('admin:scheduling_touch_changelist')}?stands=waiting"
+    return f"{link}&node__id__exact={nodes[0].id}" if len(nodes) == 1 else link

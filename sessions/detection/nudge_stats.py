@@ -29,7 +29,7 @@ from sessions.detection.presence import SILENT
 from sessions.detection.silence_events import SOURCE
 from sessions.models import NudgeMark, NudgeTally, SilencePolicy
 from sessions.policy import DEFAULT_TAG
-from sessions.store import keys
+from sessions.store import client
 from sessions.store.client import StoreAway, text
 from sessions.store.sessions import Store, live
 
@@ -87,8 +87,8 @@ def _read(store: Store, before: dict[str, str]) -> list[Sign]:
     (seconds, micros), *found = store.server.ask(
         lambda pipe: [
             pipe.time(),
-            *(pipe.xrange(keys.SIGNS[shard], f"({before.get(str(shard), '0-0')}", "+", count=SIGNS)
-              for shard in range(keys.SHARDS)),
+            *(pipe.xrange(client.SIGNS[shard], f"({before.get(str(shard), '0-0')}", "+", count=SIGNS)
+              for shard in range(client.SHARDS)),
         ]
     )  # fmt: skip
     until = seconds * 1000 + micros // 1000 - SETTLED // timedelta(milliseconds=1)
@@ -110,7 +110,7 @@ def _cut(store: Store, signs_to: dict[str, str]) -> None:
     with suppress(StoreAway):
         store.server.ask(
             lambda pipe: [
-                pipe.xtrim(keys.SIGNS[int(shard)], minid=name, approximate=False) for shard, name in signs_to.items()
+                pipe.xtrim(client.SIGNS[int(shard)], minid=name, approximate=False) for shard, name in signs_to.items()
             ]
         )
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 from django.conf import settings
 
 from scheduling.delivery.presence import Question
-from sessions.detection.gateway import is_back
+from sessions.detection.expired_keys import is_back
 from sessions.store.client import StoreAway
 from sessions.store.sessions import Store, live
 

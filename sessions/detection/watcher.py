@@ -14,15 +14,36 @@ from django.conf import settings
 from django.db import close_old_connections
 
 from scheduling import sql
-from sessions.detection import activity, policies
+from scheduling.planning.inactivity import raise_last_active
+from sessions.detection import policies
 from sessions.detection.silence_events import hand_in, undelivered
 from sessions.rates import Backoff, Bucket, Every
 from sessions.store import stats
-from sessions.store.client import StoreAway
-from sessions.store.keys import SHARDS
+from sessions.store.brief import brief_transaction
+from sessions.store.client import SHARDS, StoreAway
 from sessions.store.sessions import Claim, Claims, Store
 
 log = structlog.get_logger(__name__)
+
+
+ACTIVITY_BATCH = (
+    300  #: customers a pass: a watcher does this between two looks at its deadlines, and again while more wait
+)
+
+
+def note(store: Store) -> int:
+    """Note some of what frames have brought. What dies between is noted again. Returns how many customers."""
+    by_shard = store.active_users(ACTIVITY_BATCH)
+    if not by_shard:
+        return 0
+    seen = {user_id: at for users in by_shard.values() for user_id, at in users.items()}
+    with brief_transaction():
+        noted = raise_last_active(seen)
+    done = {shard: noted & users.keys() for shard, users in by_shard.items()}
+    if noted:
+        store.forget_active({shard: users for shard, users in done.items() if users})
+    return len(noted)
+
 
 BATCH = 500  #: silences a pass
 LEASE = timedelta(seconds=30)  #: a pass takes a fraction of a second; this outlasts a database that restarts
@@ -86,7 +107,7 @@ class Watcher:
         return BREATH if self._more_activity else pause
 
     def _note_activity(self) -> None:
-        self._more_activity = activity.note(self.store) >= activity.ACTIVITY_BATCH // 2
+        self._more_activity = note(self.store) >= ACTIVITY_BATCH // 2
 
     def _take(self, limit: int) -> float:
         share = max(1, limit // SHARDS)

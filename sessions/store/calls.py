@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 
 from sessions.frames import KINDS, Frame
-from sessions.store import keys, scripts
+from sessions.store import client
 from sessions.store.client import Call
 
 KEPT = timedelta(hours=24)  #: a session that was never closed vanishes so long after its last frame
@@ -40,9 +40,9 @@ def note_activity(frames: Sequence[Frame], groups: Mapping[int, Sequence[int]]) 
 
 
 def _note_activity(shard: int, frames: Sequence[Frame]) -> Call:
-    names = [keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard], keys.ACTIVE[shard]]
-    names += [keys.PAUSED[shard], keys.COUNTS[shard], keys.SIGNS[shard]]
-    prefix = keys.SESSION[shard]
+    names = [client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard], client.ACTIVE[shard]]
+    names += [client.PAUSED[shard], client.COUNTS[shard], client.SIGNS[shard]]
+    prefix = client.SESSION[shard]
     words: list[Any] = [ms(KEPT), ms(CLOSED_KEPT), ms(TYPING_PAUSE), ms(RENEWED_EVERY), len(prefix)]
     for frame in frames:
         names.append(prefix + frame.session_id)
@@ -50,7 +50,7 @@ def _note_activity(shard: int, frames: Sequence[Frame]) -> Call:
             _WHAT[frame.sender, frame.kind, frame.first_tag, frame.spoken], frame.user_id, frame.chat_id,
             order_of(frame.seq, frame.epoch), frame.tag,
         )  # fmt: skip
-    return scripts.NOTE_ACTIVITY, names, words
+    return client.NOTE_ACTIVITY, names, words
 
 
 def order_of(seq: int | None, epoch: str) -> int | str:
@@ -68,41 +68,45 @@ def note_presence(sessions: Mapping[str, str], wrote: Collection[str]) -> list[C
     for shard, numbers in by_shard(users).items():
         group = [users[number] for number in numbers]
         writers = [each for each in group if each in wrote]
-        names = [keys.PRESENCE[shard] + each for each in group] + [keys.WROTE[shard] + each for each in writers]
-        made.append((scripts.NOTE_PRESENCE, names, [window, *(sessions[each] for each in group), *[""] * len(writers)]))
+        names = [client.PRESENCE[shard] + each for each in group] + [client.WROTE[shard] + each for each in writers]
+        made.append((client.NOTE_PRESENCE, names, [window, *(sessions[each] for each in group), *[""] * len(writers)]))
     return made
 
 
 def note_expired(user_id: str, key: str, tag: str, window: timedelta) -> Call:
-    shard = keys.shard_of(user_id)
+    shard = client.shard_of(user_id)
     words = [ms(KEPT), user_id, user_id, tag, key, ms(window)]
-    names = [keys.DUE[shard], keys.POLICIES[shard], keys.COUNTS[shard], keys.SESSION[shard] + user_id]
-    return scripts.NOTE_EXPIRED, names, words
+    names = [client.DUE[shard], client.POLICIES[shard], client.COUNTS[shard], client.SESSION[shard] + user_id]
+    return client.NOTE_EXPIRED, names, words
 
 
 def peek_silent(shard: int, limit: int) -> Call:
-    return scripts.PEEK_SILENT, (keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard]), (limit,)
+    return client.PEEK_SILENT, (client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard]), (limit,)
 
 
 def claim_silent(shard: int, session_ids: Sequence[str], lease: timedelta) -> Call:
-    names = [keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard]]
-    return scripts.CLAIM_SILENT, names + [keys.SESSION[shard] + each for each in session_ids], (ms(lease), *session_ids)
+    names = [client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard]]
+    return (
+        client.CLAIM_SILENT,
+        names + [client.SESSION[shard] + each for each in session_ids],
+        (ms(lease), *session_ids),
+    )
 
 
 def confirm(silences: Sequence[Silence]) -> list[Call]:
     return [
-        (scripts.CONFIRM, [*_confirmed_in(shard), *_sessions(shard, group)], [ms(KEPT), *_flat(group)])
+        (client.CONFIRM, [*_confirmed_in(shard), *_sessions(shard, group)], [ms(KEPT), *_flat(group)])
         for shard, group in _grouped(silences)
     ]
 
 
 def _confirmed_in(shard: int) -> list[str]:
-    return [keys.DUE[shard], keys.INFLIGHT[shard], keys.POLICIES[shard], keys.COUNTS[shard]]
+    return [client.DUE[shard], client.INFLIGHT[shard], client.POLICIES[shard], client.COUNTS[shard]]
 
 
 def release(silences: Sequence[Silence]) -> list[Call]:
     return [
-        (scripts.RELEASE, [keys.DUE[shard], keys.INFLIGHT[shard], *_sessions(shard, group)], _flat(group))
+        (client.RELEASE, [client.DUE[shard], client.INFLIGHT[shard], *_sessions(shard, group)], _flat(group))
         for shard, group in _grouped(silences)
     ]
 
@@ -116,9 +120,9 @@ def still_silent(
     ]
     return [
         (
-            scripts.STILL_SILENT,
-            [keys.SIGNS[shard], *_sessions(shard, [silences[number] for number in numbers])],
-            [len(keys.SESSION[shard]), ms(TYPED_LATELY), *(word for number in numbers for word in asked[number])],
+            client.STILL_SILENT,
+            [client.SIGNS[shard], *_sessions(shard, [silences[number] for number in numbers])],
+            [len(client.SESSION[shard]), ms(TYPED_LATELY), *(word for number in numbers for word in asked[number])],
         )
         for shard, numbers in groups.items()
     ]
@@ -128,32 +132,32 @@ def tally() -> list[Call]:
     """One a shard."""
     return [
         (
-            scripts.TALLY,
-            [keys.DUE[shard], keys.INFLIGHT[shard], keys.PAUSED[shard], keys.COUNTS[shard]],
+            client.TALLY,
+            [client.DUE[shard], client.INFLIGHT[shard], client.PAUSED[shard], client.COUNTS[shard]],
             [ms(PAUSE_COUNTS)],
         )
-        for shard in range(keys.SHARDS)
+        for shard in range(client.SHARDS)
     ]
 
 
 def forget_pauses(shard: int, session_ids: Sequence[str]) -> Call:
-    names = [keys.PAUSED[shard], keys.COUNTS[shard], *(keys.SESSION[shard] + each for each in session_ids)]
-    return scripts.FORGET_PAUSES, names, [ms(PAUSE_COUNTS), *session_ids]
+    names = [client.PAUSED[shard], client.COUNTS[shard], *(client.SESSION[shard] + each for each in session_ids)]
+    return client.FORGET_PAUSES, names, [ms(PAUSE_COUNTS), *session_ids]
 
 
 def presence_key(user_id: str) -> str:
-    return keys.PRESENCE[keys.shard_of(user_id)] + user_id
+    return client.PRESENCE[client.shard_of(user_id)] + user_id
 
 
 def wrote_key(user_id: str) -> str:
-    return keys.WROTE[keys.shard_of(user_id)] + user_id
+    return client.WROTE[client.shard_of(user_id)] + user_id
 
 
 def by_shard(ids: Sequence[str]) -> dict[int, list[int]]:
     """The places of sessions (or users) in the list, by shard, in their order."""
     groups: dict[int, list[int]] = defaultdict(list)
     for number, each in enumerate(ids):
-        groups[keys.shard_of(each)].append(number)
+        groups[client.shard_of(each)].append(number)
     return groups
 
 
@@ -167,7 +171,7 @@ def _grouped(silences: Sequence[Silence]) -> list[tuple[int, list[Silence]]]:
 
 
 def _sessions(shard: int, silences: Sequence[Silence]) -> list[str]:
-    return [keys.SESSION[shard] + session_id for session_id, _ in silences]
+    return [client.SESSION[shard] + session_id for session_id, _ in silences]
 
 
 def _flat(silences: Sequence[Silence]) -> list[Any]:

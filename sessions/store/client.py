@@ -3,9 +3,13 @@ people's keys. Raises `StoreAway` for whatever kept the server from answering.""
 
 from __future__ import annotations
 
+import hashlib
 import time
+from binascii import crc32
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -20,7 +24,34 @@ from redis.exceptions import (
 )
 
 from scheduling import redis_client
-from sessions.store.scripts import Script
+
+_FOLDER = Path(__file__).resolve().parent.parent / "lua"
+_PRELUDE = (_FOLDER / "prelude.lua").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Script:
+    name: str
+    text: str = field(init=False, repr=False)
+    digest: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        text = _PRELUDE + (_FOLDER / f"{self.name}.lua").read_text(encoding="utf-8")
+        object.__setattr__(self, "text", text)
+        object.__setattr__(self, "digest", hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+NOTE_ACTIVITY = Script("note_activity")
+NOTE_PRESENCE = Script("note_presence")
+PEEK_SILENT = Script("peek_silent")
+CLAIM_SILENT = Script("claim_silent")
+CONFIRM = Script("confirm")
+RELEASE = Script("release")
+STILL_SILENT = Script("still_silent")
+NOTE_EXPIRED = Script("note_expired")
+TALLY = Script("tally")
+FORGET_PAUSES = Script("forget_pauses")
+
 
 NO_POLICIES = "NOPOLICIES"
 #: What a server answers that is there and takes nothing for now: it loads, is full, is no primary any more …
@@ -179,3 +210,28 @@ def _lacks_policies(answer: Any) -> bool:
 
 def text(raw: Any) -> str:
     return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
+
+
+SHARDS = 16
+
+
+def shard_of(text: str) -> int:
+    return crc32(text.encode()) % SHARDS
+
+
+def _names(suffix: str, kind: str = "s", colon: str = ":") -> tuple[str, ...]:
+    return tuple(f"{{at:{kind}{shard:02}}}{colon}{suffix}" for shard in range(SHARDS))
+
+
+DUE = _names("due")
+INFLIGHT = _names("inflight")
+POLICIES = _names("policies")
+ACTIVE = _names("active")
+PAUSED = _names("paused")
+COUNTS = _names("counts")
+SIGNS = _names("signs")
+SESSION = _names("s:")  #: and the session's id
+PRESENCE = _names("", "u")  #: and the user's id: the session of their last frame
+WROTE = _names("", "u", "w:")  #: and the user's id: when they last wrote a message, ms
+WATCHERS = "{at:watch}"  #: a hash: what each watcher says of itself
+SILENCES = "{at:watch}:silences"  #: a hash: how many silences of each tag were handed in

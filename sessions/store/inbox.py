@@ -16,10 +16,9 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from sessions.frames import AGENT, USER
-from sessions.store import keys, sessions
+from sessions.store import client, sessions
 from sessions.store.calls import order_of
-from sessions.store.client import Call, Server
-from sessions.store.scripts import Script
+from sessions.store.client import Call, Script, Server
 
 KEPT = timedelta(hours=24)
 MOST = 100  #: messages
@@ -117,7 +116,7 @@ def at(cursor: str) -> str:
 
 
 def _put(post: Post) -> Call:
-    names = [keys.SESSION[keys.shard_of(post.session_id)] + post.session_id]
+    names = [client.SESSION[client.shard_of(post.session_id)] + post.session_id]
     names += [_stream(post.session_id), _once(post.session_id)]
     words = [_KEPT_MS, MOST, MOST_KEYS, post.key, post.body(), _SIDES.get(post.sender, "")]
     return PUT, names, [*words, order_of(post.seq, post.epoch), MOST_BYTES, post.user_id]
@@ -127,8 +126,8 @@ _KEPT_MS = KEPT // timedelta(milliseconds=1)
 
 
 def _stream(session_id: str) -> str:
-    return f"{{at:s{keys.shard_of(session_id):02}}}:in:{session_id}"
+    return f"{{at:s{client.shard_of(session_id):02}}}:in:{session_id}"
 
 
 def _once(session_id: str) -> str:
-    return f"{{at:s{keys.shard_of(session_id):02}}}:once:{session_id}"
+    return f"{{at:s{client.shard_of(session_id):02}}}:once:{session_id}"

@@ -16,7 +16,7 @@ from django.conf import settings
 from sessions.frames import USER, Frame
 from sessions.policy import PoliciesUnknown, PolicySet
 from sessions.rates import Every
-from sessions.store import calls, keys
+from sessions.store import calls, client
 from sessions.store.client import Call, NoPolicies, Server, StoreAway, text
 
 DROPPED, COUNTED, IDLE, REFUSED = 0, 1, 2, 3
@@ -112,7 +112,7 @@ class Store:
 
     # --- silences go out ------------------------------------------------------------------------------------------
 
-    def claim_silent(self, limit: int, lease: timedelta, shards: Iterable[int] = range(keys.SHARDS)) -> Claims:
+    def claim_silent(self, limit: int, lease: timedelta, shards: Iterable[int] = range(client.SHARDS)) -> Claims:
         """Take what is silent by now: of each shard at most `limit`, the oldest first."""
         self._remember_policies()
         shards = list(shards)
@@ -177,13 +177,13 @@ class Store:
 
     def known(self, session_ids: Sequence[str]) -> list[bool]:
         """Whether frames of these sessions came lately."""
-        names = [keys.SESSION[keys.shard_of(each)] + each for each in session_ids]
+        names = [client.SESSION[client.shard_of(each)] + each for each in session_ids]
         return [bool(each) for each in self.server.ask(lambda pipe: [pipe.exists(name) for name in names])]
 
     def active_users(self, limit: int) -> dict[int, dict[str, datetime]]:
         """By shard, customers whose activity is to be noted, about `limit` in all, those first that wait longest."""
-        share = -(-limit // keys.SHARDS)
-        found = self.server.ask(lambda pipe: [pipe.zrange(key, 0, share - 1, withscores=True) for key in keys.ACTIVE])
+        share = -(-limit // client.SHARDS)
+        found = self.server.ask(lambda pipe: [pipe.zrange(key, 0, share - 1, withscores=True) for key in client.ACTIVE])
         return {
             shard: {text(user_id): instant(int(ms)) for user_id, ms in users}
             for shard, users in enumerate(found)
@@ -192,7 +192,7 @@ class Store:
 
     def forget_active(self, users: Mapping[int, Iterable[str]]) -> None:
         """These are noted."""
-        self.server.ask(lambda pipe: [pipe.zrem(keys.ACTIVE[shard], *group) for shard, group in users.items()])
+        self.server.ask(lambda pipe: [pipe.zrem(client.ACTIVE[shard], *group) for shard, group in users.items()])
 
     def shards(self) -> list[Shard]:
         """What each holds now. The work is the same however many sessions there are. Pauses that nobody ends any more
@@ -215,7 +215,7 @@ class Store:
 
     def _push(self, words: dict[str, str]) -> None:
         flat = [part for item in words.items() for part in item]
-        self.server.ask(lambda pipe: [pipe.hset(name, items=flat) for name in keys.POLICIES])
+        self.server.ask(lambda pipe: [pipe.hset(name, items=flat) for name in client.POLICIES])
         self._known = words
 
     def _push_again(self) -> None:
@@ -230,7 +230,7 @@ class Store:
 
     def _remember_policies(self) -> None:
         if self._remembering.is_due():
-            (held,) = self.server.ask(lambda pipe: [pipe.hgetall(keys.POLICIES[0])])
+            (held,) = self.server.ask(lambda pipe: [pipe.hgetall(client.POLICIES[0])])
             self._known = {text(name): text(value) for name, value in held.items()} or self._known
 
     def _run(self, wanted: Sequence[Call]) -> list[Any]:

@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from config.local.ports import free_port
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 from config.local.programs import PROGRAMS
 from tests.faults.workers import Program
 

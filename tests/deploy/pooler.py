@@ -16,7 +16,7 @@ from psycopg.rows import dict_row
 
 from config.environment import ROOT
 from config.local.account import server_account
-from config.local.ports import free_port
+from config.local.processes import free_port
 from tests.faults.brokers import Server
 
 SHIPPED = ROOT / "deploy" / "pgbouncer" / "pgbouncer.ini"

@@ -12,8 +12,7 @@ import pytest
 import requests
 
 from config.environment import ROOT, environment
-from config.local.ports import free_port
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 from scheduling.metrics import versions
 from tests.faults.brokers import Server
 from tests.scheduling.api.serving import database_url

@@ -20,8 +20,7 @@ import pytest
 import yaml
 
 from config.environment import ROOT
-from config.local.ports import free_port
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 
 WITHIN = 180
 TOKENS = ("POSTGRES_PASSWORD", "REDIS_PASSWORD")

@@ -19,8 +19,7 @@ import yaml
 
 from config.celery.queues import CORE_QUEUES, RPA_QUEUES
 from config.environment import ROOT, Environment
-from config.local.ports import free_port
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 from config.settings.celery import CELERY_BROKER_TRANSPORT_OPTIONS
 from rpa_tasks.models import Job
 from scheduling import sql

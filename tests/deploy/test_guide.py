@@ -21,9 +21,8 @@ import psycopg
 import pytest
 
 from config.environment import ROOT
-from config.local.ports import free_port
 from config.local.postgres import binaries
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 from config.local.valkey import binary
 from tests.docs.pages import blocks
 

@@ -19,8 +19,7 @@ from psycopg import sql
 
 from config.environment import environment
 from config.local.isolated import RunningStack, running_stack
-from config.local.ports import free_port
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 from tests.deploy.pooler import PROGRAM, PgBouncer, pooled
 from tests.faults.receiver import SECRET, EffectReceiver
 from tests.faults.workers import celery

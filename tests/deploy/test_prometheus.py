@@ -24,8 +24,7 @@ import yaml
 
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
-from config.local.ports import free_port
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 from tests.deploy.test_monitoring import RULES, queries, rules
 from tests.faults.brokers import Server
 

@@ -23,8 +23,7 @@ import yaml
 
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
-from config.local.ports import free_port
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 from config.local.valkey import binary
 from tests.faults.brokers import Server
 from tests.faults.workers import celery, worker

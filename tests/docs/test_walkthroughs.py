@@ -14,8 +14,7 @@ import pytest
 from config.demo import await_worker
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
-from config.local.ports import free_port
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 from tests.docs.pages import blocks, prose
 
 TUTORIAL = (ROOT / "docs/tutorial.md").read_text("utf-8")

@@ -14,8 +14,7 @@ from pathlib import Path
 import redis
 from kombu import Connection
 
-from config.local.ports import free_port
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 from config.local.valkey import binary
 
 MASTER = "aftertouch"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kombu import Connection, Queue
 
-from config.celery.pile import QUEUE, Pile
+from config.celery.beat_scheduler import QUEUE, Pile
 from config.local.processes import wait_until
 from tests.faults.brokers import missing_for_rabbitmq, rabbitmq
 

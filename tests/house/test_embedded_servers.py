@@ -21,10 +21,9 @@ import redis
 from config.environment import ROOT
 from config.local import servers
 from config.local.account import server_account
-from config.local.endpoints import Endpoints, read_endpoints
+from config.local.endpoints import EmbeddedServerError, Endpoints, read_endpoints
 from config.local.postgres import Postgres, binaries
 from config.local.processes import wait_until
-from config.local.server_errors import EmbeddedServerError
 
 
 @pytest.fixture

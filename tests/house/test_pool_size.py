@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from config.celery.pool_size import EACH, OLD, Seen, Sizer
+from config.celery.autoscaler import EACH, OLD, Seen, Sizer
 
 LEAST, MOST = 1, 8
 CALM = 30.0

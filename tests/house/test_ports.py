@@ -7,12 +7,12 @@ import subprocess
 import sys
 
 from config.environment import ROOT
-from config.local.ports import claim, free_port, is_free
+from config.local.processes import claim, free_port, is_free
 
 
 def claimed_elsewhere(port: int) -> bool:
     """By a process that ends thereafter."""
-    code = f"from config.local.ports import claim; raise SystemExit(not claim({port}))"
+    code = f"from config.local.processes import claim; raise SystemExit(not claim({port}))"
     return subprocess.run([sys.executable, "-W", "error", "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

@@ -15,8 +15,7 @@ from django_celery_beat.models import IntervalSchedule, PeriodicTask
 from redis.exceptions import ResponseError
 
 from config.celery.application import app
-from config.celery.beat_scheduler import LeaderScheduler
-from config.celery.pile import Pile
+from config.celery.beat_scheduler import LeaderScheduler, Pile
 from config.celery.schedule import PASSES
 from config.local.processes import wait_until
 from config.settings.logging import WithoutPasses

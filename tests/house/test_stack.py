@@ -19,11 +19,10 @@ import pytest
 
 from config.environment import ROOT, Environment
 from config.local import foreground, ownership, servers
+from config.local.endpoints import secret
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import carrying, is_alive, wait_until
-from config.local.programs import PROGRAMS, Program, stop_within
-from config.local.secrets import secret
-from config.local.stack_errors import StackError
+from config.local.programs import PROGRAMS, Program, StackError, stop_within
 from config.local.supervisor import SOCKET_PATH_LIMIT, socket_path, start_supervisor, write_configuration
 
 PATIENCE = 60.0

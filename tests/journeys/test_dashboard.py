@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 @pytest.fixture(autouse=True)
 def forgetful() -> Iterator[None]:
-    from scheduling.monitoring.past import Past
+    from scheduling.monitoring.statistics import Past
 
     Past.forget()
     yield

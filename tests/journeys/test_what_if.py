@@ -70,10 +70,10 @@ def test_a_rule_is_edited_after_a_replay(ops: Callable[..., Any], live_server: A
 
 @pytest.mark.usefixtures("days_gone_by")
 def test_results_look_right_in_every_light(ops: Callable[..., Any], live_server: Any) -> None:
-    from scheduling.experiments.replay import draft, runs
+    from scheduling.experiments.replay import runs
     from scheduling.operations.failed_tasks import Actor
 
-    run = runs.begin(draft.live_text().replace("limit: 3", "limit: 2"), 7, Actor("ops"))
+    run = runs.begin(runs.live_text().replace("limit: 3", "limit: 2"), 7, Actor("ops"))
     assert runs.execute_next()
     for name, language, scheme, width in (
         ("what-if-dark-en", "en", "dark", 1400),

@@ -15,7 +15,7 @@ from django_celery_beat.models import CrontabSchedule
 
 from rpa_tasks.jobs import wakeups
 from scheduling.admin.failed_tasks.actions import VERBS
-from scheduling.admin.system.crontab import in_words
+from scheduling.admin.system.schedule import in_words
 from scheduling.delivery.pipeline import deliver
 from scheduling.models import FailedTask
 from tests.language.walk import words

@@ -37,7 +37,7 @@ from rpa_tasks.models import (
     Shop,
 )
 from scheduling.experiments import rollout_runs
-from scheduling.experiments.replay import draft, runs
+from scheduling.experiments.replay import runs
 from scheduling.models import (
     AlertReceiver,
     ApiKey,
@@ -167,7 +167,7 @@ def build(matrix: Any, happen: Callable[..., Any]) -> None:
         action="retry", actor_name="u", reason="r", filter={"state": "open"}, per_second=1, total=3
     )
     rollout_runs.start(Node.objects.get(key="rolled").pk, {}, Actor("ops"))
-    run = runs.begin(draft.live_text().replace("limit: 3", "limit: 4"), 1, Actor("ops"))
+    run = runs.begin(runs.live_text().replace("limit: 3", "limit: 4"), 1, Actor("ops"))
     WhatIfRun.objects.filter(pk=run.pk).update(state="done", live_digest=runs.live_digest())
     market = Market()
     market.running("s1")

@@ -9,7 +9,7 @@ import sys
 import pytest
 from django.conf import settings
 
-from config.celery.flower_login import insist
+from config.celery.application import insist
 
 
 def test_flower_does_not_start_without_a_login() -> None:

@@ -21,7 +21,7 @@ from django.conf import settings
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.contrib.auth.models import User
 
-from config.local.ports import free_port
+from config.local.processes import free_port
 from scheduling.models import FailedLogin
 from tests.scheduling.api.serving import PATIENCE, at_once, eventually, serving
 

@@ -10,8 +10,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
-from sessions.store.client import Call, Server
-from sessions.store.scripts import Script
+from sessions.store.client import Call, Script, Server
 from sessions.store.sessions import instant
 from tests.sessions.conftest import Chats
 

@@ -18,8 +18,7 @@ from redis.exceptions import ResponseError
 
 from config.environment import ROOT
 from config.local.processes import wait_until
-from sessions.detection.expired_keys import Listener, NotToldOfExpiry
-from sessions.detection.gateway import Pattern
+from sessions.detection.expired_keys import Listener, NotToldOfExpiry, Pattern
 from sessions.detection.presence import Live
 from sessions.policy import Policy
 from sessions.store.client import Server, StoreAway

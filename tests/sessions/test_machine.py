@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
-from sessions.store import glance
+from sessions.store import stats
 from sessions.store.sessions import COUNTED, DROPPED, IDLE, Claim, Store
 from tests.sessions.conftest import ALWAYS
 from tests.sessions.still import StillServer
@@ -310,7 +310,7 @@ class Machine(RuleBasedStateMachine):
         shards = self.store.shards()
         assert (sum(each.armed for each in shards), sum(each.in_flight for each in shards)) == (armed, flying)
         for session, chat in self.chats.items():
-            found = glance.at(self.store, session)
+            found = stats.at(self.store, session)
             assert found.nudges == len(chat.guided)
             # No more messages than the policy with most of them allows, until the user says a word.
             assert found.nudges <= 3

@@ -19,7 +19,8 @@ from sessions.detection import nudge_stats
 from sessions.detection.silence_events import event_of
 from sessions.models import NudgeMark, NudgeTally, SilencePolicy
 from sessions.policy import Policy
-from sessions.store import calls, keys
+from sessions.store import calls
+from sessions.store import client as keys
 from sessions.store.sessions import Claim
 from tests.scheduling.api.serving import eventually
 from tests.sessions.conftest import Chats

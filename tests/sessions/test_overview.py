@@ -10,10 +10,11 @@ import pytest
 from django.test import Client
 from django.utils.timezone import now
 
-from config.local.ports import free_port
+from config.local.processes import free_port
 from sessions.models import NudgeTally, SilencePolicy
 from sessions.policy import Policy
-from sessions.store import keys, overview, sessions, stats
+from sessions.store import client as keys
+from sessions.store import sessions, stats
 from sessions.store.calls import PAUSE_COUNTS
 from sessions.store.sessions import Claim
 from tests.sessions.conftest import Chats
@@ -22,7 +23,7 @@ MINUTE = Policy(timedelta(seconds=60))
 
 
 def counted(chats: Chats) -> dict[str, tuple[int, int]]:
-    return {each.tag: (each.armed, each.paused) for each in overview.look(chats.store).tags}
+    return {each.tag: (each.armed, each.paused) for each in stats.look(chats.store).tags}
 
 
 def test_live_chats_are_counted_by_tag_through_their_whole_life(chats: Chats) -> None:
@@ -47,15 +48,15 @@ def test_a_chat_is_live_until_its_silence_is_handed_in(chats: Chats) -> None:
     chats.user("s2")
     chats.pass_time(61)
     claims = chats.claim()
-    found = overview.look(chats.store)
+    found = stats.look(chats.store)
     assert (found.live, found.armed, found.in_flight) == (2, 2, 2)
     chats.store.confirm(claims)
     chats.store.confirm(claims)
-    found = overview.look(chats.store)
+    found = stats.look(chats.store)
     assert (found.live, found.in_flight, counted(chats)) == (1, 0, {"vip": (1, 0)})
     chats.pass_time(121)
     chats.store.confirm(chats.claim())
-    assert (overview.look(chats.store).live, counted(chats)) == (0, {})
+    assert (stats.look(chats.store).live, counted(chats)) == (0, {})
     chats.user("s1")
     assert counted(chats) == {"vip": (1, 0)}
 
@@ -95,11 +96,11 @@ def test_what_vanished_without_a_word_is_put_right_where_a_shard_is_empty(chats:
 
 def test_lag_is_how_far_the_oldest_deadline_is_behind(chats: Chats) -> None:
     chats.user("s1")
-    assert overview.look(chats.store).lag_ms == 0
+    assert stats.look(chats.store).lag_ms == 0
     chats.pass_time(63)
-    assert 2_900 <= overview.look(chats.store).lag_ms <= 60_000
+    assert 2_900 <= stats.look(chats.store).lag_ms <= 60_000
     chats.claim()
-    assert overview.look(chats.store).lag_ms == 0
+    assert stats.look(chats.store).lag_ms == 0
 
 
 def test_the_watchers_of_a_minute_say_how_many_fell_silent(chats: Chats) -> None:
@@ -109,8 +110,8 @@ def test_the_watchers_of_a_minute_say_how_many_fell_silent(chats: Chats) -> None
     for _ in range(2):
         stats.send(chats.store, report, {"vip"}, waits=False)
     assert stats.silences(chats.store) == {"vip": 4, "default": 2}
-    assert overview.look(chats.store).a_second == pytest.approx(0.1)
-    (watcher,) = overview.look(chats.store).watchers
+    assert stats.look(chats.store).a_second == pytest.approx(0.1)
+    (watcher,) = stats.look(chats.store).watchers
     assert (watcher.last_minute, watcher.handed_in) == (6, 6)
 
 
@@ -134,7 +135,7 @@ def test_looking_is_the_same_work_for_a_crowd(chats: Chats) -> None:
             chats.user(f"s{number}")
         client = chats.store.server.client
         before = client.info("commandstats")
-        overview.look(chats.store)
+        stats.look(chats.store)
         after = client.info("commandstats")
         return sum(each["calls"] - before.get(name, {"calls": 0})["calls"] for name, each in after.items())
 

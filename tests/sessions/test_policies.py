@@ -11,7 +11,7 @@ import pytest
 from django.apps import apps
 from django.db import IntegrityError, OperationalError, transaction
 
-from config.local.ports import free_port
+from config.local.processes import free_port
 from scheduling.errors import InvalidInput
 from sessions import validation
 from sessions.detection import policies

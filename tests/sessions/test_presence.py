@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from config.local.ports import free_port
+from config.local.processes import free_port
 from scheduling.delivery import presence
 from scheduling.delivery.presence import Question
 from sessions.detection.presence import Live, silence_of
-from sessions.store import glance
+from sessions.store import stats
 from sessions.store.client import Server, StoreAway
 from sessions.store.sessions import Claim, Store
 from tests.sessions.conftest import Chats
@@ -73,7 +73,7 @@ def test_late_is_counted_from_when_its_node_wanted_it(chats: Chats, live: Live) 
 def test_objections_counts_only_a_silence_that_goes_out(chats: Chats, live: Live) -> None:
     first, second = handed_in(chats, "s1"), handed_in(chats, "s2")
     assert live.objections([about(first), about(second, going_out=True)]) == ["", ""]
-    assert [glance.at(chats.store, each).nudges for each in ("s1", "s2")] == [0, 1]
+    assert [stats.at(chats.store, each).nudges for each in ("s1", "s2")] == [0, 1]
 
 
 def test_objections_stale_silence_uses_no_nudge(chats: Chats, live: Live) -> None:
@@ -81,7 +81,7 @@ def test_objections_stale_silence_uses_no_nudge(chats: Chats, live: Live) -> Non
     planned_at = claim.deadline + timedelta(minutes=1)
     chats.pass_time(365)
     assert live.objections([about(claim, planned_at, going_out=True)]) == ["stale"]
-    assert glance.at(chats.store, "s1").nudges == 0
+    assert stats.at(chats.store, "s1").nudges == 0
     assert chats.agent().deadline_ms > 0, "the next silence is guided"
 
 

@@ -13,7 +13,8 @@ from django.conf import settings
 from scheduling.errors import InvalidInput
 from sessions.frames import AGENT_KINDS, Frame
 from sessions.policy import Override, Policy
-from sessions.store import calls, glance, inbox, keys
+from sessions.store import calls, inbox, stats
+from sessions.store import client as keys
 from sessions.store.client import Server
 from sessions.store.inbox import Post
 from sessions.store.sessions import COUNTED, DROPPED, IDLE, REFUSED, Claim
@@ -472,7 +473,7 @@ def test_still_silent_counts_a_message_once_and_only_where_it_goes_out(chats: Ch
     later = chats.now + 60 * SECOND
     for send_until, nudges in ((None, 0), (chats.now - SECOND, 0), (later, 1), (later, 1)):
         assert chats.stands(claim, send_until=send_until)
-        assert glance.at(chats.store, "s1").nudges == nudges
+        assert stats.at(chats.store, "s1").nudges == nudges
 
 
 def test_still_silent_counts_a_repeat_once_though_the_next_message_went_out_before_it(chats: Chats) -> None:
@@ -487,7 +488,7 @@ def test_still_silent_counts_a_repeat_once_though_the_next_message_went_out_befo
         claims.append(claim)
     for claim in (*claims, *reversed(claims)):
         assert chats.stands(claim)
-        assert glance.at(chats.store, "s1").nudges == 2
+        assert stats.at(chats.store, "s1").nudges == 2
 
 
 def test_gaps_grow_and_the_ladder_ends(chats: Chats) -> None:

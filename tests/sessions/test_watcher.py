@@ -14,14 +14,15 @@ from django.db import OperationalError, connection, transaction
 from scheduling import sql
 from scheduling.models import Configuration, Customer, Event, Touch
 from scheduling.planning import ingest
-from sessions.detection import activity, policies, silence_events, watcher
+from sessions.detection import policies, silence_events, watcher
 from sessions.detection.presence import Live
 from sessions.detection.watcher import Watcher
 from sessions.frames import Frame
 from sessions.models import SilencePolicy
 from sessions.policy import PolicySet
 from sessions.rates import Every
-from sessions.store import brief, keys, stats
+from sessions.store import brief, stats
+from sessions.store import client as keys
 from tests.scheduling.api.serving import database_url
 from tests.sessions.conftest import Chats
 from tests.sessions.test_presence import about
@@ -218,7 +219,7 @@ def test_run_once_notes_activity_until_none_waits(chats: Chats, watch: Watcher) 
     chats.store.note_activity([Frame(f"s{number}", f"user-{number}") for number in range(2000)])
     waits = [len(users) for users in chats.store.active_users(10_000).values()]
     assert sum(waits) == 2000
-    for _ in range(1 + -(-max(waits) // (-(-activity.ACTIVITY_BATCH // keys.SHARDS)))):
+    for _ in range(1 + -(-max(waits) // (-(-watcher.ACTIVITY_BATCH // keys.SHARDS)))):
         watch.run_once()
     assert chats.store.active_users(10_000) == {}
     assert Customer.objects.filter(last_active_at__isnull=False).count() == 2000

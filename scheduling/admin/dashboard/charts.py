@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
 
+from django.http import HttpRequest
 from django.utils.functional import Promise
+from django.utils.timezone import localtime, now
 from django.utils.translation import gettext as _
+
+from scheduling.admin.patience import Patience
+from scheduling.monitoring.statistics import HOUR, Past
 
 WIDTH, HEIGHT, GAP = 1000, 100, 0.2  #: of the drawing; the page stretches it
 
@@ -159,3 +166,95 @@ def _piece(
     title = _("%(when)s · %(what)s: %(count)s") % {"when": bucket.label, "what": series.words, "count": count}
     x, y, width, height = (round(each, 2) for each in place)
     return Piece(x, y, width, height, tone or series.tone, title, bucket.links.get(series.key, ""))
+
+
+PERIODS = (1, 7)  #: days
+
+T = TypeVar("T", bound="Counter[Any]")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some hours that follow each other, until `until`."""
+
+    label: str
+    hours: list[datetime]
+    until: datetime
+
+
+def days_asked(request: HttpRequest) -> int:
+    return next((each for each in PERIODS if str(each) == request.GET.get("days")), PERIODS[0])
+
+
+def spans(days: int) -> list[Span]:
+    return list(_days(days) if days > 1 else _hours())
+
+
+def reach(spans: list[Span], span: Span | None) -> tuple[datetime, datetime]:
+    """Of this column; of all of them where it is None."""
+    first, last = (span, span) if span else (spans[0], spans[-1])
+    return first.hours[0], last.until
+
+
+def tallies(past: Past[T], spans: list[Span], patience: Patience) -> list[T | None]:
+    """By column. None where there is too much to count now."""
+    found = past.hours([hour for span in spans for hour in span.hours], now(), patience)
+    return [_sum([found[hour] for hour in span.hours]) for span in spans]
+
+
+def _sum(parts: list[T | None]) -> T | None:
+    whole: Any = Counter()
+    for part in parts:
+        if part is None:
+            return None
+        whole += part
+    return whole  # type: ignore[no-any-return]
+
+
+def _hours() -> Iterator[Span]:
+    """The present one and the 23 before."""
+    present = localtime().replace(minute=0, second=0, microsecond=0)
+    for back in range(23, -1, -1):
+        hour = present - HOUR * back
+        yield Span(f"{localtime(hour):%m-%d %H:%M}", [hour], hour + HOUR)
+
+
+def _days(count: int) -> Iterator[Span]:
+    """Today and those before, by the house's calendar."""
+    present = localtime().replace(minute=0, second=0, microsecond=0)
+    for back in range(count - 1, -1, -1):
+        begins = (localtime() - timedelta(days=back)).replace(hour=0, minute=0, second=0, microsecond=0)
+        ends = min(begins + timedelta(days=1), present + HOUR)
+        yield Span(f"{begins:%m-%d}", [begins + HOUR * number for number in range((ends - begins) // HOUR)], ends)
+
+
+SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """How codes are called, and where they lead: `link(code, span)`, "" for all codes, None for the whole time."""
+
+    words: Callable[[str], str]
+    others: str
+    link: Callable[[str, Span | None], str]
+
+
+def ranked(
+    key: str, title: str, spans: Sequence[Span], counts: Sequence[Counter[str] | None], names: Names
+) -> Chart:  # fmt: skip
+    total: Counter[str] = sum((each for each in counts if each), Counter())
+    common = [code for code, _count in total.most_common(SHOWN)]
+    series = [Series(code, names.words(code), f"hue{number}") for number, code in enumerate(common)]
+    if len(total) > len(common):
+        series.append(Series("", names.others, "quiet"))
+
+    def bucket(span: Span, found: Counter[str] | None) -> Bucket:
+        shown: Counter[str] = Counter()
+        for code, count in (found or {}).items():
+            shown[code if code in common else ""] += count
+        links = {each.key: names.link(each.key, span) for each in series}
+        return Bucket(span.label, None if found is None else shown, links)
+
+    buckets = [bucket(*each) for each in zip(spans, counts, strict=True)]
+    return stacked(key, title, series, buckets, lambda code: names.link(code, None))

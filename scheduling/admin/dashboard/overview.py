@@ -12,16 +12,16 @@ from django.utils.http import urlencode
 from django.utils.timezone import now
 from django.utils.translation import gettext as _
 
-from scheduling.admin.dashboard import hours, series
+from scheduling.admin.dashboard import series
 from scheduling.admin.dashboard.cards import Figure, capped, cards_of_others
-from scheduling.admin.dashboard.columns import PERIODS, days_asked, spans
+from scheduling.admin.dashboard.charts import PERIODS, days_asked, spans
 from scheduling.admin.dashboard.pace import pace, queues
 from scheduling.admin.dashboard.series import Ended
 from scheduling.admin.experiments.rollout import paused_rollouts
 from scheduling.admin.labels import reason, spoken
 from scheduling.admin.patience import Patience
 from scheduling.admin.touches.pause import active_pauses
-from scheduling.admin.touches.spans import span_link
+from scheduling.admin.touches.touch import span_link
 from scheduling.models import FailedTask, Node
 from scheduling.monitoring import statistics
 from scheduling.monitoring.statistics import MOST
@@ -55,9 +55,9 @@ def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
         past = series.read(columns, patience)
         context["sums"] = _sums(past, days)
         context["charts"] = [series.by_state(past), series.by_reason(past)]
-        charts = [hours.lateness(columns, patience)]
+        charts = [series.lateness(columns, patience)]
         if request.user.has_perm("scheduling.view_event"):
-            charts.append(hours.events(columns, patience))
+            charts.append(series.events(columns, patience))
         charts.append(series.by_cause(past))
         context["may_see_complaints"] = request.user.has_perm("scheduling.view_complaint")
         if context["may_see_complaints"]:

@@ -12,7 +12,7 @@ from django.utils.translation import gettext as _
 from scheduling.admin.dashboard.cards import Card, Figure
 from scheduling.admin.labels import spoken
 from scheduling.admin.patience import Patience
-from scheduling.admin.touches.spans import span_link
+from scheduling.admin.touches.touch import span_link
 from scheduling.dispatch.publisher import TOUCH_QUEUES
 from scheduling.monitoring import statistics
 from scheduling.monitoring.queue_stats import QueueFigures, broker_takes_messages, queue_figures

@@ -15,7 +15,7 @@ from scheduling.admin.labels import spoken
 from scheduling.admin.patience import patiently
 from scheduling.experiments.conversion import Effect, effects
 from scheduling.models import Node
-from scheduling.policy.shares import Lift, Share
+from scheduling.policy.rollout import Lift, Share
 
 PERIODS = (30, 90, 180)  #: days
 USUAL = 90

@@ -1,3 +1,5 @@
+""""""
+
 from __future__ import annotations
 
 from typing import Any
@@ -16,23 +18,92 @@ from django.utils.module_loading import import_string
 from django.utils.text import Truncator
 from django.utils.translation import gettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import ChoicesDropdownFilter
+from unfold.contrib.filters.admin import ChoicesDropdownFilter, DropdownFilter
 from unfold.decorators import action, display
 
 from scheduling.admin.base import ReadOnlyAdmin
-from scheduling.admin.counting import CappedPaginator
 from scheduling.admin.csv_export import Exported
 from scheduling.admin.failed_tasks.actions import VERBS, act_page
 from scheduling.admin.failed_tasks.failed_bulk import bulk
-from scheduling.admin.failed_tasks.failed_filters import CauseFilter, ChannelFilter, ClassFilter, OpenFilter, class_of
 from scheduling.admin.failed_tasks.retry_sample import page_of, replay_page, task_of
 from scheduling.admin.labels import reason
+from scheduling.admin.retirement import CappedPaginator
 from scheduling.admin.saved_filters import WithSavedFilters
-from scheduling.admin.touches.spans import SpanFilter
 from scheduling.admin.touches.timeline import clock
-from scheduling.models import FailedTask
-from scheduling.operations.failed_search import failed_named
+from scheduling.admin.touches.touch import SpanFilter
+from scheduling.models import ChannelConfig, FailedTask
+from scheduling.operations.filters import state_of_failed
+from scheduling.operations.queries import failed_named
 from scheduling.redaction import masked, masked_json, masked_text
+
+LOOKED_AT = 10_000  #: open ones, for the reasons that they have
+
+#: A run may have done half of its work before it failed.
+CLASSES_OF_JOBS = {"failed": _("The run failed"), "unknown": _("May have had its effect")}
+CLASSES = {
+    "failed": _("Certainly not delivered"), "unknown": _("May have been delivered"), "unreadable": _("Unreadable"),
+}  # fmt: skip
+
+
+def class_of(origin: str, failure: str) -> str:
+    words = CLASSES_OF_JOBS.get(failure) if origin == FailedTask.Origin.RPA_JOB else None
+    return str(words or CLASSES.get(failure) or failure)
+
+
+class OpenFilter(admin.SimpleListFilter):
+    """Open ones first: they are what waits for a person."""
+
+    title = _("state")
+    parameter_name = "state"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [*FailedTask.State.choices, ("all", _("All"))]
+
+    def choices(self, changelist: Any) -> Any:
+        _all, *others = super().choices(changelist)
+        if self.value() is None:
+            others[0] = {**others[0], "selected": True}
+        return others
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
+        return queryset.filter(state_of_failed(self.value() or ""))
+
+
+class ClassFilter(admin.SimpleListFilter):
+    title = _("class")
+    parameter_name = "failure"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return list(CLASSES.items())
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
+        return queryset.filter(failure=self.value()) if self.value() else queryset
+
+
+class ChannelFilter(DropdownFilter):  # type: ignore[misc]
+    title = _("channel")
+    parameter_name = "channel"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [(key, key) for key in ChannelConfig.objects.values_list("key", flat=True)]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
+        return queryset.filter(channel=self.value()) if self.value() else queryset
+
+
+class CauseFilter(DropdownFilter):  # type: ignore[misc]
+    """The reasons that the latest open ones have now."""
+
+    title = _("reason")
+    parameter_name = "reason"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        latest = FailedTask.objects.filter(state="open").order_by("-failed_at").values_list("reason", flat=True)
+        return [(code, reason(code)) for code in sorted(set(latest[:LOOKED_AT]))[:50]]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[FailedTask]) -> QuerySet[FailedTask]:
+        return queryset.filter(reason=self.value()) if self.value() else queryset
+
 
 OPEN = FailedTask.State.OPEN
 GROUPED = 20_000  #: failed tasks that are looked at for their causes

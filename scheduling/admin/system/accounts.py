@@ -17,7 +17,7 @@ from unfold.decorators import action, display
 from unfold.forms import AdminPasswordChangeForm, AuthenticationForm, UserChangeForm, UserCreationForm
 
 from scheduling.admin.base import DeclaredLookups, OpsAdmin
-from scheduling.admin.permissions import PermissionsInWords
+from scheduling.admin.labels import PermissionsInWords
 from scheduling.models import FailedLogin
 from scheduling.web import login_lockout
 

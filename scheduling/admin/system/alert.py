@@ -21,7 +21,7 @@ from scheduling.admin.base import OpsAdmin, plainly
 from scheduling.admin.form_fields import DurationField, NumberField
 from scheduling.admin.labels import reason, spoken
 from scheduling.admin.matrix.community import written
-from scheduling.admin.matrix.try_out import told
+from scheduling.admin.matrix.template import told
 from scheduling.admin.merging import MergingForm
 from scheduling.channels.registry import channel_kinds
 from scheduling.delivery.routing import NoTarget

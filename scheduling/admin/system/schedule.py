@@ -6,15 +6,23 @@ from typing import Any
 
 import structlog
 from celery import current_app
+from cron_descriptor import (  # type: ignore[import-untyped]
+    ExpressionDescriptor,
+    FormatException,
+    MissingFieldException,
+    Options,
+    WrongArgumentException,
+)
 from django.conf import settings
 from django.contrib import admin, messages
 from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.utils.dates import MONTHS, WEEKDAYS
 from django.utils.module_loading import import_string
+from django.utils.translation import get_language, ngettext, override
 from django.utils.translation import gettext_lazy as _
-from django.utils.translation import ngettext
 from django_celery_beat import admin as beat
 from django_celery_beat.models import (
     ClockedSchedule,
@@ -22,6 +30,7 @@ from django_celery_beat.models import (
     IntervalSchedule,
     PeriodicTask,
     SolarSchedule,
+    cronexp,
 )
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
@@ -30,11 +39,38 @@ from unfold.widgets import UnfoldAdminSelectWidget, UnfoldAdminTextInputWidget
 from scheduling import sql
 from scheduling.admin.base import DeclaredLookups
 from scheduling.admin.labels import complaint
-from scheduling.admin.system.crontab import in_words
 from scheduling.errors import InvalidInput
 from scheduling.strict_text import InvalidText, read_json
 
 log = structlog.get_logger(__name__)
+
+
+LOCALES = {"zh-hans": "zh_CN"}
+
+
+def in_words(row: CrontabSchedule) -> str:
+    """`*/5 9-18 * * 1-5` → every five minutes between nine and seven, Monday to Friday, and the time zone."""
+    parts = (row.minute, row.hour, row.day_of_month, row.month_of_year, row.day_of_week)
+    line = " ".join(cronexp(each) for each in parts)
+    options = Options()
+    options.locale_code = LOCALES.get(get_language() or "", "en_US")
+    options.use_24hour_time_format = True
+    try:
+        said = ExpressionDescriptor(line, options).get_description()
+    except (FormatException, MissingFieldException, WrongArgumentException):
+        said = line
+    return f"{_with_names_of_days(said)} ({row.timezone})"
+
+
+def _with_names_of_days(said: str) -> str:
+    """The library takes the names of days and months from the system's language, and its commas from English."""
+    names = [*WEEKDAYS.values(), *MONTHS.values()]
+    with override("en"):
+        english = [str(name) for name in names]
+    for before, name in zip(english, names, strict=True):
+        said = said.replace(before, str(name))
+    return said.replace(", ", "，").replace(" 到 ", "到") if get_language() in LOCALES else said
+
 
 for model in (ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, SolarSchedule):
     admin.site.unregister(model)

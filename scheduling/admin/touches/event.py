@@ -16,8 +16,7 @@ from unfold.decorators import action, display
 from scheduling.admin.base import BigTable, ReadOnlyAdmin
 from scheduling.admin.labels import reason
 from scheduling.admin.matrix.preview import foresee_page
-from scheduling.admin.touches.spans import SpanFilter
-from scheduling.admin.touches.touch_filters import FOUND, LOOKED_AT
+from scheduling.admin.touches.touch import FOUND, LOOKED_AT, SpanFilter
 from scheduling.ids import first_id_at
 from scheduling.models import Customer, Event, EventType
 from scheduling.operations import queries

@@ -1,30 +1,188 @@
+""""""
+
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
-from django.utils.timezone import now
+from django.utils.http import urlencode
+from django.utils.timezone import is_naive, localtime, make_aware, now
 from django.utils.translation import gettext, ngettext
 from django.utils.translation import gettext_lazy as _
-from unfold.contrib.filters.admin import ChoicesDropdownFilter, RelatedDropdownFilter
+from unfold.contrib.filters.admin import (
+    ChoicesDropdownFilter,
+    DropdownFilter,
+    RangeDateTimeFilter,
+    RelatedDropdownFilter,
+)
 from unfold.decorators import action, display
+from unfold.utils import parse_datetime_str
 
-from scheduling.admin.base import BigTable, ReadOnlyAdmin
+from scheduling.admin.base import BigTable, ReadOnlyAdmin, as_uuid
 from scheduling.admin.csv_export import Exported
-from scheduling.admin.labels import reason, spoken
+from scheduling.admin.failed_tasks.actions import PaceForm
+from scheduling.admin.failed_tasks.bulk_action import begin, refusal
+from scheduling.admin.failed_tasks.failed_bulk import instant_of
+from scheduling.admin.labels import REASONS, reason, spoken
+from scheduling.admin.patience import patiently
 from scheduling.admin.saved_filters import WithSavedFilters
-from scheduling.admin.touches.calling_off import call_off_page
-from scheduling.admin.touches.spans import SpanFilter
 from scheduling.admin.touches.timeline import clock, timeline
-from scheduling.admin.touches.touch_filters import ReasonFilter, StandsFilter, in_order, search
 from scheduling.errors import AftertouchError
-from scheduling.models import WAITING, FailedTask, Touch
-from scheduling.operations import commands
+from scheduling.models import WAITING, Attempt, Customer, FailedTask, Touch
+from scheduling.operations import commands, queries
+from scheduling.operations.deeds import DEEDS
+from scheduling.operations.filters import chosen_by, matching, standing
+
+FOUND = 500  #: by an id that is not unique, or by words, at most
+LOOKED_AT = 50_000  #: of the latest texts and touches
+
+
+class ReasonFilter(DropdownFilter):  # type: ignore[misc]
+    title = _("reason")
+    parameter_name = "reason"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        known = list(REASONS.items())
+        chosen = request.GET.get("reason", "")
+        return known if not chosen or chosen in REASONS else [*known, (chosen, reason(chosen))]
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
+        return queryset.filter(reason=self.value()) if self.value() else queryset
+
+
+class StandsFilter(DropdownFilter):  # type: ignore[misc]
+    """States that somebody asks for together."""
+
+    title = _("how it stands")
+    parameter_name = "stands"
+
+    def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
+        return [
+            ("waiting", _("Waits for its time")), ("overdue", _("Overdue")), ("paused", _("Paused")),
+            ("bad", _("Failed or unknown")),
+        ]  # fmt: skip
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Touch]) -> QuerySet[Touch]:
+        try:
+            return queryset.filter(standing(self.value() or ""))
+        except KeyError:
+            return queryset
+
+
+def in_order(asked: Mapping[str, str]) -> tuple[str, ...]:
+    """Where an index has the rows in an order of its own: what waits by its time, what ended by its end. () for the
+    usual order."""
+    if asked.get("stands") in ("waiting", "overdue"):
+        return ("due_at",)
+    if asked.get("settled_at_from_0") or asked.get("settled_at_to_0"):
+        return ("-settled_at",)
+    return ()
+
+
+def search(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
+    """Whole ids, or words of a text. What is found is looked up by its key, whatever else narrows the list."""
+    if not term:
+        return touches
+    found = {task_id for way in (_of_customer, _of_event, _of_chat) for task_id in way(term)}
+    if uuid := as_uuid(term):
+        return touches.filter(task_id__in={*found, *queries.chain_of(uuid)})
+    return touches.filter(task_id__in=found or set(_saying(term)))
+
+
+def _of_customer(term: str) -> QuerySet[Any]:
+    customer = Customer.objects.filter(user_id=term).values("pk")
+    return _ids(Touch.objects.filter(customer__in=customer))
+
+
+def _of_event(term: str) -> QuerySet[Any]:
+    return _ids(Touch.objects.filter(event_id__in=queries.events_meant(term)))
+
+
+def _of_chat(term: str) -> list[UUID]:
+    """What was sent there, and what of the latest waits or was not sent."""
+    sent = Touch.objects.filter(chat_id=term, reserved_at__isnull=False).exclude(chat_id="").order_by("-reserved_at")
+    others = Touch.objects.filter(chat_id=term, reserved_at__isnull=True)
+    if first := Touch.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first():
+        others = others.filter(pk__gt=first)
+    return [*sent.values_list("pk", flat=True)[:FOUND], *_ids(others)]
+
+
+def _saying(term: str) -> QuerySet[Any]:
+    """Words of a text, among the latest that were sent."""
+    last = Attempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
+    said = Attempt.objects.filter(pk__gt=last - LOOKED_AT, body__icontains=term)
+    return said.order_by("-pk").values_list("touch_id", flat=True)[:FOUND]
+
+
+def _ids(touches: QuerySet[Touch]) -> QuerySet[Any]:
+    return touches.order_by("-pk").values_list("pk", flat=True)[:FOUND]
+
+
+class SpanFilter(RangeDateTimeFilter):  # type: ignore[misc]
+    """From the first instant on, and before the second: spans that follow each other share nothing. By the house's
+    clock. Either end may be open, and where a time is missing the day begins."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        ends = {"gte": self._instant("from"), "lt": self._instant("to")}
+        return queryset.filter(**{f"{self.field_path}__{end}": at for end, at in ends.items() if at})
+
+    def _instant(self, end: str) -> datetime | None:
+        day, time = (str(self.used_parameters.get(f"{self.field_path}_{end}_{part}") or "") for part in (0, 1))
+        at = parse_datetime_str(f"{day} {time or '00:00'}") if day else None
+        return make_aware(at) if at and is_naive(at) else at
+
+
+def span_link(name: str, field: str, since: datetime | None, until: datetime, **filters: str) -> str:
+    """The list `name`, narrowed to a span of `field` and by other parameters of its address."""
+    span = {
+        f"{field}_{end}_{part}": f"{localtime(at):{form}}"
+        for end, at in (("from", since), ("to", until))
+        if at is not None
+        for part, form in ((0, "%Y-%m-%d"), (1, "%H:%M:%S"))
+    }
+    return f"{reverse(f'admin:{name}_changelist')}?{urlencode({**filters, **span})}"
+
+
+CALL_OFF = "call_off"
+
+
+def call_off_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
+    if not touches_admin.has_change_permission(request):
+        raise PermissionDenied
+    back = f"{touches_admin.url('changelist')}?{request.GET.urlencode()}"
+    asked_at = instant_of(request)
+    if refused := refusal(CALL_OFF, request.GET, asked_at):
+        for line in refused:
+            messages.error(request, line)
+        return redirect(back)
+    form = PaceForm.of(DEEDS[CALL_OFF], request.POST or None)
+    if request.method == "POST" and form.is_valid():
+        return begin(request, CALL_OFF, request.GET, form, asked_at)
+    rows = matching(DEEDS[CALL_OFF], chosen_by(request.GET), asked_at)
+    count = patiently(rows.order_by().count)
+    return touches_admin.page(  # type: ignore[no-any-return]
+        request, "ops/confirm.html", gettext("Call off all that wait and match"),
+        form=form, button=gettext("Call off"), back=back,
+        text=gettext("They will not be sent. This cannot be undone."), danger=True,
+        facts=[_applies_to(count), gettext("Workers do it; a page shows how far they are, and can stop them.")],
+        hidden=[("asked_at", asked_at.isoformat())], problem="" if count != 0 else gettext("None that waits matches."),
+    )  # fmt: skip
+
+
+def _applies_to(count: int | None) -> str:
+    if count is None:
+        return gettext("It applies to more touches than can be counted now.")
+    return ngettext("It applies to %(count)s touch.", "It applies to %(count)s touches.", count) % {"count": count}
+
 
 STATE_TONES = {
     "scheduled": "info", "queued": "info", "running": "info", "delivered": "success", "suppressed": "warning",

@@ -9,7 +9,7 @@ from scheduling.configuration import validation
 from scheduling.configuration.file.base import Difference
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection
-from scheduling.configuration.file.schema import Field
+from scheduling.configuration.file.schema import Anything, Field, MapOf, Text
 from scheduling.configuration.file.secrets import (
     masked,
     restored,
@@ -18,7 +18,6 @@ from scheduling.configuration.file.secrets import (
     why_missing,
     written_over,
 )
-from scheduling.configuration.file.values import Anything, MapOf, Text
 from scheduling.models import ChannelConfig, Community
 from scheduling.models.encrypted import Sealed
 

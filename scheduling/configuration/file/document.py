@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.db import transaction
+
+from scheduling.configuration.file.apply import VERSION
+from scheduling.configuration.file.registry import sections
 from scheduling.strict_text import MAX_SIZE as MAX_SIZE
 from scheduling.strict_text import InvalidText, read_yaml, write_yaml
 
@@ -31,3 +35,14 @@ def load(raw: bytes) -> dict[str, Any]:
 
 def dump(document: dict[str, Any]) -> str:
     return write_yaml(document)
+
+
+def export(*, with_secrets: bool = False) -> dict[str, Any]:
+    """One consistent picture of all sections."""
+    document: dict[str, Any] = {"version": VERSION}
+    with transaction.atomic():
+        for name, section in sections().items():
+            given = section.export(with_secrets=with_secrets)
+            if given is not None:
+                document[name] = given
+    return document

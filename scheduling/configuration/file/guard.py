@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from scheduling.configuration.file.rules import Group
-from scheduling.configuration.file.schema import Field
-from scheduling.configuration.file.values import NUMBER, ListOf, Plain, Seconds, Whole
+from scheduling.configuration.file.schema import NUMBER, Field, ListOf, Plain, Seconds, Whole
 from scheduling.policy.rollout import RATES, USUAL, Limit
 
 

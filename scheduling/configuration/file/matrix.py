@@ -11,8 +11,7 @@ from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.guard import CANARY_GUARD
 from scheduling.configuration.file.rows import RowSection
 from scheduling.configuration.file.rules import OwnDelayRules
-from scheduling.configuration.file.schema import Field
-from scheduling.configuration.file.values import DURATION, FLAG, KEY, NUMBER, Choice, ListOf, Named, Text, Whole
+from scheduling.configuration.file.schema import DURATION, FLAG, KEY, NUMBER, Choice, Field, ListOf, Named, Text, Whole
 from scheduling.models import CapSwitch, EventType, Node, OnRepeat, OverCap, Priority, Stage, Switch
 
 

@@ -10,8 +10,20 @@ from scheduling.configuration import validation
 from scheduling.configuration.file.base import Change
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection, Wanted
-from scheduling.configuration.file.schema import Field, Problem, read_fields
-from scheduling.configuration.file.values import DURATION, FLAG, NUMBER, Choice, Clock, MapOf, Seconds, Text, Whole
+from scheduling.configuration.file.schema import (
+    DURATION,
+    FLAG,
+    NUMBER,
+    Choice,
+    Clock,
+    Field,
+    MapOf,
+    Problem,
+    Seconds,
+    Text,
+    Whole,
+    read_fields,
+)
 from scheduling.durations import to_seconds
 from scheduling.errors import FieldError, InvalidInput
 from scheduling.models import DelayRule, HarassmentRule

@@ -2,14 +2,181 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from datetime import time, timedelta
+from typing import Any, Protocol
 
 from django.db.models import Model
 
-from scheduling.configuration.file.values import Value
-from scheduling.errors import InvalidInput
+from scheduling.durations import format_duration, from_seconds, parse_duration, to_seconds
+from scheduling.errors import FieldError, InvalidInput
+
+_CLOCK = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{6})?)?")
+
+
+class Value(Protocol):
+    def read(self, given: Any) -> Any:
+        """What the database holds for what the file says."""
+
+    def write(self, stored: Any) -> Any:
+        """What the file says for what the database holds."""
+
+
+class Plain:
+    """Written as it is stored."""
+
+    def write(self, stored: Any) -> Any:
+        return stored
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Plain):
+    longest: int
+    empty: bool = False
+
+    def read(self, given: Any) -> str:
+        if not isinstance(given, str):
+            raise ValueError("must be text; put it in quotes" if given is not None else "must be text")
+        if not self.empty and not given.strip():
+            raise ValueError("must not be empty")
+        if len(given) > self.longest:
+            raise ValueError(f"must not be longer than {self.longest} characters")
+        return given
+
+
+class Flag(Plain):
+    def read(self, given: Any) -> bool:
+        if not isinstance(given, bool):
+            raise ValueError("must be true or false")
+        return given
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Plain):
+    """A whole number; its range is the row's own validation."""
+
+    def read(self, given: Any) -> int:
+        if not isinstance(given, int) or isinstance(given, bool):
+            raise ValueError("must be a whole number")
+        return given
+
+
+class Number:
+    def read(self, given: Any) -> float:
+        if not isinstance(given, (int, float)) or isinstance(given, bool):
+            raise ValueError("must be a number")
+        return given
+
+    def write(self, stored: float) -> int | float:
+        return int(stored) if stored == int(stored) else stored
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Plain):
+    options: Sequence[str]
+
+    def read(self, given: Any) -> str:
+        if given not in self.options:
+            raise ValueError(f"must be one of {', '.join(self.options)}")
+        return str(given)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A choice that is stored as something else."""
+
+    names: Mapping[str, Any]
+
+    def read(self, given: Any) -> Any:
+        if not isinstance(given, str) or given not in self.names:
+            raise ValueError(f"must be one of {', '.join(self.names)}")
+        return self.names[given]
+
+    def write(self, stored: Any) -> Any:
+        return next((name for name, value in self.names.items() if value == stored), stored)
+
+
+class Duration:
+    def read(self, given: Any) -> timedelta:
+        if not isinstance(given, (str, int)) or isinstance(given, bool):
+            raise ValueError("must be a duration like 15m, 2h, 7d or 1h30m")
+        return parse_duration(given)
+
+    def write(self, stored: timedelta) -> str | int:
+        return format_duration(stored) if stored else 0
+
+
+class Seconds:
+    """A duration that is stored as seconds."""
+
+    def read(self, given: Any) -> int | float:
+        return to_seconds(Duration().read(given))
+
+    def write(self, stored: float) -> str | int:
+        return Duration().write(from_seconds(stored))
+
+
+class Clock:
+    """A time of day, in quotes because of its colon."""
+
+    def read(self, given: Any) -> time:
+        if not isinstance(given, str) or not _CLOCK.fullmatch(given):
+            raise ValueError('must be a time like "22:00"')
+        return time.fromisoformat(given)
+
+    def write(self, stored: time) -> str:
+        return stored.isoformat("minutes" if stored == stored.replace(second=0, microsecond=0) else "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    each: Value
+
+    def read(self, given: Any) -> list[Any]:
+        if not isinstance(given, list):
+            raise ValueError("must be a list")
+        return [self.each.read(item) for item in given]
+
+    def write(self, stored: Sequence[Any]) -> list[Any]:
+        return [self.each.write(item) for item in stored]
+
+
+@dataclass(frozen=True, slots=True)
+class MapOf:
+    each: Value
+
+    def read(self, given: Any) -> dict[str, Any]:
+        if not isinstance(given, dict):
+            raise ValueError("must be a mapping")
+        read: dict[str, Any] = {}
+        errors = []
+        for key, item in given.items():
+            try:
+                read[key] = self.each.read(item)
+            except ValueError as error:
+                errors.append(FieldError(key, str(error)))
+        if errors:
+            raise InvalidInput(*errors)
+        return read
+
+    def write(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: self.each.write(item) for key, item in sorted(stored.items())}
+
+
+class Anything(Plain):
+    """Left to whoever validates the row."""
+
+    def read(self, given: Any) -> Any:
+        return given
+
+
+KEY = Text(64)
+FLAG = Flag()
+DURATION = Duration()
+NUMBER = Number()
+
 
 REQUIRED: Any = object()
 

@@ -11,8 +11,7 @@ from scheduling.configuration import validation
 from scheduling.configuration.file.base import Change, Difference, Stamp
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection, Wanted
-from scheduling.configuration.file.schema import Field, read_fields
-from scheduling.configuration.file.values import KEY, Choice, Text
+from scheduling.configuration.file.schema import KEY, Choice, Field, Text, read_fields
 from scheduling.errors import InvalidInput
 from scheduling.models import Category, Template, TemplateText
 from scheduling.templating import MAX_SOURCE

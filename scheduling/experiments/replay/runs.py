@@ -6,6 +6,7 @@ at a time, because it keeps a worker's process busy for up to a few minutes.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any
@@ -18,18 +19,61 @@ from django.utils.timezone import now
 
 from scheduling import sql
 from scheduling.configuration import snapshot
-from scheduling.configuration.file import apply
+from scheduling.configuration.file import apply, document
 from scheduling.configuration.file.base import Stamp
 from scheduling.configuration.file.document import InvalidDocument
+from scheduling.configuration.file.registry import sections
+from scheduling.configuration.file.schema import Problem
+from scheduling.configuration.snapshot import Snapshot
 from scheduling.errors import Conflict
-from scheduling.experiments.replay import draft, history
+from scheduling.experiments.replay import history
 from scheduling.experiments.replay.results import replay
 from scheduling.models import WhatIfRun
 from scheduling.operations.failed_tasks import Actor
-from scheduling.planning import impact
+from scheduling.planning import rescheduling
 from scheduling.planning.rescheduling import WATCHED, Moved
 
 log = structlog.get_logger(__name__)
+
+
+SECTIONS = ("nodes", "delay_rules", "harassment_rules", "stages", "templates")  #: what is edited most comes first
+
+
+def live_text() -> str:
+    """What is live, as a draft that changes nothing."""
+    known = sections()
+    with transaction.atomic():
+        given = {name: known[name].export(with_secrets=False) for name in SECTIONS}
+    return document.dump({"version": apply.VERSION} | {name: each for name, each in given.items() if each is not None})
+
+
+def read(text: str) -> tuple[dict[str, Any], apply.Plan]:
+    """The draft and what it would change. Raises `InvalidDocument`, or `InvalidConfiguration` with every problem."""
+    given = document.load(text.encode())
+    foreign = [name for name in given if name not in (*SECTIONS, "version") and name in sections()]
+    if foreign:
+        known = ", ".join(SECTIONS)
+        problems = [Problem(name, f"a draft cannot change this; it may hold {known}") for name in foreign]
+        raise apply.InvalidConfiguration(problems)
+    return given, apply.plan(given)
+
+
+class _Rehearsed(Exception):
+    """Roll back."""
+
+
+def rehearse(given: Mapping[str, Any], planned: apply.Plan) -> Snapshot:
+    """The configuration that publishing would make, by storing the draft and rolling it back. For that moment others
+    cannot edit; nobody ever reads it. Raises `Conflict` where somebody edits at the same moment."""
+    found: list[Snapshot] = []
+    try:
+        with transaction.atomic():
+            apply.store(given, planned, Stamp("what-if"))
+            found.append(snapshot.load(()))
+            raise _Rehearsed
+    except _Rehearsed:
+        return found[0]
+
 
 MOST_DAYS = 30
 MOST_WAITING = 5
@@ -41,7 +85,7 @@ State = WhatIfRun.State
 
 def begin(text: str, days: int, actor: Actor) -> WhatIfRun:
     """Raises `InvalidDocument` or `InvalidConfiguration` where the draft is wrong, `Conflict` where enough wait."""
-    _, planned = draft.read(text)
+    _, planned = read(text)
     if WhatIfRun.objects.filter(state__in=(State.WAITING, State.RUNNING)).count() >= MOST_WAITING:
         raise Conflict("enough replays wait already; try again when they are over")
     changes = [_told(change) for change in planned.changes]
@@ -102,9 +146,9 @@ def _claim() -> WhatIfRun | None:
 
 
 def _execute(run: WhatIfRun) -> None:
-    given, planned = draft.read(run.draft)
+    given, planned = read(run.draft)
     digest = live_digest()
-    configs = {"live": snapshot.current(), "draft": draft.rehearse(given, planned)}
+    configs = {"live": snapshot.current(), "draft": rehearse(given, planned)}
     within = history.window(run.created_at - timedelta(days=run.days), run.created_at)
     _write(run, total=within.events, beat_at=Now())
     result = replay(configs, within, progress=lambda done: _write(run, done=done, beat_at=Now()))
@@ -126,7 +170,7 @@ def _write(run: WhatIfRun, **values: Any) -> None:
 
 
 def live_digest() -> str:
-    return sha256(draft.live_text().encode()).hexdigest()
+    return sha256(live_text().encode()).hexdigest()
 
 
 # --- the person's side --------------------------------------------------------------------------------------------
@@ -137,14 +181,14 @@ def publish(run_id: int, actor: Actor, *, move_waiting: bool = False) -> Moved |
     what the replay compared with, or decided about it already. Returns what moved, if anything was to."""
     with transaction.atomic():
         run = _decide(run_id, State.PUBLISHED, actor, (State.DONE,))
-        given, planned = draft.read(run.draft)
+        given, planned = read(run.draft)
         if run.live_digest != live_digest():
             raise Conflict("somebody edited the configuration since the replay; replay the draft again")
         apply.store(given, planned, Stamp(f"what-if #{run_id}", actor.user))
     if not move_waiting:
         return None
     try:
-        return impact.follow(planned, WATCHED)
+        return rescheduling.follow(planned, WATCHED)
     except Error:  # it is live all the same
         log.exception("waiting_not_moved", run=run_id)
         return Moved(broken=True)

@@ -10,7 +10,7 @@ from scheduling.configuration.file import apply, document
 from scheduling.configuration.file.base import Stamp
 from scheduling.errors import AftertouchError
 from scheduling.management import config_report
-from scheduling.planning import impact
+from scheduling.planning import rescheduling
 
 
 class Command(BaseCommand):
@@ -29,7 +29,7 @@ class Command(BaseCommand):
         given = self._load(file)
         try:
             planned = apply.plan(given)
-            for line in config_report.lines(planned, impact.impacts(planned)):
+            for line in config_report.lines(planned, rescheduling.impacts(planned)):
                 self.stdout.write(line)
             if dry_run:
                 self.stdout.write("dry run: nothing was stored")
@@ -42,7 +42,7 @@ class Command(BaseCommand):
         except AftertouchError as error:
             raise CommandError(str(error)) from error
         if move_waiting:
-            self.stdout.write(config_report.moved(impact.follow(planned)))
+            self.stdout.write(config_report.moved(rescheduling.follow(planned)))
 
     def _load(self, file: str) -> dict[str, Any]:
         enough = document.MAX_SIZE + 1  # to know that it is too large

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from scheduling.configuration.file import document
-from scheduling.configuration.file.export import export
+from scheduling.configuration.file.document import export
 from scheduling.models.encrypted import Unreadable
 
 

@@ -7,24 +7,74 @@ that comes twice is better than one that does not come. While the database is aw
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 
 import structlog
-from django.db import InterfaceError, OperationalError, connection, transaction
+from django.conf import settings
+from django.db import InterfaceError, OperationalError, close_old_connections, connection, connections, transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient
 from scheduling.delivery import routing
 from scheduling.models import Alert, AlertReceiver
-from scheduling.monitoring.alerting import figures, messages
+from scheduling.monitoring.alerting import messages, rules
 from scheduling.monitoring.alerting.following import Word, begin, follow, said
 from scheduling.monitoring.alerting.messages import Line, Say
-from scheduling.monitoring.alerting.outage import DATABASE, Known
+from scheduling.monitoring.alerting.patience import Patience
 from scheduling.monitoring.alerting.rules import Figures, conditions
 
 log = structlog.get_logger(__name__)
+
+
+DATABASE = "database"
+
+
+@dataclass
+class Known:
+    """A receiver as the database last knew it."""
+
+    receiver: AlertReceiver
+    line: Line
+    #: That the database is away, while it cannot be stored; and until two looks in a row have found it there.
+    outage: Alert | None = None
+
+    def goes_on(self, now: datetime) -> Alert:
+        """Anew where it was over for so long that whoever had heard of it has heard of its end."""
+        gone_at = self.outage.gone_at if self.outage else None
+        if self.outage is None or (gone_at is not None and now - gone_at >= self.receiver.holds_for):
+            self.outage = begin(self.receiver.pk, DATABASE, "", 1.0, now)
+        return self.outage
+
+    def is_there(self, now: datetime) -> None:
+        """From now on the row says what was said. One look may be an accident: where the next one fails, the outage
+        goes on, for who has not heard of it as for who has."""
+        if self.outage is None or self.outage.gone_at is not None:
+            self.outage = None
+            return
+        if self.outage.tried:
+            _store(self.outage)
+        self.outage.gone_at = now
+
+    def hand_in(self) -> None:
+        """What was said, so that its end is said as well, by whoever looks next."""
+        if self.outage is not None and self.outage.tried:
+            _store(self.outage)
+        self.outage = None
+
+
+@transaction.atomic
+def _store(alert: Alert) -> None:
+    """Whoever has the receiver may be about to write its own row of this: it is written over, never exchanged."""
+    if not AlertReceiver.objects.select_for_update().filter(pk=alert.receiver_id).exists():
+        return
+    standing = Alert.objects.filter(receiver_id=alert.receiver_id, condition=DATABASE, subject=alert.subject)
+    alert.pk = standing.values_list("pk", flat=True).first()
+    alert.save(force_insert=alert.pk is None, force_update=alert.pk is not None)
+
 
 LEASE = timedelta(seconds=90)  #: longer than the longest call of a channel and the statements around it
 SOONEST, LATEST = timedelta(seconds=15), timedelta(minutes=10)  #: between two tries to tell a receiver
@@ -54,7 +104,7 @@ class Watch:
             return
         known = conditions()
         wanted = {known[key].metric for limits in enabled.values() for key in limits if key in known}
-        seen = figures.read(frozenset(wanted))
+        seen = rules.read(frozenset(wanted))
         for pk in enabled:
             try:
                 self._attend(pk, seen, now)
@@ -212,3 +262,55 @@ def _settle(receiver: AlertReceiver, says: Sequence[Say], outcome: Outcome, now:
 
 def _problem(reason: str, detail: str) -> str:
     return f"{reason} {detail}".strip().replace("\0", "")[:500]
+
+
+LEAVE_WITHIN = 5.0  #: seconds; systemd gives beat twenty
+PATIENCE = 30.0  #: seconds that a look waits for the database, for all answers together
+
+
+class Watchman:
+    def __init__(self) -> None:
+        self._watch = Watch()
+        self._patience = Patience(PATIENCE)
+        self._leads = threading.Event()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def stand(self, leads: bool) -> None:
+        """Only the beat that leads watches. One that lost the database goes on until it knows that another leads."""
+        if not leads:
+            self._leads.clear()
+            return
+        self._leads.set()
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._look_again_and_again, name="watchman", daemon=True)
+            self._thread.start()
+
+    def end(self) -> None:
+        """A message that is under way is not waited for to its end: it would be said again."""
+        self._ended.set()
+        self._leads.set()
+        if self._thread is not None:
+            self._thread.join(LEAVE_WITHIN)
+
+    def _look_again_and_again(self) -> None:
+        while not self._ended.is_set():
+            if self._round():
+                self._ended.wait(settings.AFTERTOUCH_ALERTS_EVERY.total_seconds())
+            else:
+                self._leads.wait()
+        connections["default"].close()
+
+    def _round(self) -> bool:
+        """Whether there is another one by and by."""
+        try:
+            self._patience.begin(connections["default"])
+            close_old_connections()
+            if self._leads.is_set():
+                self._watch.look(datetime.now(UTC))
+                return True
+            self._watch.hand_in()  # another leads since, and shall say that it is over
+        except Exception:
+            log.exception("alerts_not_watched")
+            return True
+        return False

@@ -12,8 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from scheduling import metrics
 from scheduling.durations import parse_duration
 from scheduling.monitoring.multiprocess import share
-from sessions.detection.expired_keys import Listener, NotToldOfExpiry
-from sessions.detection.gateway import Pattern, server
+from sessions.detection.expired_keys import Listener, NotToldOfExpiry, Pattern, server
 from sessions.detection.watcher import Watcher
 from sessions.store.sessions import live
 

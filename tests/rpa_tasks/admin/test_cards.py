@@ -16,7 +16,7 @@ from rpa_tasks.admin.hours import ended_runs
 from rpa_tasks.models import ExecutionNode, Job, LoginState, Run, Shop
 from scheduling import sql
 from scheduling.admin.dashboard.cards import Card
-from scheduling.monitoring.past import Past, hours_between
+from scheduling.monitoring.statistics import Past, hours_between
 
 pytestmark = pytest.mark.django_db
 

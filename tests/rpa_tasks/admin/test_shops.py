@@ -16,7 +16,7 @@ from django_celery_beat.models import PeriodicTask
 
 from rpa_tasks.admin.flow import FlowForm
 from rpa_tasks.admin.platform import PlatformForm
-from rpa_tasks.admin.shop_form import ShopForm
+from rpa_tasks.admin.shop import ShopForm
 from rpa_tasks.jobs import scheduled_rounds
 from rpa_tasks.models import ExecutionNode, Flow, Job, Lane, LoginState, Platform, ScheduledRound, Shop
 from tests.rpa_tasks.admin.conftest import Market, said, text, url

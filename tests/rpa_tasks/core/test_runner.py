@@ -19,7 +19,7 @@ from django.db import DataError
 from django.utils.timezone import now
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import NoBrowser, places
+from rpa_tasks.browsers import NoBrowser, registry
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.publish import cancel
@@ -543,8 +543,8 @@ def test_delete_left_runs_deletes_directories_of_runs_that_are_over(does: Any, m
     """A hostile command left a link, a directory that may not be read, and one deeper than Python can recurse."""
     job = does("pass", run=False)
     pick = market.pick()
-    kept = places.runs() / f"{job.pk}-{pick.claim.lease_no}"
-    left = places.runs() / f"{job.pk}-{pick.claim.lease_no - 1}"
+    kept = registry.runs() / f"{job.pk}-{pick.claim.lease_no}"
+    left = registry.runs() / f"{job.pk}-{pick.claim.lease_no - 1}"
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "file").write_text("kept")
@@ -572,7 +572,7 @@ def test_left_runs_deletion_that_takes_long_ends_with_its_pass_and_holds_up_no_o
     settings.AFTERTOUCH_STATE_DIR = tmp_path
     clock: list[float] = [0.0]
     given: list[tuple[Path, float]] = []
-    folders = {places.runs() / f"{uuid4()}-1" for _ in range(3)}
+    folders = {registry.runs() / f"{uuid4()}-1" for _ in range(3)}
     for folder in folders:
         folder.mkdir()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 
-from rpa_tasks.worker.stopping import Flag
+from rpa_tasks.worker.node import Flag
 
 FORK = multiprocessing.get_context("fork")
 PATIENCE = 20

@@ -18,7 +18,7 @@ from rpa_tasks.models import Breaker, Flow, Job, Lane, Platform, Shop
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
 from scheduling.configuration.file.base import Stamp
-from scheduling.configuration.file.export import export as exported
+from scheduling.configuration.file.document import export as exported
 from scheduling.durations import format_duration
 
 pytestmark = pytest.mark.django_db

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rpa_tasks.configuration import validation
-from rpa_tasks.jobs.storable import unstorable
+from rpa_tasks.jobs.publish import unstorable
 from scheduling.errors import InvalidInput
 from tests.rpa_tasks.doors.conftest import Market
 

@@ -21,7 +21,7 @@ django.setup()
 from django.conf import settings  # noqa: E402
 
 from rpa_tasks import isolation  # noqa: E402
-from rpa_tasks.browsers import borrow, places  # noqa: E402
+from rpa_tasks.browsers import borrow, registry  # noqa: E402
 from rpa_tasks.outcomes import Ending  # noqa: E402
 from rpa_tasks.supervisor.client import Guarded, Order  # noqa: E402
 
@@ -39,8 +39,8 @@ def main(database: str) -> None:
             borrow("p-s2", "p/s2", wait=WAIT, lease_no=1) as other,
             borrow("p-s1", "p/s1", wait=WAIT, lease_no=1) as own,
         ):
-            (places.profile("p-s2") / "cookies").write_text(word)
-            folder = places.runs() / "run"
+            (registry.profile("p-s2") / "cookies").write_text(word)
+            folder = registry.runs() / "run"
             isolation.make_run_directory("p-s1", folder)
             environment = {
                 "PATH": "/usr/bin:/bin", "HOME": str(isolation.home("p-s1")), "TMPDIR": str(folder / "tmp"),

@@ -14,7 +14,7 @@ import pytest
 
 from config.local.processes import wait_until
 from rpa_tasks import isolation
-from rpa_tasks.browsers import places
+from rpa_tasks.browsers import registry
 from rpa_tasks.outcomes import Ended, Ending
 from rpa_tasks.supervisor.client import Guarded, Order, Started
 from rpa_tasks.supervisor.processes import Process, everyone, look
@@ -54,7 +54,7 @@ def kind(request: pytest.FixtureRequest, settings: Any, monkeypatch: pytest.Monk
 
 def test_guard_killed_descendant_in_its_own_session_is_gone_at_the_ending(kind: str, tmp_path: Path) -> None:
     word = f"hidden-{os.getpid()}-{kind}-{time.monotonic_ns()}"
-    folder = places.runs() / word
+    folder = registry.runs() / word
     isolation.make_run_directory("p-s1", folder)
     with isolation.plan_for_run("p-s1", folder, [], None) as plan:
         order = Order(

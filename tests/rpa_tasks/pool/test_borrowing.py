@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rpa_tasks.browsers import BROWSER_WAIT, PROFILE_BUSY, Borrowed, NoBrowser, devtools, registry
-from rpa_tasks.browsers.lock import Lock
+from rpa_tasks.browsers.registry import Lock
 from tests.rpa_tasks.pool.actors import BorrowerProcess, is_gone, record_of, states, visit
 
 pytestmark = pytest.mark.browser
@@ -191,17 +191,17 @@ def test_a_slot_that_the_settings_took_away_is_not_used(lend: Lend, settings: An
 
 @pytest.mark.parametrize("profile", ["店铺 1", "../escape", ".", "..", ".hidden", "a/b", "x" * 300])
 def test_any_shop_id_makes_a_folder_of_its_own(state: Path, profile: str) -> None:
-    from rpa_tasks.browsers import places
+    from rpa_tasks.browsers import registry
 
-    folder = places.profile(profile)
+    folder = registry.profile(profile)
     assert folder.parent == state / "rpa" / "profiles"
     assert folder.is_dir()
     assert not folder.name.startswith(".")
-    assert folder != places.profile(profile + "x")
+    assert folder != registry.profile(profile + "x")
 
 
 def test_no_shop_id_is_refused(state: Path) -> None:
-    from rpa_tasks.browsers import places
+    from rpa_tasks.browsers import registry
 
     with pytest.raises(ValueError, match="needs an id"):
-        places.profile("")
+        registry.profile("")

@@ -17,7 +17,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.utils.timezone import now
 
-from rpa_tasks.browsers import places
+from rpa_tasks.browsers import registry
 from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.models import Evidence, ExecutionNode, Flow, Job, JobState, Platform, Run, Shop
 from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID
@@ -174,7 +174,7 @@ def test_nodes_do_not_wait_for_each_others_old_evidence(evidence: None) -> None:
 
 def aged(name: str, days: float, content: bytes = b"said") -> Path:
     """A log that nobody has written to for so long."""
-    path = places.logs() / name
+    path = registry.logs() / name
     path.write_bytes(content)
     then = time.time() - timedelta(days=days).total_seconds()
     os.utime(path, (then, then))
@@ -219,7 +219,7 @@ def test_of_very_many_logs_some_are_looked_at_each_time(
     for _ in range(4):
         with django_assert_max_num_queries(1):
             assert old_logs.delete_some() <= 10
-        left.append(len(list(places.logs().iterdir())))
+        left.append(len(list(registry.logs().iterdir())))
     assert left[0] >= 30
     assert left[-1] == 20
     late = aged(f"{uuid4()}-1.log", 2)

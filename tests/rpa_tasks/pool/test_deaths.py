@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.browsers import PROFILE_BUSY, Borrowed, NoBrowser, devtools, places, recycling, registry, shutdown
+from rpa_tasks.browsers import PROFILE_BUSY, Borrowed, NoBrowser, devtools, recycling, registry, shutdown
 from rpa_tasks.browsers.singleton import release_singleton
 from rpa_tasks.supervisor.processes import everyone
 from tests.rpa_tasks.pool.actors import (
@@ -112,7 +112,7 @@ def test_a_browser_that_hangs_is_killed(lend: Lend, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("host", [socket.gethostname(), "a-container-that-is-gone"])
 def test_the_lock_of_a_dead_browser_is_removed(lend: Lend, state: Path, host: str) -> None:
-    profile = places.profile("s1")
+    profile = registry.profile("s1")
     (profile / "SingletonLock").symlink_to(f"{host}-999999999")
     (profile / "SingletonSocket").symlink_to("/nonexistent/org.chromium.x/SingletonSocket")
 
@@ -197,7 +197,7 @@ def test_a_daemon_that_is_called_by_the_dead_browsers_session_is_not_harmed(stat
 def test_a_record_that_says_nothing_readable_costs_one_browser(lend: Lend, content: bytes) -> None:
     first = lend("s1")
     first.give_back()
-    places.slot_record(first.slot).write_bytes(content)
+    registry.slot_record(first.slot).write_bytes(content)
 
     second = lend("s1")
     assert is_gone(first.pid)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import Borrowed, places, registry
+from rpa_tasks.browsers import Borrowed, registry
 from rpa_tasks.browsers.browser_processes import MARKER, command_line, left_on, strangers
 from rpa_tasks.browsers.registry import BUSY, Record
 from rpa_tasks.supervisor import confine
@@ -39,7 +39,7 @@ def begin(state: Path, settings: Any) -> Iterator[Begin]:
         if kind == isolation.BUBBLEWRAP and not shutil.which("bwrap"):
             pytest.skip("missing service: bubblewrap")
         owner = isolation.uid_of(profile) if kind == isolation.UID else 0
-        binds = {str(isolation.home(profile)): confine.WRITE, str(places.profile(profile)): confine.READ}
+        binds = {str(isolation.home(profile)): confine.WRITE, str(registry.profile(profile)): confine.READ}
         plan = isolation._plan_of(kind, owner, binds, ruleset=-1)
         command = [sys.executable, "-c", SLEEP, *arguments]
         own = [f"{name}={value}" for name, value in environment.items()]
@@ -63,15 +63,15 @@ def _running(group: int, command: list[str]) -> int:
 
 @pytest.mark.parametrize("kind", [isolation.UID, isolation.BUBBLEWRAP])
 def test_strangers_flow_that_names_another_shops_profile_is_none(begin: Begin, kind: str) -> None:
-    profile = str(places.profile("s1").resolve())
+    profile = str(registry.profile("s1").resolve())
     begin(kind, "s2", f"--user-data-dir={profile}")
-    begin(kind, "s2", f"--user-data-dir={profile}", **{MARKER: places.marker(1)})
+    begin(kind, "s2", f"--user-data-dir={profile}", **{MARKER: registry.marker(1)})
 
     assert (strangers(profile), left_on(profile)) == ([], [])
 
 
 def test_strangers_process_outside_of_a_sandbox_is_one(begin: Begin) -> None:
-    profile = str(places.profile("s1").resolve())
+    profile = str(registry.profile("s1").resolve())
     with subprocess.Popen([sys.executable, "-c", SLEEP, f"--user-data-dir={profile}"]) as person:
         try:
             assert eventually(lambda: strangers(profile), "it does not start") == [person.pid]
@@ -81,7 +81,7 @@ def test_strangers_process_outside_of_a_sandbox_is_one(begin: Begin) -> None:
 
 def test_strangers_link_in_a_root_of_its_own_leads_to_no_profile(begin: Begin, tmp_path: Path) -> None:
     """A flow can make such a root in a namespace of its own: its links must not be followed from ours."""
-    profile = places.profile("s1").resolve()
+    profile = registry.profile("s1").resolve()
     link = tmp_path / str(profile).lstrip("/")
     link.parent.mkdir(parents=True)
     link.symlink_to(profile)
@@ -98,7 +98,7 @@ def test_strangers_link_in_a_root_of_its_own_leads_to_no_profile(begin: Begin, t
 @pytest.mark.parametrize("kind", [isolation.UID, isolation.BUBBLEWRAP])
 def test_browser_marked_by_another_shops_flow_is_ended_and_its_slot_freed(begin: Begin, lend: Lend, kind: str) -> None:
     borrowed = lend("s1")
-    flow = begin(kind, "s2", **{MARKER: places.marker(borrowed.slot)})
+    flow = begin(kind, "s2", **{MARKER: registry.marker(borrowed.slot)})
 
     borrowed.give_back(dirty=True)
 
@@ -109,7 +109,7 @@ def test_browser_marked_by_another_shops_flow_is_ended_and_its_slot_freed(begin:
 def test_left_by_runs_process_that_bears_the_mark_of_a_browser_is_found(begin: Begin, slot: int) -> None:
     registry.write(Record(slot=1, state=BUSY, profile="s2"))  # another shop's, and only about to start
     registry.write(Record(slot=2, state=BUSY, profile="s1", pid=os.getpid(), ticks=1))
-    flow = begin(isolation.UID, "s1", **{MARKER: places.marker(slot)})
+    flow = begin(isolation.UID, "s1", **{MARKER: registry.marker(slot)})
 
     assert [each.pid for each in isolation.left_by_runs({isolation.uid_of("s1")})] == [flow]
 
@@ -118,7 +118,7 @@ def test_left_by_runs_process_that_bears_the_mark_of_a_browser_is_found(begin: B
 def test_left_by_runs_browser_of_the_pool_is_spared(begin: Begin, lend: Lend) -> None:
     borrowed = lend("s1")
     uid = isolation.uid_of("s1")
-    flow = begin(isolation.UID, "s1", **{MARKER: places.marker(borrowed.slot)})
+    flow = begin(isolation.UID, "s1", **{MARKER: registry.marker(borrowed.slot)})
     assert real_uid(borrowed.pid) == uid
 
     assert [each.pid for each in isolation.left_by_runs({uid})] == [flow]

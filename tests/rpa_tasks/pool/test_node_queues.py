@@ -16,16 +16,16 @@ from celery.app.amqp import AMQP
 
 from config.celery.application import app, consume_the_homes_queues
 from config.environment import ROOT
-from rpa_tasks.browsers import places
+from rpa_tasks.browsers import registry
 from rpa_tasks.maintainer import housekeeping
 from rpa_tasks.models import ExecutionNode
-from rpa_tasks.worker import node_queues
+from rpa_tasks.worker import node
 
 WORKER = """
 import sys, django
 django.setup()
-from rpa_tasks.worker import node as node_queues
-node_queues.note(sys.argv[1].split(","))
+from rpa_tasks.worker import node
+node.note(sys.argv[1].split(","))
 print(1, flush=True)
 sys.stdin.read()
 """
@@ -71,13 +71,13 @@ def test_a_node_carries_what_all_its_workers_do(worker: Begin, settings: Any) ->
 
     settings.AFTERTOUCH_RPA_HOME_LEASE = timedelta(0)
     assert queues() == {"high", "normal", "s.pdd.big"}
-    assert len(list(places.workers().iterdir())) == 1
+    assert len(list(registry.workers().iterdir())) == 1
 
 
 def test_what_cannot_be_read_takes_nothing_along(state: Path, worker: Begin) -> None:
-    (places.workers() / "notes.json").write_text("")
+    (registry.workers() / "notes.json").write_text("")
     worker("low")
-    assert node_queues.carried() == ["low"]
+    assert node.carried() == ["low"]
 
 
 def test_a_worker_takes_no_tokens_for_queues_of_the_nodes_other_workers(settings: Any) -> None:

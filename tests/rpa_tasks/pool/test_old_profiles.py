@@ -13,10 +13,9 @@ import pytest
 from django.utils.timezone import now
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import old_profiles, places, recent, registry
-from rpa_tasks.browsers.lock import Lock
-from rpa_tasks.browsers.old_profiles import KEPT_FOR, LEFT, OldProfiles
-from rpa_tasks.browsers.registry import IDLE, Record
+from rpa_tasks.browsers import profiles, registry
+from rpa_tasks.browsers.profiles import KEPT_FOR, LEFT, OldProfiles
+from rpa_tasks.browsers.registry import IDLE, Lock, Record
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
 
 pytestmark = pytest.mark.django_db
@@ -41,8 +40,8 @@ def shop(shop_id: str, home: str = "n1", **changes: Any) -> Shop:
 
 def profile(profile_id: str, *, left: timedelta | None = None) -> Path:
     """As a browser leaves one. `left`: so long ago this node has noticed that it is not needed."""
-    folder = places.profile(profile_id)
-    places.profile_lock(profile_id).touch()
+    folder = registry.profile(profile_id)
+    registry.profile_lock(profile_id).touch()
     (folder / "Default").mkdir()
     (folder / "Default" / "Cookies").write_text("secret")
     (folder / "SingletonLock").symlink_to("somewhere-1")
@@ -75,7 +74,7 @@ def test_the_login_of_a_shop_that_left_is_deleted_after_a_month() -> None:
 
 def home(profile_id: str) -> Path:
     """HOME of a shop's commands, as a flow can leave it: deep, and closed."""
-    folder = places.homes() / places.directory_name(profile_id)
+    folder = registry.homes() / registry.directory_name(profile_id)
     (folder / "a" / "b").mkdir(parents=True)
     (folder / "a" / "token").write_text("secret")
     (folder / "a" / "out").symlink_to("/etc")
@@ -87,7 +86,7 @@ def test_home_of_a_shop_that_left_is_deleted_with_its_profile() -> None:
     shop("stays")
     folders = [home(name) for name in ("pdd-gone", "pdd-no-browser", "pdd-stays")]
     profile("pdd-gone", left=LONG)
-    (places.profile("pdd-no-browser") / LEFT).write_text((now() - LONG).isoformat())
+    (registry.profile("pdd-no-browser") / LEFT).write_text((now() - LONG).isoformat())
     deleting = OldProfiles()
     assert [deleting.delete_one() for _ in range(3)] == [True, True, False]
     assert [folder.exists() for folder in folders] == [False, False, True]
@@ -97,14 +96,14 @@ def test_home_without_a_profile_is_kept_for_a_month() -> None:
     folder = home("pdd-gone")
     assert not OldProfiles().delete_one()
     assert folder.exists()
-    assert (places.profile("pdd-gone") / LEFT).exists()
+    assert (registry.profile("pdd-gone") / LEFT).exists()
 
 
 def test_deletion_that_takes_longer_than_its_pass_goes_on_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     clock: list[float] = [0.0]
     given: list[float] = []
     folders = [profile(name, left=LONG) for name in ("a", "b")]
-    monkeypatch.setattr(old_profiles, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(profiles, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def delete_nothing(folder: Path, within: float) -> bool:
         given.append(within)
@@ -141,7 +140,7 @@ def test_a_shop_of_a_platform_that_is_retired_has_left() -> None:
 
 def test_one_that_somebody_has_is_left_for_later_and_holds_nothing_up() -> None:
     held, idle, opened, free = (profile(name, left=LONG) for name in ("a", "b", "c", "d"))
-    lock = Lock(places.profile_lock("a"))
+    lock = Lock(registry.profile_lock("a"))
     assert lock.take()
     registry.write(Record(slot=1, state=IDLE, profile="b", pid=1))
     words = [sys.executable, "-c", "input()", f"--user-data-dir={opened}"]
@@ -170,7 +169,7 @@ def test_a_shop_that_comes_home_at_the_last_moment_keeps_its_login(monkeypatch: 
         Lane.objects.filter(shop=row).update(home="n1")
         return taken(lock)
 
-    monkeypatch.setattr(old_profiles.Lock, "take", take)
+    monkeypatch.setattr(profiles.Lock, "take", take)
     assert not OldProfiles().delete_one()
     assert what_is_in(folder) >= WHOLE
 
@@ -180,9 +179,9 @@ def test_its_browser_is_not_kept_warm_any_more() -> None:
     shop("moved", home="n2")
     for name in ("pdd-stays", "pdd-moved"):
         profile(name)
-        recent.remember(name, name)
+        registry.remember(name, name)
     OldProfiles().delete_one()
-    assert [use.profile for use in recent.last_uses()] == ["pdd-stays"]
+    assert [use.profile for use in registry.last_uses()] == ["pdd-stays"]
 
 
 def test_it_is_not_looked_for_at_every_pass(django_assert_num_queries: Any) -> None:

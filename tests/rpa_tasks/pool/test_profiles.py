@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.browsers import Borrowed, places
+from rpa_tasks.browsers import Borrowed, registry
 from tests.rpa_tasks.pool.actors import cookies, kill, visit
 
 pytestmark = pytest.mark.browser
@@ -78,7 +78,7 @@ def test_nobody_else_may_read_a_profile(lend: Lend, site: Any) -> None:
 
     kept = borrowed.profile_dir / ".session-cookies.json"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-    for folder in (places.profile("s1"), places.browsers(), places.logs()):
+    for folder in (registry.profile("s1"), registry.browsers(), registry.logs()):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.browsers import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, Borrowed, NoBrowser, chromium, places, registry
+from rpa_tasks.browsers import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, Borrowed, NoBrowser, chromium, registry
 from tests.rpa_tasks.pool.actors import eventually, states
 
 Lend = Callable[..., Borrowed]
@@ -102,7 +102,7 @@ def test_a_disk_that_fills_up_during_the_run_costs_one_browser(lend: Lend, monke
 @pytest.mark.browser
 def test_a_person_has_the_profile_open(lend: Lend) -> None:
     """Somebody logs in by hand. Their browser is not ours to end."""
-    profile = places.profile("s1")
+    profile = registry.profile("s1")
     words = [chromium.find_chromium(), *chromium._flags(profile)]
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as own:
         try:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.browsers import Borrowed, health, recent, recycling, registry, view, warmth
+from rpa_tasks.browsers import Borrowed, health, recycling, registry, warmth
 from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, hang, is_gone, kill, record_of, states
 
 pytestmark = pytest.mark.browser
@@ -119,12 +119,12 @@ def test_a_shop_whose_browser_does_not_start_is_not_tried_at_every_pass(lend: Le
 
 
 def test_the_last_uses_are_remembered_in_order(state: Any) -> None:
-    for number in range(recent.KEPT + 5):
-        recent.remember(f"s{number}", "shop")
-    recent.remember("s60", "shop")
+    for number in range(registry.KEPT + 5):
+        registry.remember(f"s{number}", "shop")
+    registry.remember("s60", "shop")
 
-    assert len(recent.last_uses()) == recent.KEPT
-    assert [use.profile for use in recent.last_uses()[:2]] == ["s60", "s68"]
+    assert len(registry.last_uses()) == registry.KEPT
+    assert [use.profile for use in registry.last_uses()[:2]] == ["s60", "s68"]
 
 
 def test_a_healthy_browser_passes_and_is_not_asked_again_at_once(lend: Lend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,9 @@ def test_three_times_slower_is_too_slow(seconds: float, baseline: float, complai
 
 def test_the_back_office_sees_each_slot(lend: Lend) -> None:
     borrowed = lend("s1")
-    described = eventually(lambda: view.describe() if view.describe()[0]["rss_mb"] > 20 else None, "no memory")
+    described = eventually(
+        lambda: recycling.describe() if recycling.describe()[0]["rss_mb"] > 20 else None, "no memory"
+    )
 
     assert [entry["state"] for entry in described] == ["busy", "empty", "empty"]
     assert described[0]["port"] == borrowed.port

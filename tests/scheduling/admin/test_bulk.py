@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils.timezone import localtime, now
 
 from scheduling.admin.failed_tasks import failed_bulk, retry_sample
-from scheduling.admin.touches import calling_off
+from scheduling.admin.touches import touch as calling_off
 from scheduling.ledger.dead_letters import bury_message
 from scheduling.models import BulkAction, Event, FailedTask, Touch
 from scheduling.operations import bulk_actions

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from scheduling.policy.shares import Lift, Share
+from scheduling.policy.rollout import Lift, Share
 from tests.scheduling.core.conftest import deliver, pass_time
 
 pytestmark = pytest.mark.django_db

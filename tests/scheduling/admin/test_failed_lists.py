@@ -9,8 +9,8 @@ import pytest
 from django.db import connection
 from django.test import Client
 
-from scheduling.admin import counting
-from scheduling.admin.failed_tasks import failed_filters, failed_task, retry_sample
+from scheduling.admin import retirement
+from scheduling.admin.failed_tasks import failed_task, retry_sample
 from scheduling.models import FailedTask
 
 pytestmark = pytest.mark.django_db
@@ -26,7 +26,7 @@ def fail(reason: str, fingerprint: str = "", **changes: Any) -> FailedTask:
 def test_rows_are_counted_so_far_and_no_further(
     viewer: Client, admin_url: Url, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counting, "MOST", 2)
+    monkeypatch.setattr(retirement, "MOST", 2)
     rows = [fail("connect") for _ in range(2)]
     shown = viewer.get(admin_url("failedtask_changelist")).context["cl"]
     assert (shown.result_count, shown.full_result_count) == (2, None)
@@ -42,9 +42,9 @@ def test_the_reasons_to_choose_from_are_those_of_the_latest(
     for reason in ("oldest", "later", "latest", "later"):
         fail(reason)
     fail("handled", state="ignored")
-    monkeypatch.setattr(failed_filters, "LOOKED_AT", 3)
+    monkeypatch.setattr(failed_task, "LOOKED_AT", 3)
     specs = viewer.get(admin_url("failedtask_changelist")).context["cl"].filter_specs
-    (causes,) = [each for each in specs if isinstance(each, failed_filters.CauseFilter)]
+    (causes,) = [each for each in specs if isinstance(each, failed_task.CauseFilter)]
     assert [code for code, _ in causes.lookup_choices] == ["later", "latest"]
 
 

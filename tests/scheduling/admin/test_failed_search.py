@@ -15,7 +15,7 @@ from django.utils.timezone import now
 from scheduling.ids import new_id
 from scheduling.ledger.dead_letters import bury_touches
 from scheduling.models import Event, FailedTask, Touch
-from scheduling.operations import failed_search, failed_tasks
+from scheduling.operations import failed_tasks, queries
 
 pytestmark = pytest.mark.django_db
 
@@ -92,7 +92,7 @@ def test_what_was_published_again_is_found_by_the_key_of_all(failed: Failed, fin
 def test_an_old_one_is_found_by_an_id_and_not_by_words(
     failed: Failed, find: Callable[[str], set[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failed_search, "SEARCHED_ROWS", 2)
+    monkeypatch.setattr(queries, "SEARCHED_ROWS", 2)
     old, middle, new = failed("ann"), failed("bob"), failed("cid")
     event = event_of(old)
     for term in (old.task_id, event.event_id, "ann"):
@@ -103,18 +103,18 @@ def test_an_old_one_is_found_by_an_id_and_not_by_words(
 def test_what_fails_later_does_not_push_out_what_a_bulk_action_began_with(
     failed: Failed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(failed_search, "SEARCHED_ROWS", 2)
+    monkeypatch.setattr(queries, "SEARCHED_ROWS", 2)
     first, second = failed("ann"), failed("bob")
     FailedTask.objects.update(failed_at=now() - timedelta(minutes=1))
     began_at = now() - timedelta(seconds=1)
     failed("cid")
-    found = FailedTask.objects.filter(failed_search.failed_named("order_no", began_at), failed_at__lte=began_at)
+    found = FailedTask.objects.filter(queries.failed_named("order_no", began_at), failed_at__lte=began_at)
     assert {row.pk for row in found} == {first.pk, second.pk}
 
 
 def test_old_ones_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> None:
     """Among many, all that is read is what an id names and the end of the table."""
-    monkeypatch.setattr(failed_search, "SEARCHED_ROWS", 100)
+    monkeypatch.setattr(queries, "SEARCHED_ROWS", 100)
     many = [
         FailedTask(origin="touch", task_id=new_id(), failure="failed", reason="x", fingerprint="f", state="ignored")
         for _ in range(5_000)
@@ -122,7 +122,7 @@ def test_old_ones_are_not_looked_through(monkeypatch: pytest.MonkeyPatch) -> Non
     FailedTask.objects.bulk_create(many)
     with connection.cursor() as cursor:
         cursor.execute("ANALYZE scheduling_failedtask")
-    named = FailedTask.objects.filter(failed_search.failed_named("upstream"))
+    named = FailedTask.objects.filter(queries.failed_named("upstream"))
     plan = named.explain()
     assert "Seq Scan on scheduling_failedtask" not in plan, plan
     assert named.count() == 0

@@ -22,7 +22,7 @@ from scheduling.admin.dashboard.charts import Bucket, Chart, Goal, Series, paire
 from scheduling.ids import first_id_at
 from scheduling.models import Complaint, Customer, Event, EventType, Touch
 from scheduling.monitoring import statistics
-from scheduling.monitoring.past import Past
+from scheduling.monitoring.statistics import Past
 
 pytestmark = pytest.mark.django_db
 

@@ -13,7 +13,7 @@ from django.db import connection
 from config.environment import environment
 from config.local.processes import wait_until
 from scheduling.models import AlertReceiver
-from scheduling.monitoring.alerting import figures
+from scheduling.monitoring.alerting import rules
 from tests.faults.workers import celery, worker
 from tests.scheduling.alerts.conftest import Robot
 from tests.scheduling.api.serving import Gate, database_url
@@ -65,7 +65,7 @@ def test_a_killed_worker_is_told_though_no_task_can_run_then_a_lost_database(
 
 def all_are_consumed() -> bool:
     """A worker that stalls may be silent for as long as it is asked."""
-    return figures.read(frozenset({UNATTENDED})).get(UNATTENDED) == []
+    return rules.read(frozenset({UNATTENDED})).get(UNATTENDED) == []
 
 
 def headlines(robot: Robot) -> list[str]:

@@ -15,7 +15,7 @@ from kombu import Connection
 from config.celery.application import app
 from scheduling.channels.quota import QuotaGate, _names, receiver_key
 from scheduling.models import Alert, AlertReceiver, ChannelConfig, Community, Pause
-from scheduling.monitoring.alerting import figures, messages, notifier
+from scheduling.monitoring.alerting import messages, notifier, rules
 from scheduling.monitoring.alerting.following import Word, begin
 from scheduling.monitoring.alerting.notifier import Watch
 from scheduling.monitoring.alerting.rules import conditions, usual_limits
@@ -337,7 +337,7 @@ def test_what_is_handed_in_while_the_heir_tells_the_same_breaks_neither(
 
     heir = threading.Thread(target=inherit)
     with monkeypatch.context() as slow:
-        slow.setattr(figures, "read", lambda _wanted: {})  # the database is too slow for the collectors
+        slow.setattr(rules, "read", lambda _wanted: {})  # the database is too slow for the collectors
         heir.start()
         assert robot.waits.wait(30)
         cut_off.hand_in()

@@ -10,7 +10,7 @@ import pytest
 from django.db import connections
 
 from scheduling.models import Alert, AlertReceiver
-from scheduling.monitoring.alerting.watchman import Watchman
+from scheduling.monitoring.alerting.notifier import Watchman
 from tests.scheduling.alerts.conftest import Robot
 from tests.scheduling.api.serving import PATIENCE
 from tests.scheduling.hanging import Hanging, before_the_database

@@ -12,8 +12,7 @@ import time_machine
 from django.core.management import CommandError, call_command
 
 from config.environment import environment
-from scheduling.api.keys import REMEMBERED_STRANGERS, KeyRing
-from scheduling.api.rates import Rates
+from scheduling.api.auth import REMEMBERED_STRANGERS, KeyRing, Rates
 from scheduling.models import ApiKey, Event, Scope
 from scheduling.operations.commands import create_api_key
 from tests.scheduling.api.serving import NOWHERE, PATIENCE, Client, at_once, eventually, told

@@ -14,8 +14,7 @@ import requests
 from django.db import connection, transaction
 from django.test import RequestFactory
 
-from scheduling.api.auth import ApiKeyAuth
-from scheduling.api.keys import Principal, key_ring
+from scheduling.api.auth import ApiKeyAuth, Principal, key_ring
 from scheduling.api.threads import THREADS, in_database_thread
 from scheduling.models import Customer, Event
 from tests.scheduling.api.serving import PATIENCE, Client, Gate, at_once, eventually, told

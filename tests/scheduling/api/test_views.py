@@ -14,7 +14,7 @@ from django.test import Client as Browser
 from django.utils.timezone import now
 from pytest_django import Settings
 
-from scheduling.channels.unsubscribe import make_token
+from scheduling.channels.email import make_token
 from scheduling.models import Customer
 from tests.scheduling.api.serving import PATIENCE, Client, eventually, told
 

@@ -17,7 +17,7 @@ from pytest_django import Settings
 from redis import Redis
 from redis.exceptions import ConnectionError as Unreachable
 
-from config.local.ports import free_port
+from config.local.processes import free_port
 from scheduling.channels.http_client import close_shared_transport
 from tests.scheduling.channels.receivers import Cast
 

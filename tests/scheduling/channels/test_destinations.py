@@ -4,7 +4,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from scheduling.channels.failures import Refused
+from scheduling.channels.base import Refused
 from scheduling.channels.ssrf import PrivateHosts, admit, is_public
 
 NOTHING = PrivateHosts()

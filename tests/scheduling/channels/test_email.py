@@ -15,11 +15,10 @@ import pytest
 from django.core import mail, signing
 from pytest_django import Settings
 
-from config.local.ports import free_port
+from config.local.processes import free_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
-from scheduling.channels.email import Email, one_line
+from scheduling.channels.email import Email, make_token, one_line, read_token
 from scheduling.channels.smtp import Conversation, Relay, parse_relay
-from scheduling.channels.unsubscribe import make_token, read_token
 from tests.scheduling.channels.receivers import Cast
 from tests.scheduling.channels.relays import RelayServer, Talk
 

@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 from redis.connection import Connection
 
-from config.local.ports import free_port
+from config.local.processes import free_port
 from scheduling.channels import quota
 from scheduling.channels.base import Quota
 from scheduling.channels.quota import BLIND, Grant, QuotaGate

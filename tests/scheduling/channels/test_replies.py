@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from scheduling.channels.base import Delivered, Unknown
-from scheduling.channels.replies import LONGEST_RETRY_AFTER, Response, excerpt, judge_status, retry_after
+from scheduling.channels.http_client import LONGEST_RETRY_AFTER, Response, excerpt, judge_status, retry_after
 
 
 @given(st.text(max_size=60) | st.from_regex(r"[A-Z][a-z]{2}, \d{1,9} [A-Z][a-z]{2} \d{1,9} [0-9:]{1,12} [-+]\d{1,9}"))

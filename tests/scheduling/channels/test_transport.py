@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from config.local.ports import free_port
-from scheduling.channels.failures import NoAnswer, NotSent, Refused
+from config.local.processes import free_port
+from scheduling.channels.base import NoAnswer, NotSent, Refused
 from scheduling.channels.http_client import (
     BODY_CAP,
     Lookup,
+    Response,
     Transport,
     close_shared_transport,
     look_up,
     shared_transport,
 )
-from scheduling.channels.replies import Response
 from scheduling.channels.ssrf import PrivateHosts
 from tests.scheduling.channels.receivers import Receiver, Request, always, never, read_request, reply, reset
 

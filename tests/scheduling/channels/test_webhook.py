@@ -10,7 +10,7 @@ import pytest
 import time_machine
 from standardwebhooks.webhooks import Webhook as Verifier
 
-from config.local.ports import free_port
+from config.local.processes import free_port
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.webhook import Webhook, read_secrets, signed_headers
 from tests.scheduling.channels.receivers import Cast, Receiver, Request, always, never, reply, reset

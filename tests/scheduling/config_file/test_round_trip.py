@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
 from scheduling.configuration.file.base import Stamp
-from scheduling.configuration.file.export import export as exported
+from scheduling.configuration.file.document import export as exported
 from scheduling.durations import YEAR, format_duration
 from scheduling.models import Community, Node
 

@@ -10,8 +10,7 @@ import pytest
 from pytest_django import Settings
 
 from scheduling.configuration.file.rows import RowSection
-from scheduling.configuration.file.schema import Field
-from scheduling.configuration.file.values import KEY, Text
+from scheduling.configuration.file.schema import KEY, Field, Text
 from scheduling.models import Stage
 
 

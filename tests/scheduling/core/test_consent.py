@@ -17,8 +17,7 @@ from django.db import connection, transaction
 from django.utils.timezone import now
 from pytest_django import Settings
 
-from config.local.ports import free_port
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 from scheduling.delivery import pipeline, presence, sender
 from scheduling.dispatch import dispatcher
 from scheduling.ledger.touches import touches
@@ -27,7 +26,7 @@ from scheduling.models.ledger import WAITING
 from scheduling.operations import commands
 from sessions.frames import Frame
 from sessions.policy import Policy, PolicySet
-from sessions.store import glance
+from sessions.store import stats
 from sessions.store.client import Server
 from sessions.store.sessions import Store
 from tests.scheduling.core.conftest import PATIENCE, deliver, fall_due, held_elsewhere, rows, sendings
@@ -311,7 +310,7 @@ class Silence:
 
     @property
     def nudges(self) -> int:
-        return glance.at(self.store, "s1").nudges
+        return stats.at(self.store, "s1").nudges
 
 
 @pytest.fixture

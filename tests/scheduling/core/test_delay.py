@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from scheduling.policy.delay import delay_for
-from scheduling.policy.matrix import plan
+from scheduling.policy.matrix import delay_for, plan
 from scheduling.policy.specs import CustomerSpec, DelayRules
 from tests.scheduling.core.cast import ARTICLE, DAY, HOUR, NOON, ann, event, node
 

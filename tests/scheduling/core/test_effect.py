@@ -12,7 +12,7 @@ from pytest_django import Settings
 
 from scheduling.delivery import presence
 from scheduling.experiments.conversion import Effect, effects
-from scheduling.policy.shares import Lift, Share
+from scheduling.policy.rollout import Lift, Share
 from scheduling.policy.specs import bucket
 from tests.scheduling.core.conftest import deliver, fall_due, pass_time
 

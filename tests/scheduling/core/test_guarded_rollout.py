@@ -14,8 +14,7 @@ from structlog.testing import capture_logs
 
 from scheduling.errors import Conflict, InvalidInput
 from scheduling.experiments import rollout_runs
-from scheduling.experiments.rollout_measures import Rollouts
-from scheduling.experiments.rollout_stats import tallies
+from scheduling.experiments.rollout_stats import Rollouts, tallies
 from scheduling.models import Configuration, GuardedRollout, Node, RolloutMove, Touch
 from scheduling.operations.commands import put_customer
 from scheduling.operations.failed_tasks import Actor

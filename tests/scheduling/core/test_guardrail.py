@@ -22,11 +22,11 @@ from scheduling.policy.rollout import (
     Judgement,
     Limit,
     Plan,
+    Share,
     Tally,
     judge,
     read_plan,
 )
-from scheduling.policy.shares import Share
 
 DAY = timedelta(days=1)
 PLAN = read_plan(USUAL)

@@ -15,7 +15,7 @@ from django.utils import translation
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rpa_tasks.admin.fields import JsonField
+from rpa_tasks.admin.flow import JsonField
 from scheduling.admin.form_fields import DataField, LevelsField, SettingsField
 from scheduling.admin.system.schedule import PeriodicTaskForm
 from scheduling.strict_text import InvalidText, read_json, read_yaml, write_yaml

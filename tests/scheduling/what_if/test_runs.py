@@ -17,7 +17,7 @@ from scheduling.configuration import snapshot
 from scheduling.configuration.file.apply import InvalidConfiguration
 from scheduling.configuration.file.document import InvalidDocument
 from scheduling.errors import Conflict
-from scheduling.experiments.replay import draft, history, runs
+from scheduling.experiments.replay import history, runs
 from scheduling.experiments.replay.results import replay
 from scheduling.models import Event, HarassmentRule, Node, Touch, Verdict, WhatIfRun
 from scheduling.operations.failed_tasks import Actor
@@ -30,7 +30,7 @@ OPS = Actor("ops")
 
 def edited(**changes: Any) -> str:
     """The live draft with its only node (and its cap) changed."""
-    given = yaml.safe_load(draft.live_text())
+    given = yaml.safe_load(runs.live_text())
     cap = changes.pop("limit", None)
     given["nodes"][0].update(changes)
     if cap is not None:
@@ -84,7 +84,7 @@ def test_a_replay_writes_nothing_but_its_row(lived: Any) -> None:
 
 
 def test_a_draft_that_says_what_the_event_does_not_bring_fails_in_the_replay(lived: Any) -> None:
-    text = draft.live_text().replace("user.name", "event.data.order_no")
+    text = runs.live_text().replace("user.name", "event.data.order_no")
     assert replayed(text).result["draft"]["failed"] == {"template_data_missing": 6}
 
 
@@ -182,7 +182,7 @@ def test_a_slow_replay_is_heard_of_before_its_first_events(
     assert told == [0] * len(told)
     assert len(told) >= 4  # what waits is read, Ann, Bob, the end
 
-    found, run = history.window, runs.begin(draft.live_text(), 1, OPS)
+    found, run = history.window, runs.begin(runs.live_text(), 1, OPS)
     hour_ago = now() - timedelta(hours=1)
 
     def slowly(*given: Any) -> history.Window:

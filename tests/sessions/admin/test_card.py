@@ -14,8 +14,8 @@ from django.utils.timezone import now
 
 from scheduling.ids import first_id_at
 from scheduling.models import Customer, Event, EventType
-from scheduling.monitoring.past import Past
-from sessions.admin.cards import card
+from scheduling.monitoring.statistics import Past
+from sessions.admin.dashboard import card
 from sessions.detection.presence import SILENT
 from sessions.models import NudgeTally
 from sessions.store import sessions, stats

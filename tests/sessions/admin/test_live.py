@@ -12,7 +12,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils.timezone import now
 
-from config.local.ports import free_port
+from config.local.processes import free_port
 from sessions.models import Campaign, NudgeTally
 from sessions.policy import Policy
 from sessions.store import sessions, stats

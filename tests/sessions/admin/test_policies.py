@@ -11,8 +11,7 @@ import pytest
 from django.test import Client
 from django.utils.timezone import now
 
-from sessions.admin.campaign import CampaignForm
-from sessions.admin.policies import SilencePolicyForm
+from sessions.admin.policies import CampaignForm, SilencePolicyForm
 from sessions.detection import policies
 from sessions.models import Campaign, SilencePolicy
 from sessions.store import sessions

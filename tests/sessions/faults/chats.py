@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sessions.frames import Frame
-from sessions.store import keys
+from sessions.store import client
 from sessions.store.client import Server, StoreAway
 from sessions.store.sessions import Store
 from tests.sessions.faults.house import POLICIES, THRESHOLD, House
@@ -141,7 +141,7 @@ def armings(chatter: Chatter) -> dict[str, int]:
     """When each session was last armed: the name of its last silence."""
     server = Server(chatter.redis_url)
     names = [chat.session for chat in chatter.chats]
-    found = server.ask(lambda pipe: [pipe.hget(keys.SESSION[keys.shard_of(name)] + name, "a") for name in names])
+    found = server.ask(lambda pipe: [pipe.hget(client.SESSION[client.shard_of(name)] + name, "a") for name in names])
     server.client.close()
     return {name: int(armed_at) for name, armed_at in zip(names, found, strict=True) if armed_at}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sessions.store import keys
+from sessions.store import client
 from sessions.store.client import Server
 from sessions.store.inbox import Inbox, position
 from tests.sessions.faults.crowd import Crowd, Person
@@ -138,7 +138,7 @@ def _ms(at: datetime) -> int:
 
 
 def _key(session: str) -> str:
-    return keys.SESSION[keys.shard_of(session)] + session
+    return client.SESSION[client.shard_of(session)] + session
 
 
 _TOUCHES = """

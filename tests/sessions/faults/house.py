@@ -20,8 +20,7 @@ import psycopg
 
 from config.environment import ROOT
 from config.local.isolated import RunningStack, running_stack
-from config.local.ports import free_port
-from config.local.processes import wait_until
+from config.local.processes import free_port, wait_until
 from config.local.programs import chosen
 from sessions.policy import Policy, PolicySet
 from sessions.store.client import Server, StoreAway

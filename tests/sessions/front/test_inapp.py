@@ -137,7 +137,7 @@ def test_an_inbox_is_bounded_and_ends(chat: Callable[..., None]) -> None:
 
 
 def test_it_lies_in_the_slot_of_its_session() -> None:
-    from sessions.store import keys
+    from sessions.store import client as keys
     from sessions.store.inbox import _put
 
     names = _put(Post("s1", "m1", "system", "x"))[1]

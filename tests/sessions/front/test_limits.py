@@ -14,7 +14,7 @@ from channels.layers import get_channel_layer
 
 from sessions.store.inbox import Post
 from sessions.store.inbox import live as inbox
-from sessions.websocket import connection, consumer, hub, layer
+from sessions.websocket import connection, consumer, hub
 from sessions.websocket.connection import BURST, MOST_WAITING, RATE, Allowance, Outlet
 from sessions.websocket.consumer import SessionConsumer
 from sessions.websocket.frame_writer import Clerk
@@ -173,14 +173,14 @@ def test_outlet_more_frames_wait_than_allowed_ends_the_connection(valkey: Any) -
     assert (sent[1]["type"], sent[1]["code"]) == ("websocket.close", Close.TOO_SLOW)
 
 
-async def subscribed(found: layer.Layer, group: str) -> str:
+async def subscribed(found: hub.Layer, group: str) -> str:
     channel = await found.new_channel()
     await found.group_add(group, channel)
     return channel
 
 
 def test_layer_full_queue_keeps_the_first_and_reports_once(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer, "RECEIVED_LIMIT", 5)
+    monkeypatch.setattr(hub, "RECEIVED_LIMIT", 5)
 
     async def scene() -> None:
         found = get_channel_layer()
@@ -218,7 +218,7 @@ def test_tell_more_than_the_limit_drops_the_last_and_goes_on(valkey: Any, monkey
 
 def test_hub_queue_overflowed_lets_every_connection_look(valkey: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of sessions of which nothing was lost: the hub does not know whose messages it dropped."""
-    monkeypatch.setattr(layer, "RECEIVED_LIMIT", 1)
+    monkeypatch.setattr(hub, "RECEIVED_LIMIT", 1)
 
     async def scene() -> None:
         crowded, quiet, here = Member(), Member(), Hub()

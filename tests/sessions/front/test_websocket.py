@@ -13,8 +13,9 @@ from websockets.exceptions import ConnectionClosed
 
 from scheduling.models import Event
 from sessions.frames import Frame
-from sessions.store import glance, keys, sessions
+from sessions.store import client as keys
 from sessions.store import inbox as inbox_module
+from sessions.store import sessions, stats
 from sessions.store.inbox import live as inbox
 from tests.scheduling.api.serving import eventually, told
 from tests.sessions.front.serving import Page, token
@@ -353,11 +354,11 @@ def test_frames_of_a_socket_do_not_bring_the_tag_of_the_token_back(enter: Open) 
     ann = enter(tag="new")
     ann.say("message", text="hi", id="m1")
     ann.hear_until("ack")
-    assert glance.at(sessions.live(), "s1").tag == "new"
+    assert stats.at(sessions.live(), "s1").tag == "new"
     sessions.live().note_activity([Frame("s1", "ann", tag="vip")])
     ann.say("message", text="hi", id="m2")
     ann.hear_until("ack", id="m2")
-    assert glance.at(sessions.live(), "s1").tag == "vip"
+    assert stats.at(sessions.live(), "s1").tag == "vip"
 
 
 def test_message_with_a_new_epoch_is_stored_though_its_seq_is_lower(enter: Open) -> None:

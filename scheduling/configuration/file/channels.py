@@ -10,7 +10,7 @@ from scheduling.configuration import validation
 from scheduling.configuration.file.base import Difference
 from scheduling.configuration.file.draft import Draft
 from scheduling.configuration.file.rows import RowSection
-from scheduling.configuration.file.schema import Field
+from scheduling.configuration.file.schema import DURATION, FLAG, KEY, Field, ListOf, Seconds, Text
 from scheduling.configuration.file.secrets import (
     kind_named,
     masked,
@@ -20,7 +20,6 @@ from scheduling.configuration.file.secrets import (
     why_missing,
     written_over,
 )
-from scheduling.configuration.file.values import DURATION, FLAG, KEY, ListOf, Seconds, Text
 from scheduling.models import ChannelConfig
 from scheduling.models.encrypted import Sealed
 

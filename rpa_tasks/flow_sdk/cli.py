@@ -1,0 +1,125 @@
+"""One run of one flow, from the command line's words to the exit status."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+from rpa_tasks.flow_sdk import discovery
+from rpa_tasks.flow_sdk.browser import Tab, opened
+from rpa_tasks.flow_sdk.discovery import NAME, VARIABLE, directories
+from rpa_tasks.flow_sdk.errors import TERMINATED, BusinessError, FlowError, Misused, Transient
+from rpa_tasks.flow_sdk.flow import Flow, read_param
+from rpa_tasks.flow_sdk.stopping import Stop
+from rpa_tasks.flow_sdk.wire import Wire
+
+
+def run(name: str, param: str, timeout: float) -> int:
+    """The exit status."""
+    try:
+        fields = read_param(param)
+        discovery.find(name)
+    except FlowError as error:
+        return _complain(error)
+    tab, wire = Tab(fields.pop("debug_port"), timeout), Wire()
+    stop = Stop(tab, wire, timeout)
+    code = _carry_out(name, Flow(**fields, timeout=timeout, tab=tab, wire=wire))
+    stop.expect_end(code)
+    # What went wrong is still to be seen there: the page is the evidence. Whoever lent the browser tidies up.
+    _leave(tab, keep=code != 0)
+    return code
+
+
+def _carry_out(name: str, flow: Flow) -> int:
+    """The result is told before anything else happens: once the effect took place, nothing may hide it."""
+    try:
+        result = discovery.load(name)(flow)
+        if result is not None and not isinstance(result, dict):
+            raise BusinessError(f"run() must return a dict or None, not {type(result).__name__}.")
+        if result is not None:
+            flow.wire.result(result)
+    except FlowError as error:
+        return _complain(error)
+    except Exception:
+        traceback.print_exc()
+        return Transient.exit_code
+    return 0
+
+
+def _leave(tab: Tab, *, keep: bool) -> None:
+    try:
+        tab.leave(keep=keep)
+    except Exception as error:  # the browser may have died meanwhile; the flow's own end is told already
+        sys.stderr.write(f"The tab could not be closed: {error}\n")
+
+
+def _complain(error: FlowError) -> int:
+    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    return error.exit_code
+
+
+def try_flow(name: str, *, shop: str, payload: str, timeout: float, profile: Path | None, show: bool) -> int:
+    """The run's exit status. Misused: the payload is no JSON object, or there is no browser to be had."""
+    try:
+        given = json.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise Misused(f"--payload is not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise Misused("--payload must be a JSON object.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # through the end of the block: the browser is ours
+    with opened(profile, show=show) as port:
+        param = json.dumps({"shop_id": shop, "debug_port": port, "payload": given})
+        words = ["--flow", name, "--param", param, "--timeout", str(timeout)]
+        status = _run([sys.executable, "-m", "rpa_tasks.flow_sdk", "run", *words])
+        if show and sys.stdin.isatty():
+            sys.stderr.write(f"Exit status {status}. Enter closes the browser. ")
+            sys.stderr.flush()
+            sys.stdin.readline()
+    return status
+
+
+def _run(words: list[str]) -> int:
+    with subprocess.Popen(words) as process:  # noqa: S603  (our own module)
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # the run got it, too
+            return process.wait()
+        finally:
+            process.terminate()
+
+
+STARTER = Path(__file__).with_name("starter.txt")
+
+
+def write_starter(name: str, folder: Path | None = None) -> Path:
+    """In `folder`, else in the first directory of AFTERTOUCH_RPA_FLOWS, else among ours. Misused: no such name, or
+    there is one already; nothing is ever written over."""
+    if not NAME.fullmatch(name):
+        raise Misused(f"{name!r} is no name for a flow: letters, digits, “_”, “-” and “.”, at most 140.")
+    folder = folder or directories()[0]
+    path = folder / f"{name}.py"
+    text = STARTER.read_text(encoding="utf-8").replace("NAME", name)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise Misused(f"{path} is there already.") from None
+    except OSError as error:
+        raise Misused(f"{path} cannot be written: {error.strerror}") from None
+    return path
+
+
+def is_found(path: Path) -> bool:
+    """Whether `run` will look there."""
+    return any(path.parent.resolve() == folder.resolve() for folder in directories())
+
+
+def hint(path: Path) -> str:
+    """What to do so that it is found."""
+    return f"export {VARIABLE}={os.path.abspath(path.parent)}"
