@@ -1,6 +1,6 @@
-"""What a batch of events calls off: touches that wait already, and touches that the batch itself planned.
+"""Cancel the touches that a batch of events makes obsolete: stored ones and those that the batch itself plans.
 
-The customers of the batch are locked meanwhile, so nobody plans for them or calls off beside us.
+The caller holds the locks of the batch's customers. No other process plans or cancels for them concurrently.
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ from scheduling.ledger.touches import touches
 from scheduling.policy import matrix
 from scheduling.policy.specs import EventSpec
 
-#: A touch to be: the event, what the matrix says, and the id it will have.
+#: A planned touch: its event, the plan of the matrix and its future id.
 Planned = tuple[EventSpec, matrix.PlannedTouch, UUID]
 
 
 class CallingOff:
-    """The calling-off of one batch, in the order of its events."""
+    """Apply `cancel_on` and `on_repeat` for one batch, in the order of its events."""
 
     def __init__(self, config: Snapshot, events: Sequence[EventSpec], customers: Mapping[str, int]) -> None:
-        """`events`: those that are news; `customers`: their rows, by the user's id."""
+        """Take the new `events` without duplicates, and customer row ids by user id."""
         self.config = config
         self.events = events
         self.customers = customers
-        self.reasons: dict[UUID, str] = {}  #: why a planned touch is called off before it begins
-        self.kept: dict[UUID, list[UUID]] = {}  #: by event, the touches that wait and made it plan nothing
+        self.reasons: dict[UUID, str] = {}  #: by planned touch: why it is stored as cancelled
+        self.kept: dict[UUID, list[UUID]] = {}  #: by event: the waiting touches because of which it planned nothing
 
     def cancel_waiting(self) -> None:
-        """`cancel_on`: what is stored and not sent yet because of an earlier event is obsolete now. One look for the
-        whole batch; where two events call the same touch off, the first is its reason."""
+        """Cancel stored, unsent touches that an event of the batch makes obsolete (`cancel_on`).
+
+        An event cancels only touches of earlier or simultaneous events. One query serves the whole batch. If two events
+        cancel the same touch, the first is its reason.
+        """
         calling = [(event, node.id) for event in self.events for node in self.config.cancelling.get(event.type, ())]
         if not calling:
             return
@@ -49,13 +52,15 @@ class CallingOff:
             touches.cancel(obsolete, reason=f"event:{kind}", wait=False)
 
     def sift(self, planned: list[Planned]) -> list[Planned]:
-        """The planned touches to store, with `reasons` for those that begin called off."""
+        """Return the planned touches to store. `reasons` names those to store as cancelled."""
         self._find_obsolete(planned)
         return self._settle_repeats(planned)
 
     def _find_obsolete(self, planned: list[Planned]) -> None:
-        """Obsolete before it begins: by an event that came before it but happened after it, or comes next in its batch.
-        Before repeats are settled, so that what is called off does not stand in the way of what follows it."""
+        """Find planned touches that a stored later event, or a following event of the batch, cancels.
+
+        This runs before `on_repeat`, so that a cancelled touch does not block its successor.
+        """
         revocable = [row for row in planned if row[1].node.cancel_on]
         if not revocable:
             return
@@ -80,7 +85,7 @@ class CallingOff:
                     self.reasons.setdefault(task_id, f"event:{other.type}")
 
     def _following(self) -> dict[UUID, list[EventSpec]]:
-        """For each event, those after it in the batch that are about the same customer and may call something off."""
+        """Return, for each event, the later events of the batch for the same customer that may cancel touches."""
         following: dict[UUID, list[EventSpec]] = {}
         rest: dict[str, list[EventSpec]] = defaultdict(list)
         for event in reversed(self.events):
@@ -90,7 +95,9 @@ class CallingOff:
         return following
 
     def _settle_repeats(self, planned: list[Planned]) -> list[Planned]:
-        """`on_repeat`: keep leaves the touch that waits and plans nothing, restart calls it off and plans anew."""
+        """Apply `on_repeat`: `keep` leaves the waiting touch and plans nothing; `restart` cancels it and plans a new
+        one.
+        """
         repeating = [row for row in planned if row[1].node.on_repeat != "each" and row[2] not in self.reasons]
         if not repeating:
             return planned
@@ -118,16 +125,16 @@ class CallingOff:
 
 @dataclass(frozen=True, slots=True)
 class _Unsent:
-    """A touch that an event can still stop."""
+    """A touch that an event can still cancel."""
 
     task_id: UUID
-    happened_at: datetime  #: its event
-    stored: bool = True  #: False: the present batch plans it
-    running: bool = False  #: a worker has it and has not marked it as sending
+    happened_at: datetime  #: when its event occurred
+    stored: bool = True  #: False: planned by this batch
+    running: bool = False  #: claimed by a worker and not marked as sending
 
 
 def _unsent(customers: set[int], nodes: set[int]) -> dict[tuple[int, int], list[_Unsent]]:
-    """Touches that are not marked as sending, by customer and node."""
+    """Return the touches that are not marked as sending, by customer and node."""
     found: dict[tuple[int, int], list[_Unsent]] = {}
     parameters = {"customers": sorted(customers), "nodes": sorted(nodes)}
     for customer_id, node_id, task_id, happened_at, running in sql.rows(_UNSENT, parameters):
@@ -140,8 +147,9 @@ SELECT customer_id, type, max(occurred_at) FROM scheduling_event
 WHERE customer_id = ANY(%(customers)b) AND type = ANY(%(types)b) GROUP BY 1, 2
 """
 
-# One index has what waits and what runs: a customer's slots, which also show what runs, may be thousands. The node is
-# hidden from the planner, which would look for other indexes where it has no statistics.
+# One index covers waiting and running touches. The index of cap slots also shows running ones, but a customer may have
+# thousands of slots. COALESCE hides the node from the planner, which would choose other indexes where it has no
+# statistics.
 _UNSENT = """
 WITH t AS MATERIALIZED (
     SELECT customer_id, node_id, task_id, event_id, state FROM scheduling_touch

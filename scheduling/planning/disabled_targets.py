@@ -1,7 +1,7 @@
-"""Receivers that said they are gone (HTTP 410). Looked up for the targets at hand: there may be a million of them.
+"""Disable receiver addresses that answered HTTP 410 (gone), and look them up for given targets.
 
-A row expires `AFTERTOUCH_DISABLED_TARGET_DAYS` after the receiver last said so. An address that is set again, or
-exchanged, is enabled at once.
+A row expires `AFTERTOUCH_DISABLED_TARGET_DAYS` after the last 410. An operator who sets an address again enables it at
+once. Lookups name their targets, because the table may hold a million rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = [
     "Lookup", "Target", "channels_with_any", "delete_expired", "digest_of", "disable", "disabled_among",
 ]  # fmt: skip
 
-Target = tuple[int, str]  #: the id of the channel and the digest of the address
+Target = tuple[int, str]  #: channel id and digest of the address
 
 
 def kept_for() -> timedelta:
@@ -26,12 +26,12 @@ def kept_for() -> timedelta:
 
 
 def channels_with_any(channel_ids: Iterable[int]) -> set[int]:
-    """Return those channels that have a disabled target, so that for the others no digest is computed."""
+    """Return the channels that have a disabled target. For the others the caller computes no digest."""
     return {row[0] for row in sql.rows(_CHANNELS, {"channels": sorted(set(channel_ids))})}
 
 
 def disabled_among(targets: Iterable[Target]) -> set[Target]:
-    """Return those of `targets` that are disabled."""
+    """Return the `targets` that are disabled."""
     wanted = sorted(set(targets))
     if not wanted:
         return set()
@@ -40,7 +40,7 @@ def disabled_among(targets: Iterable[Target]) -> set[Target]:
 
 
 class Lookup:
-    """Answers `target in lookup` for many targets one by one, and asks the database once about each."""
+    """Support `target in lookup`. Query the database once for each channel and target."""
 
     def __init__(self) -> None:
         self._channels: dict[int, bool] = {}
@@ -59,17 +59,15 @@ class Lookup:
 
 
 def disable(found: Iterable[tuple[int, str, str, str]]) -> None:
-    """Disable targets: channel id, digest, chat id and reason of each. A target that is known expires later."""
-    rows = sorted(
-        {(each[0], each[1]): each for each in found}.values()
-    )  # in one order, so that no two writers deadlock
+    """Disable targets, given as channel id, digest, chat id and reason. Repeating it extends the expiry."""
+    rows = sorted({(each[0], each[1]): each for each in found}.values())  # one order for all writers prevents deadlocks
     if rows:
         names = ("channels", "digests", "chats", "reasons")
         sql.count(_DISABLE, {name: [row[place] for row in rows] for place, name in enumerate(names)})
 
 
 def delete_expired(limit: int) -> int:
-    """Delete up to `limit` rows that expired, without waiting for a lock."""
+    """Delete up to `limit` expired rows. Skip locked rows."""
     return sql.count(_DELETE_EXPIRED, {"kept": kept_for(), "limit": limit})
 
 

@@ -1,6 +1,7 @@
-"""Events of many requests in one transaction: a commit costs the same for one event as for five hundred.
+"""Store the events of many requests in one transaction: a commit costs the same for one event as for five hundred.
 
-While one group commits, the next gathers; nobody waits for a clock. A request's answer comes after its own commit.
+While one group commits, the next group gathers; no timer delays a group. A request gets its response after its own
+commit.
 """
 
 from __future__ import annotations
@@ -26,19 +27,19 @@ from scheduling.planning.ingest import NewEvent, Receipt, locked_customers, reco
 
 log = structlog.get_logger(__name__)
 
-GROUP_LIMIT = 500  #: events in a transaction, unless one request alone has more
-WAITING_LIMIT = 10_000  #: events that may wait; more than a few seconds' worth would only be answered too late
-#: The longest wait for a customer who was locked a moment ago, so that one lock holds up no group twice.
+GROUP_LIMIT = 500  #: events in a transaction; a single larger request is stored alone
+WAITING_LIMIT = 10_000  #: waiting events; more would exceed a few seconds of work and be answered too late
+#: Longest lock wait for a customer who was locked recently, so that one lock delays no group twice.
 SHORT_LOCK_WAIT = timedelta(milliseconds=50)
-SEPARATE_WITHIN = 1.0  #: seconds; the locked customers of a group are told from the others within that time
-REMEMBER_LOCKED = 2.0  #: seconds for which a locked customer's events are stored apart from those of others
+SEPARATE_WITHIN = 1.0  #: seconds for separating the locked customers of a group from the others
+REMEMBER_LOCKED = 2.0  #: seconds during which the events of a locked customer are stored separately
 
 Outcome = list[Receipt] | Exception
 
 
 class Record(Protocol):
     def __call__(self, events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
-        """Store `events` in one transaction that waits for one lock no longer than `lock_wait`."""
+        """Store `events` in one transaction that waits at most `lock_wait` for a lock."""
 
 
 class DatabaseUnavailable(AftertouchError):
@@ -65,12 +66,15 @@ class _Submission:
 
 
 def record_and_ring(events: Sequence[NewEvent], lock_wait: timedelta) -> list[Receipt]:
-    """Store the events; what falls due soon is published by the doorbell's own thread, after the commit."""
+    """Store the events. After the commit a background thread publishes the touches that fall due soon."""
     return record_events(events, announce=_ring, lock_wait=lock_wait)
 
 
 def _ring(hints: list[Hint]) -> None:
-    """It is committed: whatever goes wrong here must not look like a failed commit."""
+    """Submit wake-ups for publishing.
+
+    Raises nothing: the commit is done, and an error here must not look like a failed commit.
+    """
     try:
         doorbell.ring(hints)
     except Exception:
@@ -78,7 +82,10 @@ def _ring(hints: list[Hint]) -> None:
 
 
 class GroupCommit:
-    """One writer thread a process. `submit` on any event loop; the answer comes back on that loop."""
+    """Collect submitted events and commit them in groups, in one writer thread per process.
+
+    `submit` works on any event loop; the result is set on that loop.
+    """
 
     def __init__(self, record: Record = record_and_ring, *, waiting_limit: int = WAITING_LIMIT) -> None:
         self._record = record
@@ -88,14 +95,19 @@ class GroupCommit:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closing = False
-        self._locked: dict[str, float] = {}  #: by user id, until when its events are stored apart
+        self._locked: dict[str, float] = {}  #: by user id: end of the separate storing (monotonic seconds)
 
     def submit(self, events: Sequence[NewEvent]) -> Awaitable[list[Receipt]]:
-        """Hand in events that belong together; await the receipts, which exist once they are committed.
+        """Submit events that belong together. Awaiting the result gives their receipts after the commit.
 
-        Awaiting raises `InvalidInput`, `DatabaseUnavailable` (`CustomerLocked` where only this customer's row is held
-        by another transaction), or whatever else storing them raised. Raises `Overloaded` at once where too much
-        waits. Cancelling the wait does not take the events back.
+        Cancelling the wait does not withdraw the events.
+
+        Raises:
+            Overloaded: at once, when too many events wait.
+            InvalidInput: on awaiting, for events that cannot be stored.
+            CustomerLocked: on awaiting, when another transaction holds only this customer's row.
+            DatabaseUnavailable: on awaiting, when PostgreSQL is unavailable.
+            Exception: on awaiting, any other error of storing.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Receipt]] = loop.create_future()
@@ -109,7 +121,7 @@ class GroupCommit:
         return future
 
     def close(self, timeout: float = 30) -> None:
-        """Commit what waits, then end the writer and its connection."""
+        """Commit the waiting events, then end the writer thread and its connection. `timeout` is in seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -134,7 +146,7 @@ class GroupCommit:
         connection.close()
 
     def _gather(self) -> list[_Submission]:
-        """Everything that waits, up to the limit; empty when closed."""
+        """Wait for submissions and return a group up to `GROUP_LIMIT`. Return an empty group after closing."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             group: list[_Submission] = []
@@ -147,7 +159,7 @@ class GroupCommit:
             return group
 
     def _store_group(self, group: list[_Submission]) -> None:
-        """Store and answer `group`; the customers who were locked a moment ago last, with a short wait."""
+        """Store and answer `group`. Store recently locked customers last, with a short lock wait."""
         if self._locked:
             now = monotonic()
             self._locked = {user_id: until for user_id, until in self._locked.items() if until > now}
@@ -158,8 +170,11 @@ class GroupCommit:
             self._store(apart, SHORT_LOCK_WAIT)
 
     def _store(self, group: list[_Submission], lock_wait: timedelta, ends_at: float | None = None) -> None:
-        """Store `group` in one transaction and answer it. Where its content makes it fail, halve until what is to blame
-        fails alone. `ends_at`: when locked customers are no longer waited for."""
+        """Store `group` in one transaction and answer it.
+
+        If its content fails, halve the group until the faulty submission fails alone. After `ends_at` (monotonic
+        seconds) the writer stops waiting for locked customers.
+        """
         try:
             _answer(group, self._commit(group, lock_wait))
         except sql.AWAY as error:
@@ -180,7 +195,7 @@ class GroupCommit:
                 self._store(half, lock_wait, ends_at)
 
     def _store_unlocked(self, group: list[_Submission], ends_at: float) -> None:
-        """Store what another transaction does not hold up; refuse the rest."""
+        """Store the submissions that no lock of another transaction delays. Refuse the others."""
         locked = locked_customers(user_id for each in group for user_id in each.users)
         self._locked |= dict.fromkeys(locked, monotonic() + REMEMBER_LOCKED)
         if len(group) == 1 or monotonic() >= ends_at:
@@ -188,12 +203,12 @@ class GroupCommit:
             _answer(group, [CustomerLocked()] * len(group))
             return
         free, held_up = _apart(group, locked)
-        # A customer whom another transaction inserts at this moment has no row yet that could be found locked.
+        # A customer whom another transaction inserts right now has no visible row, so the lock check misses it.
         for part in (free, held_up) if free and held_up else _halves(group):
             self._store(part, SHORT_LOCK_WAIT, ends_at)
 
     def _commit(self, group: list[_Submission], lock_wait: timedelta) -> Sequence[Outcome]:
-        """Once more after a lost connection or a deadlock: events are stored once however often they are handed in."""
+        """Store the group. Retry once after a lost connection or a deadlock; storing events is idempotent."""
         events = [event for submission in group for event in submission.events]
         try:
             receipts = self._record(events, lock_wait)
@@ -210,7 +225,10 @@ class GroupCommit:
         return outcomes
 
     def _refuse_waiting(self, error: Exception) -> None:
-        """Who waits behind a database that is away would wait as long again, and then be refused as well."""
+        """Refuse all waiting submissions.
+
+        With PostgreSQL unavailable they would wait as long again and then fail too.
+        """
         with self._changed:
             refused = list(self._waiting)
             self._waiting.clear()
@@ -219,7 +237,7 @@ class GroupCommit:
 
 
 def _answer(group: Sequence[_Submission], outcomes: Sequence[Outcome]) -> None:
-    """Wake each loop once, however many wait on it."""
+    """Resolve the futures. Wake each loop once, however many futures it has."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[list[Receipt]], Outcome]]] = defaultdict(list)
     for submission, outcome in zip(group, outcomes, strict=True):
         by_loop[submission.loop].append((submission.future, outcome))
@@ -227,11 +245,11 @@ def _answer(group: Sequence[_Submission], outcomes: Sequence[Outcome]) -> None:
         try:
             loop.call_soon_threadsafe(_resolve, answers)
         except RuntimeError:
-            log.info("nobody_waits", submissions=len(answers))  # its loop is closed
+            log.info("nobody_waits", submissions=len(answers))  # the loop is closed
 
 
 def _apart(group: list[_Submission], locked: Set[str]) -> tuple[list[_Submission], list[_Submission]]:
-    """Return the submissions without a customer of `locked`, and those with one."""
+    """Return the submissions without a `locked` customer, then those with one."""
     free: list[_Submission] = []
     held_up: list[_Submission] = []
     for each in group:

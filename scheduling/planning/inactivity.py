@@ -1,4 +1,7 @@
-"""Who stays away: `customer.inactive` for customers without interaction for 30 days, once an absence."""
+"""Raise `customer.inactive` for inactive customers, once for each absence, and store activity that frames report.
+
+The threshold is `AFTERTOUCH_INACTIVE_AFTER`.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,14 @@ from scheduling.planning.ingest import NewEvent, record_events
 
 SOURCE = "aftertouch"
 BATCH = 500
-LONGEST = 3.0  #: seconds after which a scan begins no other batch: the worker has other passes to run
+LONGEST = 3.0  #: seconds after which a scan starts no further batch, so that the worker can run other passes
 
 
 def scan() -> int:
-    """Raise an event for each customer who has been away too long, for `LONGEST` at most. Returns how many; the next
-    scan goes on with the rest.
+    """Raise an event for each inactive customer, for at most `LONGEST` seconds. Return the number of events.
 
-    The event's id names the last activity, so that a scan that runs twice, or dies before it notes what it did,
-    raises nothing twice.
+    The next scan continues with the rest. The event id contains the last activity. A scan that repeats, or dies before
+    it stores its progress, therefore raises no event twice.
     """
     ends_at, raised = monotonic() + LONGEST, 0
     while True:
@@ -55,7 +57,7 @@ def _scan_batch() -> int:
     return len(away)
 
 
-# The locks are taken in the order of ids, as every writer does; SKIP LOCKED lets two scans share the work.
+# Locks are taken in the order of ids, as in every writer. SKIP LOCKED lets two scans share the work.
 _AWAY = """
 WITH away AS MATERIALIZED (
     SELECT id FROM scheduling_customer
@@ -72,13 +74,13 @@ _NOTE = "UPDATE scheduling_customer SET inactive_since = last_active_at WHERE id
 
 
 def raise_last_active(seen: Mapping[str, datetime]) -> set[str]:
-    """Note when customers were last active, by user id, and insert those who are not known. The time never goes back.
+    """Store customers' last activity, by user id, and insert unknown customers. The time never decreases.
 
-    Returns the user ids that are noted. The others are held by another transaction: note them later.
+    Return the stored user ids. Another transaction holds the others: the caller retries them later.
     """
     if not seen:
         return set()
-    # Insert before anything is locked, as every writer does.
+    # Insert before any lock is taken, as every writer does.
     with sql.brief_lock_waits():
         sql.count(_INSERT, {"user_ids": sorted(seen)})
         rows = sql.rows(_LOCK, {"user_ids": sorted(seen)})
@@ -95,7 +97,7 @@ ORDER BY u.user_id
 ON CONFLICT (user_id) DO NOTHING
 """
 
-# A watcher does this between two looks at its deadlines, so it waits for no lock.
+# A watcher runs this between two checks of its deadlines, so it waits for no lock.
 _LOCK = """
 SELECT id, user_id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 """

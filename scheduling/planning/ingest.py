@@ -1,7 +1,7 @@
-"""The front door: events become rows, all of a batch in one transaction.
+"""Store events and plan their touches, a batch in one transaction.
 
-Locks are taken in the order that every writer keeps: customers by id, then touches. Customers that are not known yet
-are inserted before any of them is locked, so an insert that waits for another one's holds no lock that it could want.
+Locks follow the order of all writers: customers by id, then touches. Unknown customers are inserted before any customer
+is locked. An insert that waits for another insert therefore holds no lock that the other could need.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from scheduling.planning.cancellation import CallingOff, Planned
 from scheduling.policy import matrix
 from scheduling.policy.specs import CustomerSpec, EventSpec
 
-MAX_EVENT_TYPES = 2_000  #: types register themselves; a sender that makes them up is stopped here
+MAX_EVENT_TYPES = 2_000  #: Types register themselves. The limit stops a sender that invents types.
 NO_ACTIVITY = frozenset({"customer.inactive", "session.silent"})
-LOCK_WAIT = timedelta(seconds=1)  #: the longest wait for one lock
-ACTIVITY_GRAIN = timedelta(minutes=1)  #: `last_active_at` is not rewritten for less
+LOCK_WAIT = timedelta(seconds=1)  #: longest wait for one lock
+ACTIVITY_GRAIN = timedelta(minutes=1)  #: `last_active_at` is not rewritten for a smaller change
 
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """An event as it came in. `occurred_at` None: the time of receipt by the database's clock."""
+    """A received event. Without `occurred_at` the time of receipt applies, by PostgreSQL's clock."""
 
     source: str
     event_id: str
@@ -49,7 +49,7 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of one event: the touches it planned, or those it had planned when it came the first time."""
+    """The result for one event: its planned touches; for a duplicate, those of the first receipt."""
 
     id: UUID
     duplicate: bool
@@ -62,14 +62,16 @@ def record_events(
     announce: Callable[[list[Hint]], None] | None = None,
     lock_wait: timedelta | None = None,
 ) -> list[Receipt]:
-    """Store events and plan their touches; nothing is stored twice for the same source and id.
+    """Store events and plan their touches. Idempotent by source and id.
 
-    After the commit `announce` gets the touches that fall due within the horizon and were therefore handed over
-    already. `lock_wait` is the longest wait for one lock; `LOCK_WAIT` unless given.
+    Args:
+        new_events: the batch, stored in one transaction.
+        announce: called after the commit with the touches due within the horizon; they are stored as `queued`.
+        lock_wait: longest wait for one lock; default `LOCK_WAIT`.
 
     Raises:
-        InvalidInput: an event type is beyond the registry's limit.
-        OperationalError: PostgreSQL is away, or (`sql.is_lock_timeout`) another transaction holds a customer.
+        InvalidInput: an event type exceeds the limit of the registry.
+        OperationalError: PostgreSQL is unavailable, or (`sql.is_lock_timeout`) another transaction holds a customer.
     """
     with transaction.atomic():
         sql.limit_lock_waits(lock_wait or LOCK_WAIT)
@@ -87,12 +89,12 @@ def record_events(
 
 
 def locked_customers(user_ids: Iterable[str]) -> set[str]:
-    """Return those of `user_ids` that another transaction has locked at this moment. Waits for no lock."""
+    """Return the `user_ids` that another transaction holds locked now. Waits for no lock."""
     return {row[0] for row in sql.rows(_LOCKED_CUSTOMERS, {"user_ids": sorted(set(user_ids))})}
 
 
 class _Batch:
-    """One transaction's worth of events, worked through step by step in the order of `record_events`."""
+    """One transaction of events, with its steps in the order of `record_events`."""
 
     def __init__(self, new_events: Sequence[NewEvent]) -> None:
         self.new_events = new_events
@@ -161,7 +163,7 @@ class _Batch:
         )
 
     def plan(self) -> None:
-        """Plan in the order of arrival; each event sees the activity of those before it, not its own."""
+        """Plan in order of arrival. An event sees the activity of earlier events, not its own."""
         self.calling_off.cancel_waiting()
         for event in self.news:
             customer = self.customers[event.user_id]
@@ -221,7 +223,10 @@ class _Batch:
         )
 
     def note_customers(self) -> None:
-        """Raise activity and conversation; a complaint opts its customer out of marketing and names its touch."""
+        """Advance the times of activity and conversation.
+
+        A complaint opts its customer out of marketing and refers to its touch.
+        """
         complaints = [event for event in self.news if event.type == "complaint.received"]
         unhappy = {event.user_id for event in complaints}
         if not self.accepted:
@@ -247,7 +252,7 @@ class _Batch:
             sql.count(_INSERT_COMPLAINT, parameters)
 
     def say(self) -> None:
-        """With the touches that were planned; an event without any stands there all the same."""
+        """Log each stored event, once for each touch it planned and at least once."""
         planned = defaultdict(list)
         for event, _, task_id in self.rows:
             planned[event.id].append(task_id)
@@ -268,13 +273,13 @@ class _Batch:
         return [
             Receipt(event.id, False, tuple(by_event.get(event.id, ())))
             if event.id in self.accepted
-            # Forgotten since the insert met it: it was known then, so it is not told anew.
+            # Deleted by retention since the insert found it: still a duplicate, so its touches are not listed.
             else earlier.get((event.source, event.event_id), Receipt(event.id, True))
             for event in self.events
         ]
 
     def _earlier(self) -> dict[tuple[str, str], Receipt]:
-        """The receipts that duplicates got when they came the first time."""
+        """Return the receipts of the first arrival of each duplicate."""
         duplicates = [event for event in self.events if event.id not in self.accepted]
         if not duplicates:
             return {}
@@ -289,13 +294,14 @@ class _Batch:
 
 
 def _is_activity(event_type: str) -> bool:
-    """What an event of a type that ops have not described says: that the customer did something, unless it is one of
-    ours that says that they did nothing."""
+    """Return whether an unconfigured event type counts as customer activity: all do, except Aftertouch's inactivity
+    events.
+    """
     return event_type not in NO_ACTIVITY
 
 
 def _task_id(data: Mapping[str, Any]) -> UUID | None:
-    """The touch that a complaint names, if it names one."""
+    """Return the touch that a complaint names, or None."""
     try:
         return UUID(str(data["task_id"]))
     except (KeyError, ValueError):

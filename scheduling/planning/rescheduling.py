@@ -1,8 +1,7 @@
-"""Waiting touches and an edited delay: who would move, and moving them.
+"""Preview and apply the effect of an edited delay on waiting touches.
 
-A touch was planned from the customer's activity before its event. For a dynamic delay that is read again from the
-events that are stored; activity that came as frames only is not among them, so such a touch may move as if the
-customer had been away.
+For a dynamic delay the customer's last activity before the event is read from stored events. Activity from frames is
+not stored as events. Such a touch may move as if the customer had been inactive.
 """
 
 from __future__ import annotations
@@ -29,26 +28,26 @@ from scheduling.policy.matrix import delay_for
 from scheduling.policy.specs import CustomerSpec, DelayRules, NodeSpec, bucket
 
 BATCH = 1_000
-SPREAD = timedelta(minutes=10)  #: what would be overdue goes out over this span instead of at once
-WATCHED = timedelta(seconds=20)  #: for a move that a person waits for at a page
-MOST_LEFT = 100_000  #: that a move counts, where it ends before its time
+SPREAD = timedelta(minutes=10)  #: overdue touches are spread over this span instead of sent at once
+WATCHED = timedelta(seconds=20)  #: time limit of a move that an operator awaits on a page
+MOST_LEFT = 100_000  #: upper limit of the count of touches that a stopped move left
 
 
 class Waiting(NamedTuple):
-    """A row of `_WAITING`."""
+    """One row of `_WAITING`."""
 
     task_id: UUID
     due_at: datetime
     planned_at: datetime
     occurred_at: datetime
     level: str
-    active_at: datetime | None  #: the customer's last activity before the event, for a dynamic delay
+    active_at: datetime | None  #: last activity before the event; only for a dynamic delay
     now: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """A waiting touch that its node's delay now places elsewhere."""
+    """A waiting touch whose node's delay now gives another due time."""
 
     task_id: UUID
     due_at: datetime
@@ -59,16 +58,19 @@ class Movement:
 class Moved:
     touches: int = 0
     overdue: int = 0
-    left: int = 0  #: not looked at in time, up to `MOST_LEFT`
-    broken: bool = False  #: the database refused
+    left: int = 0  #: not checked within the time limit; counted up to `MOST_LEFT`
+    broken: bool = False  #: PostgreSQL returned an error
 
     def __add__(self, other: Moved) -> Moved:
         return Moved(self.touches + other.touches, self.overdue + other.overdue)
 
 
 def foresee(nodes: Sequence[NodeSpec], rules: DelayRules, within: timedelta | None = None) -> dict[int, Moved]:
-    """By node, how many of its waiting touches would move, and how many of these would be overdue. Raises
-    `TimeoutError` where that is not known `within` so long."""
+    """Count, by node, the waiting touches that would move, and those of them that would be overdue.
+
+    Raises:
+        TimeoutError: the count takes longer than `within`.
+    """
     ends_at = _end(within)
     found = {}
     for node in nodes:
@@ -81,8 +83,10 @@ def foresee(nodes: Sequence[NodeSpec], rules: DelayRules, within: timedelta | No
 
 
 def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRules, within: timedelta | None = None) -> Moved:
-    """Move the waiting touches of `nodes` to where the delay says, a batch a transaction. Safe to repeat: a touch that
-    is where it belongs stays. Once `within` is over, no other batch begins."""
+    """Move the waiting touches of `nodes` to the due time of the delay, one batch per transaction.
+
+    Idempotent: a touch with the right due time does not change. After `within` no further batch starts.
+    """
     moved, ends_at = Moved(), _end(within)
     for place, node in enumerate(nodes):
         for after, batch in _batches(node, rules):
@@ -97,13 +101,13 @@ def move_waiting(nodes: Sequence[NodeSpec], rules: DelayRules, within: timedelta
 def _move(batch: Sequence[Movement], node: NodeSpec) -> None:
     with transaction.atomic():
         task_ids = [each.task_id for each in batch]
-        locks.lock_customers(task_ids)  # before the touches, as every writer does
+        locks.lock_customers(task_ids)  # before the touches, as in every writer
         touches.move(task_ids, [each.due_at for each in batch])
         Touch.objects.filter(pk__in=task_ids, state="scheduled").update(expires_at=F("due_at") + node.expires_after)
 
 
 def _left(nodes: Sequence[NodeSpec], after: UUID) -> int:
-    """How many waiting touches of the first node lie behind `after`, and of the others in all."""
+    """Count the waiting touches of the first node after `after`, and all of the other nodes, up to `MOST_LEFT`."""
     first, *others = [node.id for node in nodes]
     behind = Q(node_id=first, task_id__gt=after) | Q(node_id__in=others)
     first_turn = Touch.objects.filter(state__in=("scheduled", "queued"), attempt=0, retry_of=None, reserved_at=None)
@@ -119,7 +123,7 @@ def _count(batch: Sequence[Movement]) -> Moved:
 
 
 def _batches(node: NodeSpec, rules: DelayRules) -> Iterator[tuple[UUID, list[Movement]]]:
-    """Each with the key that it comes after; one of which nothing moves is empty."""
+    """Yield the movements of each batch with the key after which the batch starts. A batch may be empty."""
     passive = list(EventType.objects.filter(is_activity=False).values_list("key", flat=True))
     after = UUID(int=0)
     while True:
@@ -140,16 +144,16 @@ def _movement(touch: Waiting, node: NodeSpec, rules: DelayRules) -> Movement | N
     customer = CustomerSpec(id=0, user_id="", level=touch.level, last_active_at=touch.active_at)
     wait = delay_for(node, customer, rules, occurred_at=touch.occurred_at, time_scale=settings.AFTERTOUCH_TIME_SCALE)
     planned_at = touch.occurred_at + wait
-    if touch.due_at > touch.planned_at:  # a guard holds it: it may have to wait longer, but not less
+    if touch.due_at > touch.planned_at:  # deferred by a guard: it may move later, never earlier
         return Movement(touch.task_id, planned_at, overdue=False) if planned_at > touch.due_at else None
     if planned_at > touch.now:
         return Movement(touch.task_id, planned_at, overdue=False) if planned_at != touch.due_at else None
-    # Its own place in the span, so that a second pass finds it at most there.
+    # The place in the span depends only on the touch, so a second pass does not move it later.
     spread_at = touch.now + SPREAD * (bucket("moved", str(touch.task_id)) / 100)
     return Movement(touch.task_id, spread_at, overdue=True) if spread_at < touch.due_at else None
 
 
-# Only what waits for its first turn: a retry, and what a person published again, wait for something else.
+# Only touches before their first attempt: retries and touches that an operator published again have another due time.
 _WAITING = """
 SELECT t.task_id, t.due_at, t.planned_at, e.occurred_at, c.level,
        CASE WHEN NOT %(dynamic)s THEN NULL
@@ -167,21 +171,21 @@ ORDER BY t.task_id LIMIT %(limit)s
 """
 
 
-DELAY = ("delay", "dynamic", "delay_rules")  #: the columns of a node that say how long it waits
+DELAY = ("delay", "dynamic", "delay_rules")  #: columns of a node that determine its delay
 
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """On one node that exists already."""
+    """The effect of a change on one existing node."""
 
     node: str
     verb: str
     waiting: int
-    moved: Moved | None  #: None where the delay is as it was
+    moved: Moved | None  #: None: the delay does not change
 
 
 def impacts(planned: Plan) -> list[Impact]:
-    """Of every node that is changed, or whose delay the delay rules change."""
+    """Return the effect on each node that is edited or whose delay the delay rules change."""
     snapshot = configuration.current()
     affected = _affected(planned, snapshot)
     counts = dict(
@@ -201,7 +205,7 @@ def _affected(planned: Plan, snapshot: Snapshot) -> dict[int, str]:
 
 
 def _delayed(planned: Plan, snapshot: Snapshot) -> list[NodeSpec]:
-    """The nodes whose delay is another afterwards, as they will be."""
+    """Return the nodes whose delay changes, with their new values."""
     edited = {each.row.pk: each for each in planned.of("nodes") if each.row is not None and each.verb != "retired"}
     rules_change = bool(planned.of("delay_rules"))
     found = []
@@ -231,9 +235,11 @@ def _rules(planned: Plan, snapshot: Snapshot) -> DelayRules:
 
 
 def follow(planned: Plan, within: timedelta | None = None) -> Moved:
-    """After the plan was stored: bring waiting touches to where their node's delay now says. Besides the nodes whose
-    delay this plan changed these are all the file's nodes with a fixed delay, so that a move that was cut short is
-    finished by applying the same file again."""
+    """Move waiting touches after a plan was stored.
+
+    Besides nodes with a changed delay this includes all nodes of the file with a fixed delay. Applying the same file
+    again therefore finishes an interrupted move.
+    """
     before = {node.id for node in _delayed(planned, configuration.current())}
     after = configuration.current()
     listed = set()
