@@ -1,7 +1,7 @@
-"""The circuit breaker of a platform: closed → open until an instant → half open, where one run tries → closed.
+"""Circuit breaker of a platform: closed, open until an instant, half open for one trial run, closed.
 
-A platform that turns robots away (a captcha, a risk check) does so for all shops at once. The breaker stops them
-before each burns its retries, and lets one run look whether it is over.
+A platform that rejects robots (captcha, risk check) rejects those of all its shops. The breaker stops all shops before
+each uses up its retries. It is open for 5 minutes first, at most for 1 hour.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from scheduling import sql
 
 FIRST_REST = timedelta(minutes=5)
 LONGEST_REST = timedelta(hours=1)
-#: Ends that show that the platform answers as it should.
+#: Outcomes which show that the platform answers normally.
 HEALTHY = ("succeeded", "business", "session")
 
 
 def note(platform_id: int, outcome: str, task_id: UUID) -> bool:
-    """Take in how a run ended. True: the platform rests now, so this end is not the job's own fault."""
+    """Record the outcome of a run. Returns True if the breaker is open: the job then keeps its retries."""
     if outcome in HEALTHY:
-        # A run that began before the breaker opened says nothing about the platform of now: only the trial closes it.
+        # A run that started before the breaker opened does not show the present state. Only the trial run closes it.
         close(platform_id, unless_open_for=task_id)
         return False
     if outcome == "platform":
@@ -33,8 +33,10 @@ def note(platform_id: int, outcome: str, task_id: UUID) -> bool:
 
 
 def close(platform_id: int, *, unless_open_for: UUID | None = None) -> bool:
-    """Let its shops run again. True: it was not closed before. With `unless_open_for` an open breaker closes only
-    where that job is its trial."""
+    """Close the breaker of a platform. Idempotent; returns False if it was closed and had no errors.
+
+    With `unless_open_for` an open breaker closes only if that job is its trial.
+    """
     troubled = Breaker.objects.filter(platform_id=platform_id).exclude(errors=0, open_until=None)
     if unless_open_for is not None:
         troubled = troubled.filter(Q(open_until=None) | Q(probe=unless_open_for))
@@ -42,12 +44,15 @@ def close(platform_id: int, *, unless_open_for: UUID | None = None) -> bool:
 
 
 def release_probe(task_id: UUID) -> None:
-    """A probe ended without telling: the next run may try."""
+    """Let another run become the trial. Use it where the trial ended without a verdict on the platform."""
     Breaker.objects.filter(probe=task_id).update(probe=None)
 
 
 def _count(platform_id: int, task_id: UUID) -> bool:
-    """Each opening doubles the rest. Errors of runs that began before it opened change nothing."""
+    """Count an error of the platform and return whether the breaker is open.
+
+    Each opening doubles the open time. An error of a run that started before the opening does not extend it.
+    """
     ((rests,),) = sql.rows(
         """
         WITH judged AS (

@@ -1,4 +1,4 @@
-"""Jobs in the failed tasks: how they get there, and how they come back."""
+"""Create failed tasks from jobs and publish them again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduling.operations.failed_tasks import Republisher
 
 
 def bury(task_id: UUID) -> None:
-    """Make a failed task of a job that has just ended `failed` or `unknown`, with everything that was tried."""
+    """Create the failed task of a job that has ended as `failed` or `unknown`, with all its runs. Idempotent."""
     job = Job.objects.select_related("shop__platform", "flow").get(pk=str(task_id))
     runs = list(job.runs.all())
     detail = runs[-1].detail if runs else ""
@@ -52,15 +52,17 @@ def bury(task_id: UUID) -> None:
 
 
 def republish(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) -> None:
-    """A new job for the same shop and flow with the payload as it was. Raises `Conflict` where one of the same key
-    waits already: that one stands for it."""
+    """Create a new job for the same shop and flow with the unchanged payload.
+
+    Raises: `Conflict` if a job with the same key is waiting; that job also covers this request.
+    """
     old = Job.objects.get(pk=str(row.task_id))
     same = Job.objects.filter(
         shop_id=old.shop_id, flow_id=old.flow_id, dedupe_key=old.dedupe_key, state__in=("scheduled", "queued")
     )
     try:
         with transaction.atomic():
-            if same.exists():  # be it for its retry
+            if same.exists():  # also a job that waits for its retry
                 raise IntegrityError
             Job.objects.create(
                 task_id=task_id,
@@ -81,8 +83,10 @@ def republish(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) ->
 
 
 def in_order(task_ids: Sequence[UUID]) -> list[UUID]:
-    """By shop first, as rounds do. An insert waits for whoever inserts the same key at the moment, so two that publish
-    the same keys in one transaction each wait for each other in one direction only."""
+    """Sort jobs by shop, as bulk publishes do.
+
+    An insert waits for a concurrent insert of the same key. One common order prevents a deadlock of two transactions.
+    """
     keys = ("shop_id", "flow_id", "dedupe_key", "pk")
     return list(Job.objects.filter(pk__in=task_ids).order_by(*keys).values_list("pk", flat=True))
 

@@ -1,4 +1,7 @@
-"""The passes that keep jobs moving. Any number may run at once, anywhere; each is safe to run twice."""
+"""Periodic passes that dispatch, wake, rescue and cancel jobs.
+
+Each pass is idempotent and may run concurrently in any number of processes. It handles at most `LIMIT` rows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ LIMIT = 500
 
 
 def keep_moving() -> None:
-    """All that brings things back into motion; one that fails does not keep the others from it."""
+    """Run the repair passes. An error in one pass does not prevent the next."""
     for step in (rescue, call_off_retired, wake):
         try:
             step()
@@ -34,7 +37,7 @@ def keep_moving() -> None:
 
 
 def hand_over_due() -> int:
-    """Publish a token for each job that falls due within the horizon."""
+    """Publish a wake-up message for each job that is due within the horizon, and return their number."""
     hints = jobs.hand_over(horizon=settings.AFTERTOUCH_HORIZON, limit=LIMIT)
     if hints:
         wakeups.announce(hints)
@@ -42,8 +45,10 @@ def hand_over_due() -> int:
 
 
 def wake() -> dict[str, int]:
-    """Where something could start and no token is on its way, publish some: a token was lost, a gate opened, a node
-    came back. A queue that holds tokens is left alone. Returns how many were published, by queue."""
+    """Publish wake-up messages to queues that have startable work and no message.
+
+    This repairs a lost message, an opened gate or a node that came back. Returns the number of messages by queue.
+    """
     woken: dict[str, int] = {}
     for queue, lanes in jobs.startable(ageing=settings.AFTERTOUCH_RPA_AGEING).items():
         try:
@@ -57,11 +62,14 @@ def wake() -> dict[str, int]:
 
 
 def rescue() -> int:
-    """Bring back runs whose node let the lease run out. One that had not begun waits again. One that had: an
-    idempotent flow is tried again with the same key, anything else waits for a person."""
+    """Settle runs whose lease has expired, and return their number.
+
+    A run whose command had not started waits again. A started run of an idempotent flow is retried with the same key.
+    Any other started run ends as `unknown` and needs a decision by an operator.
+    """
     with transaction.atomic():
         lapsed = jobs.lapsed_runs(limit=LIMIT)
-        at = sql.now()  # this node's clock may be ahead, and all others go by the database's
+        at = sql.now()  # the clock of this node may be ahead; due times use PostgreSQL's clock
         rescued = sum(_rescue(claim, began, at) for claim, began in lapsed)
     if lapsed:
         log.warning("rpa_runs_rescued", count=rescued)
@@ -69,7 +77,7 @@ def rescue() -> int:
 
 
 def _rescue(claim: Claim, began: bool, at: datetime) -> bool:
-    """One that cannot be rescued does not take the others along."""
+    """Rescue one run in its own savepoint, so that its error does not affect the others."""
     try:
         with transaction.atomic():
             row = Job.objects.select_related("flow", "shop").get(pk=str(claim.task_id))
@@ -108,7 +116,7 @@ def _note_lost(row: Job, at: datetime) -> None:
 
 
 def call_off_retired() -> int:
-    """What waits for a shop, flow or platform that is retired will never start: it ends, and says why."""
+    """Cancel waiting jobs whose shop, flow or platform is retired, with the reason `retired`."""
     retired = Q(shop__retired_at__isnull=False) | Q(flow__retired_at__isnull=False)
     waiting = Job.objects.filter(retired | Q(shop__platform__retired_at__isnull=False)).filter(
         Q(state="scheduled") | Q(state="queued")

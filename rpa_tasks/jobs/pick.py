@@ -1,8 +1,7 @@
-"""The ledger of jobs: one lane a shop, and a pick that goes through free lanes, never through jobs.
+"""Ledger of jobs: claim one job together with its shop's lane, mark it started, settle it.
 
-A job moves as every ledger row does (see `scheduling.ledger.transitions`), but it is claimed together with its shop's
-lane, in one statement. The number that fences it is the lane's: a later run of a shop has a higher number, whatever
-the job.
+A job moves as every ledger row does (see `scheduling.ledger.transitions`). There is one lane for each shop, and a pick
+reads free lanes instead of jobs. The fence `lease_no` is the lane's: a later run of a shop has a higher number.
 """
 
 from __future__ import annotations
@@ -20,14 +19,13 @@ from scheduling import sql
 from scheduling.ledger.transitions import Claim, Ledger, Settlement
 
 TIERS = {0: "high", 1: "normal", 2: "low"}
-#: A node that has not described itself for so long is taken to be down. For how long its shops wait for it is a
-#: setting of its own, `AFTERTOUCH_RPA_HOME_LEASE`.
+#: A node without a sign of life for this long counts as down. How long its shops wait for it is another setting,
+#: `AFTERTOUCH_RPA_HOME_LEASE`.
 NODE_SILENT = timedelta(minutes=2)
 
-# The lanes on which something could start now, each with the oldest job of each tier that is due. A lane costs three
-# probes of an index, however many jobs wait on it; where a shop is busy, paused or logged out, none. `bound` says, by
-# tier, that the shop's browser profile is on another node, which carries the tier: only jobs without a browser start
-# here then.
+# Lanes on which a job could start now, each with the oldest due job of each tier. A lane costs three index probes,
+# however many jobs wait. A busy, paused or logged-out shop costs none. `bound` is true for a tier whose queue the
+# shop's preferred node serves, if that is another node. Only jobs without a browser start here in that case.
 _LANES = """
     SELECT lane.shop_id, lane.lease_no, home.name AS home, home.queues AS home_queues, lane.last_served_at,
            platform.id AS platform_id, breaker.open_until IS NOT NULL AS probes, oldest.*, queue.*,
@@ -55,7 +53,7 @@ _LANES = """
       AND NOT EXISTS (SELECT FROM scheduling_pause WHERE scope = 'all')
       AND COALESCE({names}) IS NOT NULL
 """
-#: Whether a job needs no browser. The array depends on no row, so it is read once a statement and only on demand.
+#: Whether a job needs no browser. The array depends on no row: PostgreSQL reads it once per statement, on demand.
 _BROWSERLESS = "job.flow_id = ANY(ARRAY(SELECT id FROM rpa_tasks_flow WHERE NOT needs_browser))"
 _BOUND = "CASE WHEN home.name <> %(node)s::text THEN home.queues ? (prefix || tiers[{place}]) ELSE false END"
 _OLDEST = """
@@ -66,7 +64,7 @@ _OLDEST = """
                      AND (NOT {bound} OR {browserless})
                    ORDER BY job.due_at LIMIT 1
                ) END AS {name}"""
-#: Waiting adds a level each `ageing`, up to the urgent and not beyond.
+#: Each `ageing` of waiting raises a job by one tier, at most to the highest.
 _RANK = (
     "CASE WHEN oldest.{name} IS NOT NULL THEN GREATEST(0, {tier} - floor("
     "extract(epoch FROM statement_timestamp() - oldest.{name}) / %(ageing)s)) END"
@@ -84,7 +82,7 @@ LANES = _LANES.format(
 )
 _ANYWHERE = "queue.name"
 _AT_HOME = "CASE WHEN lanes.home_queues ? queue.name THEN 'n.' || lanes.home || '.' || queue.name END"
-#: Of one lane: the tier whose oldest job has its rank, the longest waiting one of several.
+#: Select the tier of one lane whose oldest job has the lane's rank. Among several it is the one that waits longest.
 CHOICE = " UNION ALL ".join(
     f"SELECT {tier} AS tier, oldest.{name} AS due_at, {_RANK.format(tier=tier, name=name)} AS rank"
     for tier, name in TIERS.items()
@@ -99,15 +97,15 @@ class Pick:
     shop_id: int  #: the shop's primary key
     platform_id: int
     queue: str
-    probes: bool  #: it is the one run that tries whether its platform is back
+    probes: bool  #: whether this run is the half-open trial of its platform
 
 
 class JobLedger(Ledger):
     def pick(self, queues: Sequence[str], *, node: str, lease: timedelta, ageing: timedelta) -> Pick | None:
-        """Claim the best job that could start now and that one of `queues` carries, and its lane with it.
+        """Claim the best startable job of these queues together with its lane. Returns None if no job can start.
 
-        The best: the lowest tier, to which waiting adds one level each `ageing`; among equals the shop that was served
-        longest ago. None: nothing can start. Of two who pick at once each gets another lane, or nothing.
+        The best job has the lowest tier after ageing: each `ageing` of waiting raises it by one tier. Among equals the
+        shop that was served longest ago wins. Concurrent picks get different lanes.
         """
         while True:
             with transaction.atomic():
@@ -153,12 +151,12 @@ class JobLedger(Ledger):
         if not found:
             return None
         task_id, lease_no, shop_id, platform_id, queue, probes = found[0]
-        if task_id is None:  # it was called off between the look and the claim
+        if task_id is None:  # the job was cancelled between the selection and the claim
             return self._pick(queues, node, lease, ageing)
         return Pick(Claim(task_id, lease_no), shop_id, platform_id, queue, probes)
 
     def settle_down(self, pick: Pick, *, node: str) -> None:
-        """Make this node the shop's preferred one: it has its browser profile. Does nothing without the lane."""
+        """Pin the shop to this node, which has its browser profile. No effect if the claim has lost the lane."""
         sql.count(
             """
             UPDATE rpa_tasks_lane SET home = %(node)s
@@ -168,8 +166,11 @@ class JobLedger(Ledger):
         )
 
     def startable(self, *, ageing: timedelta) -> dict[str, int]:
-        """On how many lanes something could start now, by queue: for each a worker should be awake. A lane that waits
-        for the node of its profile counts for that node's queue, and for the shared one with what needs no browser."""
+        """Count the lanes on which a job could start now, by queue.
+
+        A lane that waits for its preferred node counts for that node's queue. It counts for the shared queue with its
+        jobs that need no browser.
+        """
         anywhere = self._startable(_ANYWHERE, {"node": ""} | _figures(ageing))
         return anywhere | self._startable(_AT_HOME, {"node": None} | _figures(ageing))
 
@@ -186,8 +187,10 @@ class JobLedger(Ledger):
         return {name: lanes for name, lanes in found if name}
 
     def mark_sending(self, claims: Sequence[Claim]) -> set[UUID]:
-        """Note that the commands of these jobs start now. Only the ids it returns may start: the other claims do not
-        stand any more, or their job was cancelled while it waited for its browser."""
+        """Record that the commands of these jobs start now, and return the ids that may start.
+
+        A missing id has lost its claim, or its job was cancelled while it waited for a browser.
+        """
         return {
             row[0]
             for row in sql.rows(
@@ -208,7 +211,7 @@ class JobLedger(Ledger):
         }
 
     def settle(self, settlements: Sequence[Settlement]) -> set[UUID]:
-        """End these runs and free their lanes."""
+        """End these runs and free their lanes. Returns the ids whose claim was valid."""
         with transaction.atomic():
             stood = super().settle(settlements)
             if stood:
@@ -230,7 +233,7 @@ class JobLedger(Ledger):
 
 
 def _becomes_probe(pick: Pick) -> bool:
-    """Of several shops of a platform that is half open, one may try."""
+    """Make this run the trial of a half-open platform. Returns False if another run is the trial."""
     return (
         sql.count(
             "UPDATE rpa_tasks_breaker SET probe = %(task_id)s WHERE platform_id = %(platform)s AND probe IS NULL",

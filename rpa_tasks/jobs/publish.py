@@ -1,8 +1,7 @@
-"""The one way in for jobs: from the API, the admin, schedules and touches.
+"""Publish and cancel jobs for all producers: API, admin, schedules and touches.
 
-One key for every producer: shop + flow + business key. While a job of a key waits, be it for its retry, another request
-merges into it; while one runs, at most one waits behind it. A request without a key gets the one that its flow chooses.
-Two partial unique indexes hold that against any race.
+The key of a job is shop + flow + business key. A request merges into the waiting job of its key. Behind a running job
+at most one waits. A request without a key gets the one that its flow chooses. Two partial unique indexes enforce this.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ from scheduling.ids import new_id
 from scheduling.ledger.transitions import HINT_LEASE, Hint
 from scheduling.models import Priority
 
-#: U+0000 as it is written in JSON, and not the six characters of its name behind a backslash of their own.
+#: U+0000 as JSON writes it, but not an escaped backslash followed by `u0000`.
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def as_stored(value: Any) -> Any:
-    """The value as it is read back from `jsonb`, which writes numbers without an exponent: 1e300 has 301 digits."""
+    """Return the value as `jsonb` returns it: numbers have no exponent, so 1e300 has 301 digits."""
     return json.loads(json.dumps(value, ensure_ascii=False), parse_float=_plain)
 
 
@@ -49,25 +48,25 @@ def _plain(text: str) -> int | float:
 
 
 def unstorable(value: Any) -> str:
-    """Why it cannot be kept, or ""."""
+    """Return why PostgreSQL cannot store this value, or ""."""
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
         text.encode()
-    except (ValueError, TypeError, RecursionError) as error:  # NaN, half a surrogate pair, no JSON at all
+    except (ValueError, TypeError, RecursionError) as error:  # NaN, half a surrogate pair, or no JSON
         return str(error)
     return "contains U+0000" if _NUL.search(text) else ""
 
 
 MAX_DELAY = timedelta(days=90)
-MAX_PAYLOAD = 65_536  #: bytes of JSON; a command line's word holds 128 KiB
-#: How stored keys begin that no request names: of a payload's digest, and of a job that merges with nothing.
+MAX_PAYLOAD = 65_536  #: bytes of JSON; one argument of a command line is limited to 128 KiB
+#: Prefixes of stored keys that no request may use: the digest of a payload, and the key of a job that never merges.
 OWN_KEYS = "@"
 PAYLOAD_KEY, TASK_KEY = f"{OWN_KEYS}payload:", f"{OWN_KEYS}task:"
 ERRORS_SHOWN, MESSAGE_SHOWN = 20, 300
 
 
-#: New jobs for the rows of `tried` (task_id, shop_id, delay, soon), one a shop and all of one flow, payload and key. In
-#: the order of the shops, so that two statements at once wait for each other in one direction only.
+#: Insert jobs for the rows of `tried` (task_id, shop_id, delay, soon): one per shop, all of one flow, payload and key.
+#: Rows are ordered by shop, so that two concurrent statements cannot deadlock.
 INSERT_JOBS = """
 INSERT INTO rpa_tasks_job (
     task_id, root_id, state, priority, due_at, planned_at, queued_at, lease_until, hints, parked, attempt, lease_no,
@@ -88,7 +87,7 @@ RETURNING task_id, shop_id, state, due_at
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody wants done."""
+    """What a producer asks for."""
 
     platform: str
     shop_id: str
@@ -96,22 +95,22 @@ class Request:
     payload: Mapping[str, Any] = field(default_factory=dict)
     priority: int = Priority.NORMAL
     delay: timedelta = timedelta(0)
-    dedupe_key: str | None = None  #: None: the flow chooses (`Flow.dedupe_by`); "": merges with nothing
+    dedupe_key: str | None = None  #: None: the flow chooses (`Flow.dedupe_by`); "": the job never merges
     source: str = ""
-    touch_key: UUID | None = None  #: the touch that it delivers: at most one job, ever
-    keeps_payload: bool = False  #: a job that waits keeps its own, because whoever asks may not edit payloads
-    merges: bool = True  #: whether a job that waits takes over payload, priority and time (a schedule only looks)
+    touch_key: UUID | None = None  #: the touch that the job delivers; it gets one job at most
+    keeps_payload: bool = False  #: the waiting job keeps its payload, because the requester may not edit payloads
+    merges: bool = True  #: whether the waiting job takes over payload, priority and time; a schedule leaves them
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
     task_id: UUID
-    duplicate: bool  #: nothing new was made; `task_id` is the one that stands for this request as well
+    duplicate: bool  #: no job was created; `task_id` is the waiting job that covers this request
     state: str
 
 
 class Refused(AftertouchError):
-    """Too much waits already."""
+    """Too many jobs of a shop or platform are waiting."""
 
     def __init__(self, scope: str, limit: int) -> None:
         super().__init__(f"{limit} jobs of {scope} wait already.")
@@ -121,14 +120,17 @@ class Refused(AftertouchError):
 
 
 def publish(request: Request) -> Receipt:
-    """Store the job, then wake a node. Raises `InvalidInput` naming the field, or `Refused` where too much waits."""
+    """Store the job and wake a node after the commit. Idempotent for a `touch_key`.
+
+    Raises: `InvalidInput` with the field; `Refused` if too many jobs are waiting.
+    """
     shop, flow = _find(request)
     _check(request, flow)
     if not unstorable(request.payload):
         request = replace(request, payload=as_stored(request.payload))
     unfit = payload_errors(request.payload, flow)
     with transaction.atomic():
-        # Who keeps the payload of the one that waits brings none that would have to fit.
+        # A request that keeps the waiting job's payload need not bring a valid one.
         merged = _merge(request, shop, flow) if unfit and request.keeps_payload else None
         if unfit and merged is None:
             raise InvalidInput(*unfit)
@@ -139,10 +141,13 @@ def publish(request: Request) -> Receipt:
 
 
 def cancel(task_id: UUID, *, by: str) -> str:
-    """Call a job off: at once while it waits ("cancelled"), else its node is told within seconds
-    ("cancel_requested"). Raises `NotFound`, or `Conflict` where it has ended."""
+    """Cancel a job. Returns "cancelled" if it was waiting; "cancel_requested" if it runs, and its node stops it in
+    seconds.
+
+    Raises: `NotFound`; `Conflict` if the job has ended.
+    """
     with transaction.atomic():
-        # Locked, so that a retry that is settled in this moment is seen as what it is.
+        # The lock makes a retry that is settled concurrently visible in its new state.
         row = Job.objects.select_for_update(no_key=True).filter(pk=task_id).first()
         if row is None:
             raise NotFound(f"There is no job {task_id}.")
@@ -188,8 +193,10 @@ def _check(request: Request, flow: Flow) -> None:
 
 
 def payload_errors(payload: Mapping[str, Any], flow: Flow) -> list[FieldError]:
-    """What is wrong with a payload of this flow, by field path: `payload.x.y`. Messages quote the payload, so they are
-    cut."""
+    """Return the errors of a payload by field path, such as `payload.x.y`.
+
+    At most 20 errors. A message quotes the payload, so it is cut to 300 characters.
+    """
     if problem := unstorable(payload) or _too_long(as_stored(payload), flow):
         return [FieldError("payload", problem)]
     if not flow.payload_schema:
@@ -202,7 +209,10 @@ def payload_errors(payload: Mapping[str, Any], flow: Flow) -> list[FieldError]:
 
 
 def _too_long(payload: Mapping[str, Any], flow: Flow) -> str:
-    """Why no command line holds it; measured in the form that is executed, for the longest ids that a shop can have."""
+    """Return why no command line can hold this payload, or "".
+
+    The payload is measured in its executed form, with the longest ids that a shop can have.
+    """
     size = len(json.dumps(payload, ensure_ascii=False).encode())
     if size > MAX_PAYLOAD:
         return f"is {size} bytes of JSON; at most {MAX_PAYLOAD}"
@@ -220,8 +230,10 @@ def _too_long(payload: Mapping[str, Any], flow: Flow) -> str:
 
 
 def key_of(flow: Flow, payload: Mapping[str, Any]) -> str | None:
-    """The key under which the flow merges jobs without a key of their own. None: it merges none. `payload` is in the
-    form in which it is stored."""
+    """Return the key under which the flow merges jobs that have none of their own. None: the flow merges nothing.
+
+    `payload` has the stored form (`as_stored`).
+    """
     if flow.dedupe_by == DedupeBy.TASK_TYPE:
         return ""
     if flow.dedupe_by == DedupeBy.NONE:
@@ -230,14 +242,14 @@ def key_of(flow: Flow, payload: Mapping[str, Any]) -> str | None:
 
 
 def key_of_payload(payload: Mapping[str, Any]) -> str:
-    """Return the key of a payload in the form in which it is stored."""
+    """Return the key of a payload in its stored form."""
     text = json.dumps(payload, ensure_ascii=False, sort_keys=True, separators=(",", ":"))
     return f"{PAYLOAD_KEY}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
 
 
 @cache
 def _validator(schema: str) -> Any:
-    """Never one that fetches a part of itself from elsewhere."""
+    """Compile a JSON schema, cached. It never fetches a remote reference."""
     return jsonschema_rs.validator_for(schema, offline=True)
 
 
@@ -252,13 +264,15 @@ def _store(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | No
         _refuse_excess(shop)
         if inserted := _insert(request, shop, flow):
             return inserted
-        # Somebody else published the same in this moment, and perhaps a node already runs it: look again.
+        # A concurrent request published the same key, and a node may run that job already: repeat.
 
 
 def _merge(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | None] | None:
-    """Let the job that waits stand for this request as well: the latest payload, the highest priority, the earliest
-    time. A job that waits for its retry is brought forward. Where an earlier try may have had its effect with another
-    payload, the job gets a new delivery key, or a receiver would take the new payload for a repetition.
+    """Merge the request into the waiting job of its key. Returns None if no job is waiting.
+
+    The job takes the latest payload, the highest priority and the earliest time. This also advances a pending retry.
+    An earlier attempt may have had its effect with another payload. The job then gets a new delivery key. With the old
+    key a receiver would reject the new payload as a repetition.
     """
     parameters = _parameters(request, shop, flow)
     if parameters["key"] is None:
@@ -291,21 +305,21 @@ def _merge(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | No
             "merges": request.merges,
             "renews": request.merges and not request.keeps_payload,
             "new_id": new_id(),
-            # Who may not see payloads means whatever waits.
+            # A requester who may not see payloads means any waiting job.
             "any": request.keeps_payload and request.dedupe_key is None,
             "payload_key": PAYLOAD_KEY,
         },
     )
     if not found:
         return None
-    # What is no sooner and no more urgent than before needs no second token.
+    # A job that is neither earlier nor more urgent than before needs no second message.
     task_id, state, due_at, priority, better = found[0]
     hint = Hint(task_id, due_at, priority, shop.pk) if better else None
     return Receipt(task_id, True, state), hint
 
 
 def _insert(request: Request, shop: Shop, flow: Flow) -> tuple[Receipt, Hint | None] | None:
-    """None: one of this key waits since this moment."""
+    """Insert the job. Returns None if a concurrent request stored one of this key."""
     task_id = new_id()
     parameters = _parameters(request, shop, flow)
     if parameters["key"] is None:
@@ -347,7 +361,8 @@ def _parameters(request: Request, shop: Shop, flow: Flow) -> dict[str, Any]:
 
 
 def _refuse_excess(shop: Shop) -> None:
-    """Two who publish at once may both pass at the limit: it bounds a pile, it does not count a quota."""
+    """Raise `Refused` if a backlog limit is reached. Concurrent requests may exceed it slightly: it is no exact quota.
+    """
     waiting = """
         SELECT count(*) FROM (
             SELECT FROM rpa_tasks_job AS job {join}

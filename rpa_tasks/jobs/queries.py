@@ -1,4 +1,4 @@
-"""Reads that more than one page or program needs."""
+"""Queries about jobs and shops that several pages or programs use."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ def jobs_page(
     before: UUID | None = None,
     limit: int = 50,
 ) -> list[Job]:
-    """Jobs, newest first, at most `limit`, those made before the job `before`; without their payloads and results,
-    which may be as long as a page."""
+    """Return at most `limit` jobs created before the job `before`, newest first.
+
+    Payloads and results are not loaded, because each may be as long as a page.
+    """
     found = Job.objects.select_related("shop__platform", "flow").defer("payload", "result")
     if platform or shop:
         found = found.filter(shop_id__in=list(_shops(platform, shop).values_list("pk", flat=True)))
@@ -40,13 +42,13 @@ def jobs_page(
 
 
 def job(task_id: UUID) -> Job | None:
-    """With everything that explains it."""
+    """Return a job with its shop, platform, flow and runs."""
     found = Job.objects.select_related("shop__platform", "flow").prefetch_related("runs")
     return found.filter(pk=task_id).first()
 
 
 def retried_as(task_ids: Iterable[UUID]) -> dict[UUID, UUID]:
-    """By task id, the task that it was published again as."""
+    """Map each task id to the task that was published as its retry."""
     again = Job.objects.filter(retry_of__in=list(task_ids)).values_list("retry_of", "task_id")
     return {old: new for old, new in again if old}
 
@@ -63,7 +65,7 @@ def _shops(platform: str, shop: str) -> QuerySet[Shop]:
 
 @dataclass(frozen=True, slots=True)
 class ShopState:
-    """What there is to know about a shop at a glance."""
+    """State of a shop for lists."""
 
     shop: Shop
     waiting: int
@@ -74,7 +76,7 @@ class ShopState:
 
 
 def shops_page(*, platform: str = "", login: str = "", after: int = 0, limit: int = 50) -> list[ShopState]:
-    """Living shops in the order in which they were entered, those after the shop with the primary key `after`."""
+    """Return active shops by primary key, starting behind the primary key `after`."""
     found = _shops(platform, "").filter(retired_at=None, platform__retired_at=None, pk__gt=after)
     if login:
         found = found.filter(login_state=login)
@@ -82,7 +84,7 @@ def shops_page(*, platform: str = "", login: str = "", after: int = 0, limit: in
 
 
 def shop_states(shops: QuerySet[Shop]) -> list[ShopState]:
-    """Two queries, however many there are."""
+    """Return the state of each shop. Uses two queries for any number of shops."""
     rows = list(shops.select_related("platform__breaker", "lane"))
     waiting = _waiting(rows)
     return [_state(row, waiting[row.pk]) for row in rows]
@@ -106,5 +108,5 @@ def _state(shop: Shop, waiting: int) -> ShopState:
 
 
 def waiting_of_platform(platform_pk: int) -> int:
-    """As they count against its limit."""
+    """Count the waiting jobs that count against the platform's backlog limit."""
     return Job.objects.filter(shop__platform=platform_pk, state__in=WAITING, parked="").count()

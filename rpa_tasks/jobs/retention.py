@@ -1,4 +1,4 @@
-"""Delete old jobs with their runs and the evidence that is left (see `scheduling.operations.retention`)."""
+"""Delete old jobs with their runs and remaining evidence, and old rounds (see `scheduling.operations.retention`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _DELETE_ROUNDS = """
 DELETE FROM rpa_tasks_scheduledround WHERE id = ANY(%(ids)b) AND state <> 'waiting' AND ended_at < %(before)s
 """
 
-# A job that delivers a touch stays as long as that touch: it is what keeps a second one from being published for it.
+# A job that delivers a touch stays as long as that touch. It prevents a second job for the same touch.
 _LOCK = """
 SELECT j.task_id FROM rpa_tasks_job AS j
 WHERE j.task_id = ANY(%(ids)b) AND j.state IN ('succeeded', 'cancelled', 'failed', 'unknown')

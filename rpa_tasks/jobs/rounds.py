@@ -1,7 +1,7 @@
-"""Publishing the same for many shops at once, where nothing merges: two statements for 500 shops.
+"""Bulk publish one request for many shops without merging: two statements for 500 shops.
 
-One transaction a shop would take a core worker's process for seconds, each round of each schedule, and touches are
-delivered in the same processes.
+One transaction per shop would occupy a core worker's process for seconds in each round. The same processes deliver
+touches.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SOURCE = "schedule"
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Of so many shops: for how many a job was published, one waits still, or too much waits."""
+    """Counts of shops: job published, job already waiting, refused because of a backlog limit."""
 
     published: int = 0
     waiting: int = 0
@@ -39,8 +39,8 @@ class Round:
         return Round(self.published + other.published, self.waiting + other.waiting, self.refused + other.refused)
 
 
-#: Called inside the transaction of each batch with the last shop of it and what became of it. What it raises rolls the
-#: batch back and ends the round.
+#: Called in the transaction of each batch with the batch's last shop and counts. An exception from it rolls the batch
+#: back and ends the bulk publish.
 Note = Callable[[int, Round], None]
 
 
@@ -52,15 +52,16 @@ def publish_round(
     priority: int,
     note: Note | None = None,
 ) -> Round:
-    """A job of `flow` for each shop, by its primary key, after its delay. A shop for which one waits already keeps that
-    one as it is. Safe to repeat and to race: what is left undone is done by the next round.
+    """Publish a job of `flow` for each shop (primary key) after its delay. Safe to repeat and to run concurrently.
 
-    Its two statements are transactions of their own: a round that still held the jobs that wait, while it waits for
-    another round's insert, could be what that round waits for."""
+    A shop with a waiting job keeps that job unchanged. Shops that were refused are left to the next round. Counting
+    and inserting are separate transactions. Otherwise two rounds could deadlock: one holds waiting jobs while it waits
+    for the insert of the other.
+    """
     told, left = Round(), iter(sorted(places.items()))
     payload = as_stored(payload)
     key = key_of(flow, payload)
-    if key is None:  # the flow merges nothing, but a round passes over a shop where a job with its payload waits
+    if key is None:  # the flow merges nothing, but a round skips a shop where a job with its payload is waiting
         key = key_of_payload(payload)
     common = {
         "flow": flow.pk, "platform": flow.platform_id, "payload": json.dumps(payload), "priority": priority,
@@ -93,7 +94,7 @@ def _publish(places: Mapping[int, timedelta], common: Mapping[str, Any], note: N
         done = Round(made_count, len(waiting) + len(tried) - made_count, len(free) - len(tried))
         if note:
             note(max(places), done)
-    made = [row for row in tried if row[1] is not None]  # of the others somebody else published one in this moment
+    made = [row for row in tried if row[1] is not None]  # for the others a concurrent request published a job
     hints = [
         Hint(task_id, due_at, common["priority"], shop) for shop, task_id, state, due_at in made if state == "queued"
     ]
@@ -101,7 +102,7 @@ def _publish(places: Mapping[int, timedelta], common: Mapping[str, Any], note: N
     return done
 
 
-# A row that somebody holds at this moment is not waited for: its count of requests only informs.
+# A row that another transaction has locked is skipped: its count of requests is only informative.
 _NOTE_WAITING = """
 WITH standing AS MATERIALIZED (
     SELECT task_id, shop_id FROM rpa_tasks_job

@@ -1,8 +1,8 @@
-"""Rounds of periodic tasks as rows: beat stores a round before it publishes a message about it, workers claim it.
+"""Store rounds of periodic tasks as rows, which workers claim and publish.
 
-The message is a wake-up. Where it is lost, or the worker that took it is, the pass `rpa_tasks.keep_moving` claims the
-round. Each batch of jobs and the position behind it are stored in one transaction, fenced by `lease_no`, so a round
-that is repeated publishes nothing twice. Time is the database's.
+Beat stores a round before it publishes a wake-up message. If the message or its worker is lost, the pass
+`rpa_tasks.keep_moving` claims the round. Each batch of jobs and the position behind it are stored in one transaction,
+fenced by `lease_no`. A repeated round therefore publishes no job twice. All times come from PostgreSQL.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from scheduling.ledger.dead_letters import bury_message
 log = structlog.get_logger(__name__)
 
 LEASE = timedelta(seconds=60)  #: of a claim; each batch of jobs renews it
-TRIES = 5  #: claims in a row that fail and store no batch, before a person is asked
-LONGEST = 3.0  #: seconds after which a pass claims no other round
+TRIES = 5  #: consecutive failed claims without a stored batch before a failed task is created
+LONGEST = 3.0  #: seconds after which a pass claims no further round
 INFRASTRUCTURE = (*sql.AWAY, redis.ConnectionError, redis.TimeoutError)
-#: SQLSTATEs of limits on a statement's or a transaction's time: the round itself may be the cause, so they are tries.
+#: SQLSTATEs of time limits on statements and transactions. The round itself may cause them, so they count as tries.
 TOO_SLOW = {"57014", "25P03"}
 
-#: Rounds by claims that ended with an infrastructure error and are still counted as tries.
+#: Rounds whose claim ended with an infrastructure error but still counts as a try.
 _uncounted: list[UUID] = []
 
 
 class LeaseLost(Exception):
-    """Another worker has claimed this round since."""
+    """Another worker has claimed this round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class Claimed:
     args: Any
     kwargs: Any
     position: int
-    tries: int  #: claims since `position` last advanced, with this one
+    tries: int  #: claims since `position` last advanced, this one included
 
 
 def store(schedule_id: int, schedule: str, due_at: datetime, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Store the round that is due at `due_at`. Returns False where it is stored already."""
+    """Store the round that is due at `due_at`. Idempotent; returns False if it is already stored."""
     given = {
         "id": new_id(), "schedule_id": schedule_id, "schedule": schedule[:200], "due_at": due_at,
         "args": json.dumps(args), "kwargs": json.dumps(kwargs),
@@ -66,9 +66,9 @@ def store(schedule_id: int, schedule: str, due_at: datetime, args: Sequence[Any]
 
 
 def run_waiting() -> int:
-    """Publish the jobs of rounds that wait, or whose worker vanished. Returns how many rounds ended.
+    """Publish the jobs of rounds that wait or whose worker vanished. Returns the number of rounds that ended.
 
-    Raises one of `INFRASTRUCTURE` where the database is away; the round's lease brings it back.
+    Raises: one of `INFRASTRUCTURE` if PostgreSQL or Redis is unavailable. The round's lease brings it back.
     """
     _subtract_uncounted()
     ends_at, ended = monotonic() + LONGEST, 0
@@ -83,7 +83,7 @@ def _claim() -> Claimed | None:
 
 
 def _run(claimed: Claimed) -> bool:
-    """Return whether the round ended; False where it is tried again."""
+    """Publish one claimed round. Returns False if it must be tried again."""
     if claimed.tries > TRIES:
         _fail(claimed, "its worker vanished each time")
         return True
@@ -123,7 +123,10 @@ def _run(claimed: Claimed) -> bool:
 
 
 def _subtract_uncounted() -> None:
-    """Subtract the claims of this process that were no tries. Raises one of `sql.AWAY` where the database is away."""
+    """Subtract claims of this process that ended with an infrastructure error from the tries of their rounds.
+
+    Raises: one of `sql.AWAY` if PostgreSQL is unavailable.
+    """
     while _uncounted:
         sql.count(_SUBTRACT, {"id": _uncounted[-1]})
         _uncounted.pop()
@@ -173,7 +176,7 @@ UPDATE rpa_tasks_scheduledround SET next_at = statement_timestamp() + interval '
 WHERE id = %(id)s AND state = 'waiting' AND lease_no = %(lease_no)s
 """
 
-# Not fenced: another worker may have claimed the round since.
+# Without a fence, because another worker may have claimed the round.
 _SUBTRACT = """
 UPDATE rpa_tasks_scheduledround SET tries = GREATEST(tries - 1, 0) WHERE id = %(id)s AND state = 'waiting'
 """

@@ -1,12 +1,11 @@
-"""Jobs that come round: what the periodic task `rpa_tasks.publish_for_shops` does.
+"""Check and run the periodic task `rpa_tasks.publish_for_shops`.
 
-Ops keep such tasks in the admin, with arguments like
+Operators create such tasks in the admin, with arguments like
 
     {"platform": "pdd", "task_type": "sync_order", "shops": "all", "priority": "normal", "spread_seconds": 600}
 
-Each shop has a place of its own within the spread, always the same one, so that 500 shops neither start together nor
-come closer to each other from round to round. Where one still waits, the round passes that shop over and leaves the
-one that waits as it is.
+Each shop has a constant place within the spread. So 500 shops do not start together, and the interval between two runs
+of a shop stays constant. A shop with a waiting job is skipped and keeps that job unchanged.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ class Order:
 
     platform: str
     task_type: str
-    shops: tuple[str, ...] | None = None  #: None: all that live
+    shops: tuple[str, ...] | None = None  #: None: all active shops
     priority: str = "normal"
     payload: Mapping[str, Any] | None = None
     spread_seconds: float = 0
 
 
 def publish_for_shops(given: Mapping[str, Any], *, after: int = 0, note: Note | None = None) -> Round:
-    """Publish for each shop whose primary key is beyond `after`; `note` as in `publish_round`.
+    """Publish for each shop whose primary key is greater than `after`; `note` as in `publish_round`.
 
-    Raises `InvalidInput` naming the argument, before anything is published.
+    Raises: `InvalidInput` with the argument, before the first job is published.
     """
     order = read(given)
     flow = Flow.objects.get(platform__key=order.platform, task_type=order.task_type)
@@ -66,8 +65,10 @@ def publish_for_shops(given: Mapping[str, Any], *, after: int = 0, note: Note | 
 
 
 def read(given: Mapping[str, Any]) -> Order:
-    """The order that these arguments mean. Raises `InvalidInput` with everything that is wrong, also where there is no
-    such platform, task type or shop."""
+    """Parse and check the arguments of a periodic task.
+
+    Raises: `InvalidInput` with all errors, including an unknown platform, task type or shop.
+    """
     _check_shape(given)
     shops = given.get("shops", ALL)
     order = Order(**{**given, "shops": None if shops == ALL else tuple(shops)})
@@ -119,13 +120,15 @@ def _living(platform: str) -> Any:
 
 
 def place(platform: str, shop_id: str, task_type: str, spread_seconds: float) -> timedelta:
-    """Where in the spread this shop stands, in whole milliseconds: the same in every round, on every machine."""
+    """Return the delay of this shop within the spread, in whole milliseconds. It is the same in each round and
+    process.
+    """
     share = bucket(f"schedule:{platform}:{task_type}", shop_id) / 100
     return timedelta(milliseconds=int(share * spread_seconds * 1000))
 
 
 def by_name(given: Any, order: Any) -> Mapping[str, Any]:
-    """The arguments by name. Raises `InvalidInput` where some have none."""
+    """Return the keyword arguments. Raises `InvalidInput` if there are positional ones."""
     if given:
         raise InvalidInput.of("args", "must be empty; name every argument")
     if not isinstance(order, Mapping):
@@ -134,5 +137,5 @@ def by_name(given: Any, order: Any) -> Mapping[str, Any]:
 
 
 def check_arguments(args: Any, kwargs: Any) -> None:
-    """What the form of periodic tasks asks before it stores one. Raises `InvalidInput`."""
+    """Check the arguments before the admin form stores a periodic task. Raises `InvalidInput`."""
     read(by_name(args, kwargs))

@@ -1,6 +1,6 @@
-"""What the end of a run means for the job, its shop and its platform, in one transaction.
+"""Settle the end of a run for its job, shop and platform in one transaction.
 
-Whoever's claim does not stand any more is told so and drops what it knows: the job went on without it.
+A stale claim changes nothing: another run has the job.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from scheduling.ledger.transitions import Claim, Settlement
 log = structlog.get_logger(__name__)
 
 HOLD = {"browser_wait": timedelta(seconds=5), "profile_busy": timedelta(seconds=5)}
-LONG_HOLD = timedelta(seconds=30)  #: where waiting a little longer will not help: a full disk, a process that stays
+LONG_HOLD = timedelta(seconds=30)  #: for causes that need longer: a full disk, a process that does not end
 PLATFORM_PATIENCE = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """All that is known of a run at its end."""
+    """Everything known about a run at its end."""
 
     verdict: Verdict
-    started_at: datetime  #: by the database's clock
+    started_at: datetime  #: PostgreSQL's clock
     exit_code: int | None = None
     detail: str = ""
     result: Any = None
@@ -45,7 +45,7 @@ class Ended:
 
 
 def conclude(job: Job, claim: Claim, ended: Ended) -> bool:
-    """Settle the run. False: the claim did not stand any more and nothing was written."""
+    """Settle the run. Returns False without any change if the claim is stale."""
     outcome = ended.verdict.outcome
     with transaction.atomic():
         fresh = Job.objects.select_for_update(no_key=True).get(pk=job.pk)
@@ -53,7 +53,7 @@ def conclude(job: Job, claim: Claim, ended: Ended) -> bool:
             log.warning("stale_run_dropped", task_id=str(job.pk), lease_no=claim.lease_no, outcome=outcome)
             return False
         rests = circuit_breaker.note(job.shop.platform_id, outcome, job.pk)
-        at = sql.now()  # this node's clock may be ahead, and all others go by the database's
+        at = sql.now()  # the clock of this node may be ahead; due times use PostgreSQL's clock
         settlement, burns = _settlement(fresh, job, claim, ended.verdict, rests, at)
         _keep(fresh, settlement, burns, ended, at)
         if outcome == "session":
@@ -69,7 +69,7 @@ def conclude(job: Job, claim: Claim, ended: Ended) -> bool:
 def _settlement(
     fresh: Job, job: Job, claim: Claim, verdict: Verdict, rests: bool, at: datetime
 ) -> tuple[Settlement, bool]:
-    """How the job goes on from now, and whether this end counts against its retries."""
+    """Return the settlement of the job and whether this end counts as a failure."""
 
     def to(state: str, *, due_at: datetime | None = None, reason: str = verdict.reason) -> Settlement:
         return Settlement(claim.task_id, claim.lease_no, state, reason, due_at=due_at)
@@ -96,7 +96,7 @@ def _settlement(
 def _keep(fresh: Job, settlement: Settlement, burns: bool, ended: Ended, at: datetime) -> None:
     last = fresh.runs.order_by("-id").first()
     if last and ended.verdict.outcome == last.outcome == Run.Outcome.HELD and last.reason == ended.verdict.reason:
-        # A job may be held every few seconds for days: that is one thing that goes on, not a run each.
+        # A job may be deferred every few seconds for days. One run row records the whole period.
         Run.objects.filter(pk=last.pk).update(ended_at=at, lease_no=fresh.lease_no, node=fresh.node)
         return
     run = Run.objects.create(
@@ -122,7 +122,7 @@ def _keep(fresh: Job, settlement: Settlement, burns: bool, ended: Ended, at: dat
 
 
 def _need_login(shop: Shop) -> None:
-    """Nothing of the shop runs until a person has logged in. Said once, however many runs find out."""
+    """Stop the shop until an operator has logged in. Only the first of several runs logs the event."""
     if Shop.objects.filter(pk=shop.pk, login_state=LoginState.OK).update(
         login_state=LoginState.NEEDED, login_lost_at=Now()
     ):

@@ -1,7 +1,7 @@
-"""What a person does to shops and platforms: log in again, pause, resume, close a breaker.
+"""Actions of operators on shops and platforms: log in, pause, resume, unpin, close a breaker.
 
-Each is one guarded update, so that of two people who click at once one changes something. What opens a gate wakes a
-node for every shop behind it that has work.
+Each is one guarded update: of two concurrent requests only one changes the row. An action that opens a gate wakes a
+node for each shop behind it that has due work. An unknown primary key raises `NotFound`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,13 @@ log = structlog.get_logger(__name__)
 
 
 def logged_in(shop_pk: int, *, by: str) -> bool:
-    """A person has logged this shop in: what was parked for it may run. False: nobody was waiting for that. Raises
-    `NotFound`, as all of these do."""
+    """Record that an operator has logged the shop in, and resume its jobs. Returns False if no login was needed."""
     changes = {"login_state": LoginState.OK, "login_lost_at": None}
     return _change(Shop, shop_pk, Q(login_state=LoginState.NEEDED), changes, "logged in", by, wakes=True)
 
 
 def pause(shop_pk: int, *, by: str) -> bool:
-    """Nothing of this shop starts any more; what runs goes on. False: it is paused already."""
+    """Start no further job of this shop; running jobs continue. Returns False if it is already paused."""
     return _change(Shop, shop_pk, Q(paused=False), {"paused": True}, "paused", by)
 
 
@@ -39,7 +38,9 @@ def resume(shop_pk: int, *, by: str) -> bool:
 
 
 def leave_home(shop_pk: int, *, by: str) -> bool:
-    """Let any node serve the shop from now on, with a profile of its own. False: it has no home, or runs there now."""
+    """Unpin the shop, so that any node may serve it with a new profile. Returns False if it is not pinned or is
+    running.
+    """
     if not Shop.objects.filter(pk=shop_pk).exists():
         raise NotFound(f"There is no shop {shop_pk}.")
     return bool(release([shop_pk], by=by).released)
@@ -47,15 +48,16 @@ def leave_home(shop_pk: int, *, by: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rebalanced:
-    released: int  #: shops that any node may serve from now on
-    running: int  #: shops that run on their preferred node at this moment and keep it
+    released: int  #: shops that any node may serve now
+    running: int  #: running shops, which keep their preferred node
 
 
 def rebalance(*, by: str, platform: str = "", shop_ids: Sequence[str] = (), node: str = "") -> Rebalanced:
-    """Release the preferred node of many shops, so that nodes with room take them. Narrowed by platform, shop ids of
-    that platform and preferred node; all that are given must fit. Idempotent.
+    """Unpin many shops, so that nodes with free slots take them. Idempotent.
 
-    Raises: `InvalidInput` without any of them, or with shop ids and no platform; `NotFound` for an unknown shop id.
+    Platform, its shop ids and preferred node narrow the selection together.
+
+    Raises: `InvalidInput` without platform and node; `NotFound` for an unknown shop id.
     """
     if not (platform or node):
         raise InvalidInput.of("shop_ids" if shop_ids else "platform", "name a platform or a node")
@@ -73,7 +75,7 @@ def rebalance(*, by: str, platform: str = "", shop_ids: Sequence[str] = (), node
 
 
 def release(shop_pks: Sequence[int], *, by: str) -> Rebalanced:
-    """Release the preferred node of these shops, except of those that run at this moment."""
+    """Unpin these shops, except those that are running."""
     with transaction.atomic():
         lanes = Lane.objects.filter(shop__in=shop_pks).exclude(home="").order_by("shop_id")
         locked = list(lanes.select_for_update(no_key=True).values_list("shop_id", "task_id"))
@@ -94,7 +96,7 @@ def resume_platform(platform_pk: int, *, by: str) -> bool:
 
 
 def close_breaker(platform_pk: int, *, by: str) -> bool:
-    """A person knows that the platform lets us in again. False: nothing was counted against it."""
+    """Close the breaker of a platform on the word of an operator. Returns False if it was closed and had no errors."""
     with transaction.atomic():
         if not Platform.objects.filter(pk=platform_pk).exists():
             raise NotFound(f"There is no platform {platform_pk}.")
@@ -122,7 +124,7 @@ def _change(
             if not rows.exists():
                 raise NotFound(f"There is no {noun} {pk}.")
             return False
-        # An update leaves no history by itself, and people ask who it was.
+        # A queryset update writes no history, and operators ask who made the change.
         model.history.bulk_history_create([rows.get()], update=True, default_change_reason=f"{what} by {by}"[:100])
         log.info(f"{noun}_{what.replace(' ', '_')}", id=pk, by=by)
         if wakes:
@@ -131,6 +133,6 @@ def _change(
 
 
 def _wake(shops: Any) -> None:
-    """Once it is committed. A token that is lost costs seconds, so nobody is told."""
+    """Wake nodes for these shops after the commit. A lost wake-up message costs seconds, so its error is ignored."""
     pks = list(shops.filter(retired_at=None).values_list("pk", flat=True))
     transaction.on_commit(lambda: ring_for_shops(pks), robust=True)

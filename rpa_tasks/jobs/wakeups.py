@@ -1,8 +1,8 @@
-"""Wake-up tokens. A token says "look whether something can start"; it names no job, and losing one costs seconds.
+"""Route and publish wake-up messages. A message asks a worker to look for work; it names no job.
 
-One place computes where a job's token goes: for a job with a browser the queue of the shop's preferred node, else the
-shared queue of its tier, a queue of its platform, or one of its shop. On RabbitMQ the shared queues hang on the topic
-exchange `tasks` by `task.<platform>.<tier>`.
+A lost message costs seconds. The queue of a job with a browser is that of the shop's preferred node. Otherwise it is
+the shared queue of its tier, or a queue of its platform or shop. On RabbitMQ the shared queues are bound to the topic
+exchange `tasks` with `task.<platform>.<tier>`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from scheduling.ledger.transitions import Hint
 log = structlog.get_logger(__name__)
 
 WAKE = "rpa_tasks.run"
-UNKNOWN_ROOM = 50  #: tokens that may wait in a queue of which no living node is known
-TOKEN_LIFE = 60.0  #: seconds after it is due; `passes.wake` publishes another where something can still start
+UNKNOWN_ROOM = 50  #: messages that may wait in a queue without a known running node
+TOKEN_LIFE = 60.0  #: seconds after it is due; `dispatch.wake` publishes another if work can still start
 
 
 def queue_of(shop: Shop, priority: int) -> str:
@@ -40,7 +40,7 @@ def queue_of(shop: Shop, priority: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One wake-up: the queue it goes to, what it is about, and when that is due."""
+    """One wake-up message: its queue, topic and due time."""
 
     queue: str
     platform: str
@@ -49,8 +49,10 @@ class Token:
 
 
 def announce(hints: Sequence[Hint]) -> None:
-    """Publish a token for each of these jobs, for the moment it is due, as far as nodes have room for them. Raises
-    nothing: a token that is lost is made up for by the next look at the lanes."""
+    """Publish a wake-up message for each job at its due time, limited by the free slots of nodes.
+
+    Raises nothing: the next pass over the lanes replaces a lost message.
+    """
     jobs = Job.objects.select_related("shop__platform", "shop__lane", "flow").defer("payload", "result")
     found = jobs.in_bulk([hint.task_id for hint in hints])
     nodes = capacity()
@@ -66,8 +68,10 @@ def announce(hints: Sequence[Hint]) -> None:
 
 
 def _queue_for(job: Job, priority: int, nodes: Mapping[str, Capacity]) -> str:
-    """The queue of the shop's preferred node for a job with a browser, otherwise the shared one. A platform that does
-    not wait for the preferred node prefers it only while it has room."""
+    """Return the queue of a job: the preferred node's if it needs a browser, otherwise the shared one.
+
+    A platform that does not wait for the preferred node uses its queue only while that node has a free slot.
+    """
     shared, home = queue_of(job.shop, priority), job.shop.lane.home
     own = home_queue(home, shared)
     if not job.flow.needs_browser or home not in nodes or own not in nodes[home].queues:
@@ -77,16 +81,19 @@ def _queue_for(job: Job, priority: int, nodes: Mapping[str, Capacity]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """A node that lives: the queues it consumes, and how many more jobs it could run now."""
+    """A running node: the queues it consumes and how many more jobs it could start now."""
 
     queues: frozenset[str]
     idle: int
 
 
 def capacity() -> dict[str, Capacity]:
-    """By name, the nodes that could run something. A token for a node without room would wake nothing: its worker
-    looks for the next job anyway when a run ends. Whoever stores a job asks after its commit, and a worker looks after
-    the commit of its run's end, so one of the two sees the other."""
+    """Return running nodes by name with their free slots.
+
+    A message to a full node is useless, because its worker looks for the next job when a run ends. Both sides look
+    after their commit: the producer after storing the job, the worker after settling its run. So one of them sees the
+    other.
+    """
     found = sql.rows(
         """
         SELECT node.name, node.queues, node.slots - count(job.task_id)
@@ -101,20 +108,21 @@ def capacity() -> dict[str, Capacity]:
 
 
 def room(queue: str, nodes: Mapping[str, Capacity]) -> int:
-    """How many tokens of this queue can wake something. `UNKNOWN_ROOM` where no node that lives says that it consumes
-    it."""
+    """Return how many messages of this queue can start work. `UNKNOWN_ROOM` if no running node consumes it."""
     idle = [node.idle for node in nodes.values() if queue in node.queues]
     return sum(idle) if idle else UNKNOWN_ROOM
 
 
 def home_queue(node: str, queue: str) -> str:
-    """What an execution worker of that node consumes beside that queue. One for each: a worker of the node that does
-    not serve it could do nothing with the token."""
+    """Name the queue that only this node consumes, next to the shared `queue`.
+
+    There is one for each shared queue: a worker of the node that does not serve that queue could not use the message.
+    """
     return f"n.{node}.{queue}"
 
 
 def further_queues() -> list[str]:
-    """Those besides the shared ones: of shops and platforms that have their own, and of nodes that live."""
+    """List queues besides the shared ones: dedicated queues of shops and platforms, and queues of running nodes."""
     found = sql.rows(
         """
         SELECT 's.' || platform.key || '.' || shop.shop_id
@@ -135,8 +143,11 @@ def further_queues() -> list[str]:
 
 
 def publish_tokens(tokens: Iterable[Token], nodes: Mapping[str, Capacity]) -> None:
-    """Publish what there is room for. On Redis a queue's length counts against its room; RabbitMQ drops a token that
-    nothing consumed for `TOKEN_LIFE`. The worker's clock decides neither."""
+    """Publish the messages for which nodes have free slots.
+
+    On Redis the queue's length reduces that number. RabbitMQ drops a message that was not consumed for `TOKEN_LIFE`.
+    The worker's clock does not matter.
+    """
     if alarm.is_on():
         log.warning("tokens_lost", error="the broker takes no messages")
         return
@@ -163,13 +174,14 @@ def _publish(token: Token, producer: Any) -> None:
 
 
 def _length(producer: Any, queue: str) -> int:
-    """How many messages wait in a queue, 0 where the broker would have to declare it to say so."""
+    """Return the number of messages in a queue; 0 if the broker would have to declare the queue for that."""
     channel = producer.channel
     return int(channel.client.llen(queue)) if hasattr(channel, "client") else 0
 
 
 def publish_tokens_to(queue: str, count: int) -> int:
-    """Tokens for a queue, whatever they are about: as many as nodes have room for, at least one. Returns how many."""
+    """Publish up to `count` messages to a queue: as many as nodes have free slots, at least one. Returns their number.
+    """
     priority = next((tier for tier, name in TIERS.items() if queue.endswith(name)), 1)
     nodes = capacity()
     count = max(1, min(count, room(queue, nodes)))
@@ -184,7 +196,7 @@ def _address(queue: str, platform: str, priority: int) -> dict[str, Any]:
 
 
 def ring_for_shops(shop_pks: Iterable[int]) -> None:
-    """A gate of these shops has opened: publish a token for each that has work which is due."""
+    """Publish a wake-up message for each of these shops that has due work."""
     found = sql.rows(
         """
         SELECT shop.id, head.task_id, head.due_at, head.priority
