@@ -1,5 +1,8 @@
-"""What a browser may do with our answers. Nothing is loaded from anywhere but this house, nothing written inside a page
-runs, and nobody frames one. Why the back office gets a little more: docs/decisions/0018-run-no-inline-scripts.md."""
+"""Set the Content Security Policy of every response, and refuse NUL in addresses.
+
+Pages load nothing from other origins, run no inline scripts and cannot be framed.
+`docs/decisions/0018-run-no-inline-scripts.md` explains the exceptions of the back office.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from django.http.response import HttpResponseBase
 from django.utils.decorators import sync_and_async_middleware
 
 POLICY = "Content-Security-Policy"
-#: What is no page: JSON, CSV, metrics, and whatever else a browser might be talked into showing.
+#: For responses that are not pages: JSON, CSV, metrics, and other types that a browser might render.
 NOT_A_PAGE = "default-src 'none'; frame-ancestors 'none'"
 STRICT = {
     "default-src": "'none'",
@@ -42,8 +45,8 @@ def policy_of(request: HttpRequest, response: HttpResponseBase) -> str:
 
 
 def protect(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
-    """A page that says more about itself, as evidence of failed runs does, is believed."""
-    if not (settings.DEBUG and response.status_code >= 400):  # Django's own pages for developers
+    """Set the headers, except a policy that the view has set: evidence of failed runs has a stricter one."""
+    if not (settings.DEBUG and response.status_code >= 400):  # Django's own debug pages
         response.headers.setdefault(POLICY, policy_of(request, response))
     response.headers.setdefault("Permissions-Policy", PERMISSIONS)
     return response
@@ -64,11 +67,15 @@ def page_headers(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRe
     return answer
 
 
-API = "/api/"  #: names the field that is wrong
+API = "/api/"  #: the API checks NUL itself and names the wrong field
 
 
 def refuse(request: HttpRequest) -> None:
-    """Raises `BadRequest`. Filters, searches and ids all come this way, so none of them has to look."""
+    """Refuse NUL in the path or query, which PostgreSQL cannot store. Filters, searches and ids need no own check.
+
+    Raises:
+        BadRequest: outside the API.
+    """
     if ("%00" in request.META.get("QUERY_STRING", "") or "\0" in request.path) and not request.path.startswith(API):
         raise BadRequest("NUL in the address")
 

@@ -1,11 +1,11 @@
-"""Passwords can be guessed only so often: tries are counted by name and address, and one too many locks both together.
+"""Limit password guesses: count tries by name and address, and lock the pair after too many.
 
-Tries of a name are also counted over all addresses together, with a larger limit: an address can be chosen freely by
-a process on the proxy's machine, and cheaply from a large network. Addresses from which the name has logged in are
-exempt from that limit, so a stranger cannot lock a person out of their usual place.
+Tries of a name are also counted over all addresses together, with a larger limit. A process on the proxy's machine can
+choose its address freely, and a large network has many. Addresses from which the name has logged in are exempt from
+that limit: a stranger cannot lock a user out of a known address.
 
-A try is counted *before* the password is looked at, in one statement, so that a hundred guesses at the same moment are
-as many as a hundred in a row. Who comes in is no longer counted. Only PostgreSQL is asked, which a login needs anyhow.
+A try is counted *before* the password is checked, in one statement: 100 concurrent guesses count as 100. A successful
+login resets the count. Only PostgreSQL is used, which a login needs anyway.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scheduling.models import FailedLogin
 
 log = structlog.get_logger(__name__)
 
-KEPT = timedelta(days=1)  #: anybody can make up names
+KEPT = timedelta(days=1)  #: a client can invent names, so rows expire
 KNOWN_FOR = timedelta(days=90)  #: how long an address stays exempt after a login
 ANY = "*"  #: the address of the row that counts a name over all addresses
 ADDRESSES = 20  #: the limit of a name over all addresses, as a multiple of AFTERTOUCH_LOGIN_TRIES
@@ -53,14 +53,14 @@ ON CONFLICT (digest, address) DO UPDATE SET tries = 0, succeeded_at = statement_
 
 
 class Lockout:
-    """The first authentication backend. It knows nobody; it only stops those who guess."""
+    """The first authentication backend. It authenticates no user; it only stops guesses."""
 
     def authenticate(self, request: HttpRequest | None, username: str | None = None, **_: Any) -> None:
         if request is None or username is None:
-            return  # nobody from outside
+            return  # not a login over HTTP
         tries = _try(username, _address(request))
         if tries is None or tries >= settings.AFTERTOUCH_LOGIN_TRIES:
-            # Told with the last wrong password already. Where it is the right one nobody looks at this.
+            # Set with the last allowed try, so that its response shows the lock. A correct password ignores it.
             request.login_locked_for = settings.AFTERTOUCH_LOGIN_LOCKOUT  # type: ignore[attr-defined]
         if tries is None:
             log.warning("login_locked", address=_address(request))
@@ -68,7 +68,7 @@ class Lockout:
 
 
 def locked_minutes(request: HttpRequest | None) -> int:
-    """For how long this request's name is locked where it came from; 0 where it is not."""
+    """Return the minutes for which the request's name and address are locked; 0 if they are not."""
     span: timedelta | None = getattr(request, "login_locked_for", None)
     return math.ceil(span.total_seconds() / 60) if span else 0
 
@@ -90,7 +90,7 @@ def come_in(request: HttpRequest | None, user: Any, **_: Any) -> None:
 
 
 def forget() -> None:
-    """The sessions of the back office that are over."""
+    """Delete expired sessions of the back office."""
     import_module(settings.SESSION_ENGINE).SessionStore.clear_expired()
 
 
@@ -130,8 +130,11 @@ def _digest(name: str) -> str:
 
 
 def _address(request: HttpRequest) -> str:
-    """Whom the web server names as the client. It believes `X-Forwarded-For` only from proxies that it trusts. Of IPv6
-    the first half: the other belongs to whoever has it, and is as good as endless."""
+    """Return the client address as the web server reports it.
+
+    The web server accepts `X-Forwarded-For` only from trusted proxies. An IPv6 address is reduced to its /64 network,
+    because one client can use all of it.
+    """
     try:
         address = ip_address(request.META.get("REMOTE_ADDR", ""))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What is neither API nor back office: probes, metrics, and the way out of marketing mail."""
+"""Serve probes, metrics, the administrator check for the web server, and unsubscribe pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from scheduling.redis_client import connect
 
 log = structlog.get_logger(__name__)
 
-CLOCK_SKEW = timedelta(seconds=1)  #: more, and touches would be early or late by this node's clock
+CLOCK_SKEW = timedelta(seconds=1)  #: with a larger skew, touches would be early or late by this node's clock
 PROBE_TIMEOUT = 1.0  #: seconds
 
 
@@ -37,14 +37,14 @@ PROBE_TIMEOUT = 1.0  #: seconds
 @never_cache
 @require_safe
 def live(request: HttpRequest) -> JsonResponse:
-    """The process answers. It asks nobody, so that no outage elsewhere makes a supervisor restart it."""
+    """Return 200 while the process answers. Uses no other service, so that an outage elsewhere causes no restart."""
     return JsonResponse({"status": "ok"})
 
 
 @never_cache
 @require_safe
 def ready(request: HttpRequest) -> JsonResponse:
-    """200 while events can be stored. Without Redis or the broker they still can, and touches only come later."""
+    """Return 200 while events can be stored. Without Redis or the broker they still can; touches are then late."""
     database = _state(_check_database)
     states = {"database": database, "redis": _state(_check_redis), "broker": _state(_check_broker)}
     is_ready = database["status"] == "ok"
@@ -59,7 +59,7 @@ def _state(check: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         found = {"status": "ok", **check()}
     except Exception as error:
         log.warning("not_ready", check=check.__name__, error=str(error))
-        # The message may carry an address; the log has it.
+        # The message may contain an address. The log has it.
         found = {"status": "down", "error": type(error).__name__}
     return {**found, "seconds": round(time.monotonic() - started_at, 4)}
 
@@ -98,14 +98,16 @@ def _check_broker() -> dict[str, Any]:
     return {}
 
 
-# --- the gate ---------------------------------------------------------------------------------------------------------
+# --- check for the web server ---------------------------------------------------------------------------------------
 
 
 @never_cache
 @require_safe
 def administrators(request: HttpRequest) -> HttpResponse:
-    """Asked by the web server in front (`auth_request`) before it lets anybody through to what knows no users of ours,
-    like Flower: 204 for an administrator, 401 for nobody, 403 for others."""
+    """Answer the web server's `auth_request`: 204 for an administrator, 401 without login, 403 for other users.
+
+    It protects pages that have no accounts of this application, such as Flower.
+    """
     user = request.user
     if user.is_active and user.is_superuser:
         return HttpResponse(status=204)
@@ -122,15 +124,18 @@ def metrics(request: HttpRequest) -> HttpResponse:
     return HttpResponse(exposition.of_node() + exposition.of_house(), content_type=CONTENT_TYPE_LATEST)
 
 
-# --- the way out --------------------------------------------------------------------------------------------------
+# --- unsubscribe --------------------------------------------------------------------------------------------------
 
 
 @csrf_exempt
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
 def unsubscribe(request: HttpRequest, token: str) -> HttpResponse:
-    """A GET only asks: mail scanners follow every link. A POST opts out, as a form or in one click (RFC 8058), which
-    comes without login, cookie or CSRF token: the signed token is the proof."""
+    """Show the unsubscribe page; a POST opts the customer out.
+
+    A GET changes nothing, because mail scanners follow every link. A POST comes from the form or in one click (RFC
+    8058), without login, cookie or CSRF token. The signed token authorises it.
+    """
     try:
         user_id = read_token(token)
     except BadSignature:
