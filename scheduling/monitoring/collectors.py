@@ -24,9 +24,10 @@ from scheduling.monitoring.queue_stats import broker_takes_messages, known_queue
 log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
-PATIENCE = 2.0  #: seconds that the database may take for a statement
-DEADLINE = 4.0  #: seconds for all of them: Prometheus waits for ten, and the broker and the store have theirs
-MOST = 100_000  #: rows that are counted of a kind; as many means as many or more
+PATIENCE = 2.0  #: seconds; limit of one statement
+#: seconds for all statements together: Prometheus waits for 10 s, and the broker and Redis have their own limits
+DEADLINE = 4.0
+MOST = 100_000  #: rows counted of each kind; this value means this many or more
 OWN = (
     "scheduling.monitoring.collectors.Ledger",
     "scheduling.monitoring.collectors.Broker",
@@ -35,7 +36,7 @@ OWN = (
 
 
 def of_node() -> bytes:
-    """What the processes of this node counted."""
+    """Return the process metrics of this node in text format; empty if they cannot be read."""
     try:
         return multiprocess.exposition()
     except Exception:
@@ -44,12 +45,12 @@ def of_node() -> bytes:
 
 
 def of_house() -> bytes:
-    """What is the same on every node. Other apps add to it (`settings.METRICS`)."""
+    """Return the cluster metrics in text format. Other apps add collectors through `settings.METRICS`."""
     return b"".join(map(_text, told(Deadline(DEADLINE))))
 
 
 def told(deadline: Deadline) -> Iterator[list[Metric]]:
-    """Collector by collector; of one whose source does not answer in time nothing."""
+    """Yield the metrics of each collector; an empty list if its source does not answer in time."""
     _told("queues", learn_queues, deadline)
     for path in (*OWN, *settings.METRICS):
         collector = import_string(path)()
@@ -80,11 +81,14 @@ class _Said(Collector):
         return self._said
 
 
-# --- the ledger of touches ----------------------------------------------------------------------------------------
+# --- touches ------------------------------------------------------------------------------------------------------
 
 
 class Ledger(Collector):
-    """Each statement reads a partial index of what moves, and no further than `MOST`."""
+    """Collect counts of touches, failed tasks and pauses.
+
+    Each statement reads a partial index of active rows, at most `MOST` rows.
+    """
 
     def collect(self) -> Iterator[Metric]:
         yield from _touches()
@@ -105,7 +109,7 @@ def _touches() -> Iterator[Metric]:
     ((overdue, hour, later, parked, late),) = sql.rows(_WAITING, {"most": MOST})
     figures = {("queued", "overdue"): 0, ("queued", "hour"): 0, ("running", "overdue"): 0}
     for state, due, count, age in sql.rows(_LEASED, {"most": MOST}):
-        # What runs has been due, even where it was put off meanwhile.
+        # A running touch is overdue, even if its due time was deferred since.
         figures[state, due if state == "queued" else "overdue"] = count
         late = max(late, age) if state == "queued" and due == "overdue" else late
     figures |= {("scheduled", "overdue"): overdue, ("scheduled", "hour"): hour, ("scheduled", "later"): later}
@@ -187,8 +191,11 @@ FROM (
 
 
 class Broker(Collector):
-    """RabbitMQ tells the lengths; it does not show a message that waits, nor what is unacknowledged in one queue. Its
-    own exporter does."""
+    """Collect queue lengths.
+
+    RabbitMQ shows neither the age of a waiting message nor the unacknowledged messages of one queue: use its own
+    exporter for them.
+    """
 
     asks_database = False
 
@@ -213,7 +220,7 @@ class Broker(Collector):
 
 
 def _blocked() -> Metric:
-    """Asked by publishing, because RabbitMQ tells nobody else."""
+    """Detect a blocked broker by publishing, because RabbitMQ notifies only publishers."""
     blocked = GaugeMetricFamily("aftertouch_broker_blocked", "1 while the broker accepts no messages.")
     if (takes := broker_takes_messages()) is not None:
         blocked.add_metric([], float(not takes))

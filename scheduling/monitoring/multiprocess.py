@@ -1,8 +1,8 @@
-"""One folder a node, in which its processes keep what they count, so that one `/metrics` shows them all.
+"""Share the metrics of all processes of a node through one folder, so that one `/metrics` shows them all.
 
-Each process has files of its own, which outlive it: what it counted must not vanish from a sum, because that would look
-like a restart of everything. So the counts of those that are gone are added up in one file, and what they said about
-the present (their gauges) is dropped.
+Each process has its own files, which remain after its end. A sum must not lose the counts of an ended process: that
+would look like a restart of every process. So counters of ended processes are added up in one file, and their gauges
+are dropped.
 """
 
 from __future__ import annotations
@@ -24,16 +24,19 @@ from prometheus_client.registry import REGISTRY
 
 log = structlog.get_logger(__name__)
 
-GONE = "gone"  #: in the place of a process id
-SLACK = 2.0  #: seconds by which a file's time may be behind its process's
-ROOM = 64 * 2**20  #: bytes that have to be free: writing to a mapped file on a full disk ends the process (SIGBUS)
-PATIENCE = 1.0  #: seconds that a start waits for whoever reads the folder
-TURN = 10.0  #: seconds that a reader waits for those before it: Prometheus waits no longer
+GONE = "gone"  #: replaces the process id in a file name
+SLACK = 2.0  #: seconds by which a file's time may be earlier than the start of its process
+ROOM = 64 * 2**20  #: bytes that must be free: a write to a mapped file on a full disk ends the process (SIGBUS)
+PATIENCE = 1.0  #: seconds that a start waits for a reader of the folder
+TURN = 10.0  #: seconds that a reader waits for earlier readers: Prometheus waits no longer
 
 
 def share() -> None:
-    """From now on this process counts in the folder. Before anything is counted: every instrument of
-    `scheduling.metrics` has labels, so it takes its place only with the first count."""
+    """Make this process count in the shared folder.
+
+    Call it before the first count. Every instrument of `scheduling.metrics` has labels, so it creates its file only
+    with the first count.
+    """
     folder = settings.AFTERTOUCH_METRICS_DIR
     if folder is None or os.environ.get("PROMETHEUS_MULTIPROC_DIR") == str(folder):
         return
@@ -51,12 +54,12 @@ def share() -> None:
         log.exception("measures_not_shared", folder=str(folder))
         return
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
-    # Chosen when the library is imported, which Flower's plug-in for Celery's command line does before us.
+    # The library chooses at import, and Flower's plug-in for Celery's command line imports it before this code runs.
     values.ValueClass = values.get_value_class()  # type: ignore[no-untyped-call]
 
 
 def exposition(folder: Path | None = None) -> bytes:
-    """What this node's processes counted; where nothing is shared, this process."""
+    """Return the metrics of this node's processes, or of this process if nothing is shared."""
     if folder is None and values.ValueClass is values.MutexValue:
         return generate_latest(REGISTRY)
     folder = folder or Path(os.environ["PROMETHEUS_MULTIPROC_DIR"])
@@ -71,7 +74,10 @@ def exposition(folder: Path | None = None) -> bytes:
 
 @contextmanager
 def _alone(folder: Path, patience: float) -> Iterator[bool]:
-    """No file is folded while somebody reads it. Whether it is our turn: who reads may hang, and is not waited for."""
+    """Lock the folder, so that no file is folded while another process reads it.
+
+    Yields False if the lock is not free within `patience` seconds: its holder may hang.
+    """
     with (folder / "lock").open("a") as lock:
         gives_up_at = time.monotonic() + patience
         while True:
@@ -88,7 +94,10 @@ def _alone(folder: Path, patience: float) -> Iterator[bool]:
 
 
 def _fold_if_free(folder: Path) -> None:
-    """The next one who asks folds as well, so nobody waits for long to start."""
+    """Fold the files of ended processes, unless the folder stays locked for `PATIENCE`.
+
+    The next reader folds them too.
+    """
     with _alone(folder, PATIENCE) as ours:
         if ours:
             _fold(folder)
@@ -109,7 +118,7 @@ def _fold(folder: Path) -> None:
 
 
 def _set_aside_if_spoiled(total: Path) -> None:
-    """What cannot be read would fail whoever adds to it or asks for it, again and again."""
+    """Move an unreadable file of totals aside. It would fail every later fold and scrape."""
     try:
         multiprocess.MultiProcessCollector.merge([str(total)], accumulate=False)  # type: ignore[no-untyped-call]
     except Exception:
@@ -119,7 +128,11 @@ def _set_aside_if_spoiled(total: Path) -> None:
 
 
 def _lives(pid: int, path: Path) -> bool:
-    """A number may be another process's by now, after a reboot most are; who began after the last write is another."""
+    """Return whether the process that wrote the file is alive.
+
+    The operating system reuses process ids, most often after a reboot. A process that started after the last write is
+    another one.
+    """
     try:
         return float(psutil.Process(pid).create_time()) <= path.stat().st_mtime + SLACK
     except psutil.NoSuchProcess:
@@ -129,7 +142,7 @@ def _lives(pid: int, path: Path) -> bool:
 def _add(path: Path, total: Path) -> None:
     try:
         counts = [(key, value) for key, value, *_ in MmapedDict.read_all_values_from_file(str(path))]  # type: ignore[no-untyped-call]
-    except Exception as error:  # killed while it made the file
+    except Exception as error:  # the process was killed while it created the file
         log.warning("measures_unreadable", file=path.name, error=str(error))
         return
     sums = MmapedDict(str(total))  # type: ignore[no-untyped-call]

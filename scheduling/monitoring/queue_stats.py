@@ -1,4 +1,4 @@
-"""How much waits at the broker, queue by queue."""
+"""Read the length, age and unacknowledged messages of each queue from the broker."""
 
 from __future__ import annotations
 
@@ -20,34 +20,38 @@ from scheduling.dispatch.publisher import published_at
 
 log = structlog.get_logger(__name__)
 
-PATIENCE = 1.0  #: seconds for the connection, and for each answer
-SAMPLE = 50  #: unacknowledged messages that are looked at
+PATIENCE = 1.0  #: seconds for the connection, and for each response
+SAMPLE = 50  #: unacknowledged messages that are sampled
 _UNACKED = Path(__file__).with_name("unacked.lua").read_text()
-_further: frozenset[str] = frozenset()  #: kept, because the broker's figures are wanted most while the database is away
+#: kept in memory, because broker metrics are needed most while the database is unavailable
+_further: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFigures:
     name: str
     length: int
-    oldest_age: float | None = None  #: seconds; None where the broker does not say
+    oldest_age: float | None = None  #: seconds; None if the broker does not show it
     unacked: int | None = None
 
 
 def learn_queues() -> None:
-    """Ask the other apps (`settings.QUEUES`), which ask the database."""
+    """Ask the other apps for their queue names (`settings.QUEUES`). Their functions query the database."""
     global _further
     _further = frozenset(name for path in settings.QUEUES for name in import_string(path)())
 
 
 def known_queues() -> list[str]:
-    """All that anybody publishes to: those that are declared, and those that other apps named last."""
+    """Return all queues that receive messages: the declared ones, and those that other apps last named."""
     return sorted({*current_app.amqp.queues, *_further})
 
 
 def queue_figures(names: Sequence[str] | None = None) -> list[QueueFigures]:
-    """Of all queues, as they are known now, or of these. Raises what the broker's client raises where it does not
-    answer in time."""
+    """Return statistics of the given queues; by default, of all known queues.
+
+    Raises:
+        Exception: whatever the broker's client raises if the broker does not answer in time.
+    """
     names = _queue_names() if names is None else names
     with _broker() as connection:
         channel = connection.default_channel
@@ -57,7 +61,10 @@ def queue_figures(names: Sequence[str] | None = None) -> list[QueueFigures]:
 
 
 def broker_takes_messages() -> bool | None:
-    """None where it cannot be asked. Raises as `queue_figures` does."""
+    """Return whether the broker accepts messages; None if this cannot be determined.
+
+    Raises the same as `queue_figures`.
+    """
     with _broker() as connection:
         return broker_health.takes_messages(connection)
 
@@ -82,7 +89,7 @@ def _redis(channel: Any, names: Sequence[str]) -> list[QueueFigures]:
     with channel.client.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.llen(name)
-            # kombu prefixes only the commands it uses itself, and these are none of them.
+            # kombu adds the prefix only to commands that it uses itself; these are not among them.
             pipe.execute_command("LINDEX", channel.global_keyprefix + name, -1)
         pipe.execute_command("EVAL", _UNACKED, 1, channel.global_keyprefix + channel.unacked_key, SAMPLE)
         *found, (total, *sample) = pipe.execute()
@@ -96,7 +103,7 @@ def _redis(channel: Any, names: Sequence[str]) -> list[QueueFigures]:
 
 
 def _age(oldest: bytes | None) -> float | None:
-    """0 where nothing waits."""
+    """Return the age in seconds; 0 if the queue is empty, None if the message has no time."""
     if oldest is None:
         return 0.0
     instant = published_at(oldest)
@@ -104,7 +111,10 @@ def _age(oldest: bytes | None) -> float | None:
 
 
 def _declared(connection: Any, name: str) -> int | None:
-    """RabbitMQ closes the channel on which it is asked for a queue that is not there."""
+    """Return the length of a queue; None if it does not exist.
+
+    RabbitMQ closes the channel after a question about a missing queue, so each question has its own channel.
+    """
     channel = connection.channel()
     try:
         length = int(channel.queue_declare(name, passive=True).message_count)

@@ -1,5 +1,6 @@
-"""How the house is doing: what waits, what is late, what ended and how. Every statement reads an index and no further
-than what it shows; whoever asks bounds its time as well.
+"""Compute operational statistics of touches, events and complaints: backlog, lateness, rates and results by hour.
+
+Every statement reads an index and no more rows than it needs. Callers bound its time.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ T = TypeVar("T", bound="Counter[Any]")
 
 
 class Past(Generic[T]):
-    """What `read(since, until)` counts by the hour.
+    """Cache the hourly counts of `read(since, until)`.
 
-    A person may still resolve what ended long ago, so nothing is remembered for long.
+    Counts expire after `KEPT`, because an operator may still resolve touches that ended long ago.
     """
 
-    BLOCK = 6  #: hours that are read at once
-    CLOSED = timedelta(minutes=2)  #: no transaction that writes what is counted is open for longer
+    BLOCK = 6  #: hours read by one statement
+    #: an hour is final after this time: no transaction that writes counted rows is open for longer
+    CLOSED = timedelta(minutes=2)
     KEPT = timedelta(minutes=15)
 
     _all: list[Past[Any]] = []
@@ -45,7 +47,10 @@ class Past(Generic[T]):
         now: datetime,
         patiently: Callable[[Callable[[], dict[datetime, T]]], dict[datetime, T] | None],
     ) -> dict[datetime, T | None]:
-        """The latest first. None where `patiently` gave up: the next call goes on from there."""
+        """Return counts by hour, latest first.
+
+        A value is None if `patiently` returned None. The next call continues with those hours.
+        """
         found: dict[datetime, T | None] = {}
         missing = []
         for hour in sorted(wanted, reverse=True):
@@ -62,7 +67,7 @@ class Past(Generic[T]):
 
     @classmethod
     def forget(cls) -> None:
-        """Everything that this process remembers, whatever was counted."""
+        """Clear the caches of this process for all kinds of counts."""
         for each in cls._all:
             with each._lock:
                 each._hours.clear()
@@ -79,12 +84,12 @@ class Past(Generic[T]):
 
 
 def hours_between(since: datetime, until: datetime) -> list[datetime]:
-    """Where each begins, counted from `since`."""
+    """Return the start of each hour, counted from `since`."""
     return [since + HOUR * number for number in range(-((since - until) // HOUR))]
 
 
 def _blocks(hours: list[datetime], size: int) -> Iterable[list[datetime]]:
-    """Neighbours together, the latest first."""
+    """Group consecutive hours into blocks of at most `size`, latest first."""
     block: list[datetime] = []
     for hour in hours:
         if block and (block[-1] - hour != HOUR or len(block) == size):
@@ -95,16 +100,16 @@ def _blocks(hours: list[datetime], size: int) -> Iterable[list[datetime]]:
         yield block
 
 
-MOST = 10_000  #: shown as "10000+": nobody needs the exact figure beyond
-LATEST = 10_000  #: deliveries whose lateness is looked at
+MOST = 10_000  #: a larger count is shown as "10000+"
+LATEST = 10_000  #: deliveries included in the lateness
 RATE_WINDOW = timedelta(minutes=5)
 
 
-# --- what waits ---------------------------------------------------------------------------------------------------
+# --- backlog ------------------------------------------------------------------------------------------------------
 
 
 def due_within(span: timedelta) -> int:
-    """How many fall due in this time, those that are late included; at most `MOST` + 1."""
+    """Count the touches that fall due within `span`, overdue ones included; at most `MOST` + 1."""
     return int(sql.rows(_DUE_WITHIN, {"span": span, "most": MOST + 1})[0][0])
 
 
@@ -115,7 +120,7 @@ class Overdue:
 
 
 def overdue() -> Overdue:
-    """What should have begun and has not: waiting in the table or at the broker."""
+    """Count the touches that should have started and still wait in the table or at the broker."""
     return Overdue(*sql.rows(_OVERDUE, {"late": OVERDUE_AFTER, "most": MOST + 1})[0])
 
 
@@ -139,20 +144,20 @@ SELECT count(*), statement_timestamp() - min(due_at) FROM (
 """
 
 
-# --- how fast -----------------------------------------------------------------------------------------------------
+# --- speed --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """From the moment at which a touch was due to the one at which its channel was called, in seconds."""
+    """Seconds from a touch's due time to the call of its channel."""
 
     p50: float | None
     p99: float | None
-    count: int  #: deliveries that were looked at
+    count: int  #: deliveries included
 
 
 def lateness() -> Lateness:
-    """Of the latest deliveries of the last hour."""
+    """Compute the lateness of the latest deliveries of the last hour."""
     ((quantiles, count),) = sql.rows(_LATENESS, {"window": HOUR, "latest": LATEST})
     p50, p99 = quantiles or (None, None)
     return Lateness(p50, p99, count)
@@ -160,7 +165,7 @@ def lateness() -> Lateness:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """A minute, over the last five."""
+    """Touches per minute over `RATE_WINDOW`."""
 
     handed_over: float
     ended: float
@@ -180,7 +185,7 @@ SELECT percentile_cont(ARRAY[0.5, 0.99]::float8[]) WITHIN GROUP (ORDER BY late),
 ) AS latest
 """
 
-# What was handed over in the last minutes has ended since, or still has a lease (or was put off, and is left out).
+# A touch dispatched in the window has ended since or still holds a lease. Deferred touches are left out.
 _RATES = """
 SELECT (SELECT count(*) FROM scheduling_touch
         WHERE settled_at > statement_timestamp() - %(window)s AND queued_at > statement_timestamp() - %(window)s)
@@ -190,13 +195,13 @@ SELECT (SELECT count(*) FROM scheduling_touch
 """
 
 
-# --- what ended ---------------------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------------
 
-Tally = Counter[tuple[str, str, int]]  #: how many by state, reason and node
+Tally = Counter[tuple[str, str, int]]  #: number by state, reason and node
 
 
 def ended(since: datetime, until: datetime) -> dict[datetime, Tally]:
-    """By the hour in which they ended, counted from `since`."""
+    """Count ended touches by the hour of their end, counted from `since`."""
     found = {hour: Tally() for hour in hours_between(since, until)}
     for hour, state, reason, node, count in sql.rows(_ENDED, {"since": since, "until": until}):
         found[hour][state, reason, node] += count
@@ -212,16 +217,16 @@ WHERE settled_at >= %(since)s AND settled_at < %(until)s GROUP BY 1, 2, 3, 4
 past = Past(ended)
 
 
-# --- how late, and how much came ----------------------------------------------------------------------------------
+# --- lateness and events by hour ----------------------------------------------------------------------------------
 
-Late = Counter[int]  #: how many deliveries by the step of their lateness
-STEP = 1.05  #: each so many times the one before: what is told is right to within 3 in 100
-LEAST = 0.001  #: seconds; a quantile cannot be asked of sums, but it can of counts by step
-GOAL = timedelta(seconds=3)  #: 99 of 100 are sent within it; the alert rules warn beyond
+Late = Counter[int]  #: number of deliveries by step of lateness
+STEP = 1.05  #: ratio of a step to the one before: quantiles are exact to 3 %
+LEAST = 0.001  #: seconds; lower bound of the first step. Counts by step can be added up, quantiles cannot
+GOAL = timedelta(seconds=3)  #: 99 % of touches are sent within this time; the alert rules warn beyond it
 
 
 def late(since: datetime, until: datetime) -> dict[datetime, Late]:
-    """From due to sent, of what was delivered, by the hour in which it ended, counted from `since`."""
+    """Count delivered touches by step of their lateness and by the hour of their end, counted from `since`."""
     found = {hour: Late() for hour in hours_between(since, until)}
     parameters = {"since": since, "until": until, "least": LEAST, "step": math.log(STEP)}
     for hour, step, count in sql.rows(_LATE, parameters):
@@ -230,7 +235,7 @@ def late(since: datetime, until: datetime) -> dict[datetime, Late]:
 
 
 def quantile(late: Late, part: float) -> timedelta | None:
-    """What so many of them stay below; None where there are none."""
+    """Return the lateness that the share `part` of deliveries does not exceed; None without deliveries."""
     left = part * late.total()
     for step in sorted(late):
         left -= late[step]
@@ -247,12 +252,14 @@ WHERE settled_at >= %(since)s AND settled_at < %(until)s AND state = 'delivered'
 GROUP BY 1, 2
 """
 
-Taken = Counter[str]  #: how many events by type
+Taken = Counter[str]  #: number of events by type
 
 
 def taken(since: datetime, until: datetime) -> dict[datetime, Taken]:
-    """By the hour in which they were taken in, counted from `since`. Their ids grow with time, so that these are ranges
-    of the primary key, and events need no further index."""
+    """Count events by the hour of their receipt, counted from `since`.
+
+    Event ids grow with time. The hours are therefore ranges of the primary key, and events need no further index.
+    """
     hours = hours_between(since, until)
     found = {hour: Taken() for hour in hours}
     bounds = [*map(first_id_at, hours), first_id_at(until)]
@@ -278,7 +285,7 @@ past_events = Past(taken)
 
 
 def complained(since: datetime) -> dict[int, int]:
-    """By node, how many of the touches that were delivered since then were complained about."""
+    """Count touches delivered since then that have a complaint, by node."""
     return dict(sql.rows(_COMPLAINED, {"since": since}))
 
 

@@ -1,4 +1,7 @@
-"""When something is said about an alert. Time is a parameter; nothing here asks or writes anything."""
+"""Decide when to send a message about an alert.
+
+Pure functions: time is a parameter, and nothing reads or writes the database.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +12,22 @@ from scheduling.models import Alert
 
 
 class Word(StrEnum):
-    BEGINS = "begins"  #: it has held for long enough
+    BEGINS = "begins"  #: the condition has held for `holds_for`
     GOES_ON = "goes_on"  #: a reminder
-    OVER = "over"  #: it has not held for as long
+    OVER = "over"  #: the condition has been absent for `holds_for`
     NOTHING = ""
-    FORGET = "forget"  #: it was over before anybody was told
+    FORGET = "forget"  #: the condition ended before a message was tried
 
 
 def follow(
     alert: Alert, value: float | None, now: datetime, *, holds_for: timedelta, remind_every: timedelta | None,
     rising: bool = False,
 ) -> Word:  # fmt: skip
-    """Note what is seen of it now (None: it does not hold) and say what its receiver should be told."""
+    """Record the current value (None: the condition is absent) and return the message that is due."""
     if value is None:
         return _absent(alert, now, holds_for)
     if not _may_know(alert) and alert.gone_at is not None and now - alert.gone_at >= holds_for:
-        alert.since, alert.first_value = now, value  # looks are so far apart that one says enough
+        alert.since, alert.first_value = now, value  # evaluations are further apart than `holds_for`, so one is enough
     alert.gone_at, alert.value = None, value
     if alert.told_at is None:
         if rising and not alert.tried and value < alert.first_value:
@@ -35,8 +38,10 @@ def follow(
 
 
 def _absent(alert: Alert, now: datetime, holds_for: timedelta) -> Word:
-    """Whoever may have been told of it is told that it is over. Before that, one look may miss what others see: only
-    two in a row say that it is gone."""
+    """Return OVER after `holds_for` if the receiver may know of the alert.
+
+    Otherwise drop the alert after two consecutive evaluations without it: a single evaluation may miss it.
+    """
     missed, alert.gone_at = alert.gone_at is not None, alert.gone_at or now
     if not _may_know(alert):
         return Word.FORGET if missed else Word.NOTHING
@@ -44,7 +49,7 @@ def _absent(alert: Alert, now: datetime, holds_for: timedelta) -> Word:
 
 
 def _may_know(alert: Alert) -> bool:
-    """An answer that was lost says nothing."""
+    """Return True also after an attempt whose response was lost: the message may have arrived."""
     return alert.told_at is not None or alert.tried
 
 
@@ -55,7 +60,7 @@ def begin(receiver_id: int, condition: str, subject: str, value: float, now: dat
 
 
 def said(alert: Alert, word: Word, now: datetime) -> None:
-    """Its receiver has it."""
+    """Record that the receiver accepted the message."""
     if word == Word.BEGINS:
         alert.told_at = now
     alert.spoke_at = now

@@ -1,4 +1,4 @@
-"""Saying it: one message for everything that a pass has to say to a receiver, through its channel."""
+"""Compose and send alert messages: one message per receiver and pass, through the receiver's channel."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ from scheduling.policy.specs import ChannelSpec, CustomerSpec
 
 NAMESPACE = UUID("6e0f3d5a-5a57-4c1f-9d43-8f1b8f9f1c11")
 RANK = (Word.BEGINS, Word.OVER, Word.GOES_ON)
-SUBJECTS = 8  #: that are named; of the others only how many there are
+SUBJECTS = 8  #: subjects named in a message; further ones are only counted
 Say = tuple[Word, Alert]
 
 
 @dataclass(frozen=True)
 class Line:
-    """The way to a receiver as it stood when the database last answered, so that its silence can be told as well."""
+    """The resolved channel and target of a receiver.
+
+    Kept in memory, so that an alert can be sent while the database is unavailable.
+    """
 
     spec: ChannelSpec
     channel: Channel
@@ -44,7 +47,11 @@ class Line:
 
 
 def line_to(receiver: AlertReceiver) -> Line:
-    """Raises `routing.NoTarget` where there is no way."""
+    """Resolve the channel and target of a receiver.
+
+    Raises:
+        routing.NoTarget: the receiver has no address.
+    """
     spec = snapshot.channel_spec(receiver.channel)
     channel = routing.channel_of(spec)
     place = receiver.community
@@ -57,7 +64,10 @@ def line_to(receiver: AlertReceiver) -> Line:
 
 
 def tell(line: Line, says: Sequence[Say], now: datetime) -> Outcome:
-    """Try once. `Transient("quota")` where the robot has had enough messages this minute, whoever sent them."""
+    """Send one message, one attempt.
+
+    Returns `Transient("quota")` if the receiver's quota for this minute is used up. The quota is shared with touches.
+    """
     with translation.override(settings.LANGUAGE_CODE):
         subject, body = composed(says, now)
     return send(line, subject, body, now, delivery_key(says))
@@ -71,10 +81,10 @@ def send(line: Line, subject: str, body: str, now: datetime, key: UUID) -> Outco
     )  # fmt: skip
     try:
         slot = receiver_key(line.channel, message)
-    except Exception as error:  # a bug of the channel, here as in delivery
+    except Exception as error:  # a defect of the channel; handled as in delivery
         return Permanent("channel_error", f"{type(error).__name__}: {error}"[:500])
     grant = _gate().acquire(line.channel.quotas, {slot: 1})[slot]
-    # Redis that is away is what may have to be told: one message a pass is few enough without it.
+    # Without Redis no quota is known. The alert may be about Redis itself, and one message a pass is within any quota.
     if not grant.granted and grant.next_in != BLIND:
         return Transient("quota", retry_after=grant.next_in)
     outcome = send_once(line.channel, message, line.spec.timeout)
@@ -89,18 +99,21 @@ def _gate() -> QuotaGate:
 
 
 def delivery_key(says: Sequence[Say]) -> UUID:
-    """The same for a repeat of the same words, so that a receiver that honours it sees them once."""
+    """Derive the key from the alerts and their times.
+
+    A retry has the same key, so that the receiver can drop the duplicate.
+    """
     parts = [
         f"{word}|{each.receiver_id}|{each.condition}|{each.subject}|{each.since}|{each.spoke_at}" for word, each in says
     ]
     return uuid5(NAMESPACE, "\n".join(sorted(parts)))
 
 
-# --- in words -------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------------------------
 
 
 def composed(says: Sequence[Say], now: datetime) -> tuple[str, str]:
-    """Subject and body, in the language that is active."""
+    """Return subject and body in the active language."""
     known = conditions()
     order = list(known)
 
@@ -157,7 +170,7 @@ def _how_bad(condition: Condition, alerts: Sequence[Alert]) -> str:
 
 
 def _roughly(seconds: float) -> str:
-    """Nobody needs the seconds of a day."""
+    """Format a duration: whole minutes from 10 minutes on, whole hours from a day on."""
     step = 3600 if seconds >= 86400 else 60 if seconds >= 600 else 1
     return spoken(from_seconds(max(seconds // step * step, 1)))
 

@@ -1,8 +1,8 @@
-"""The pass: what is wrong now, who has to be told, and what they know by now.
+"""Evaluate alert conditions for each receiver and send what is due, in a thread of the leading beat.
 
-Receivers are taken one by one under a lease, so two passes at once tell them once. The state is written before the
-message goes out and after the answer came: who dies in between says it again when the lease is over, because an alert
-that comes twice is better than one that does not come. While the database is away the receivers are known from memory.
+Each receiver is processed under a lease, so two concurrent passes send one message. The state is stored before the
+message is sent and after the response. If the process dies between the two, the message is sent again after the lease:
+a duplicate alert is better than a lost one. While the database is unavailable, receivers are known from memory.
 """
 
 from __future__ import annotations
@@ -35,23 +35,26 @@ DATABASE = "database"
 
 @dataclass
 class Known:
-    """A receiver as the database last knew it."""
+    """A receiver as the database last returned it, and its database alert."""
 
     receiver: AlertReceiver
     line: Line
-    #: That the database is away, while it cannot be stored; and until two looks in a row have found it there.
+    #: The database alert while it cannot be stored. Kept until two consecutive evaluations reach the database.
     outage: Alert | None = None
 
     def goes_on(self, now: datetime) -> Alert:
-        """Anew where it was over for so long that whoever had heard of it has heard of its end."""
+        """Return the database alert. Start a new one after an absence of `holds_for`: its end has been sent by then."""
         gone_at = self.outage.gone_at if self.outage else None
         if self.outage is None or (gone_at is not None and now - gone_at >= self.receiver.holds_for):
             self.outage = begin(self.receiver.pk, DATABASE, "", 1.0, now)
         return self.outage
 
     def is_there(self, now: datetime) -> None:
-        """From now on the row says what was said. One look may be an accident: where the next one fails, the outage
-        goes on, for who has not heard of it as for who has."""
+        """Hand the alert over to its database row.
+
+        One successful evaluation may be an accident. If the next one fails, the same outage continues, whether or not
+        its receiver knows of it.
+        """
         if self.outage is None or self.outage.gone_at is not None:
             self.outage = None
             return
@@ -60,7 +63,7 @@ class Known:
         self.outage.gone_at = now
 
     def hand_in(self) -> None:
-        """What was said, so that its end is said as well, by whoever looks next."""
+        """Store the database alert if a message was tried: the next process to evaluate sends its end."""
         if self.outage is not None and self.outage.tried:
             _store(self.outage)
         self.outage = None
@@ -68,7 +71,11 @@ class Known:
 
 @transaction.atomic
 def _store(alert: Alert) -> None:
-    """Whoever has the receiver may be about to write its own row of this: it is written over, never exchanged."""
+    """Write the row of the database alert, or overwrite an existing one.
+
+    The process that holds the receiver's lease may be about to write the same row. Overwriting keeps the row's id valid
+    for it.
+    """
     if not AlertReceiver.objects.select_for_update().filter(pk=alert.receiver_id).exists():
         return
     standing = Alert.objects.filter(receiver_id=alert.receiver_id, condition=DATABASE, subject=alert.subject)
@@ -77,12 +84,16 @@ def _store(alert: Alert) -> None:
 
 
 LEASE = timedelta(seconds=90)  #: longer than the longest call of a channel and the statements around it
-SOONEST, LATEST = timedelta(seconds=15), timedelta(minutes=10)  #: between two tries to tell a receiver
-BROKE = "internal_error"  #: the problem of a receiver whose pass broke; it goes with the next one that does not
+SOONEST, LATEST = timedelta(seconds=15), timedelta(minutes=10)  #: bounds of the retry delay after a failed message
+#: the `problem` of a receiver whose pass failed unexpectedly; the next successful pass clears it
+BROKE = "internal_error"
 
 
 class Watch:
-    """One a process: it remembers whom to tell that the database is away."""
+    """Evaluate all receivers once per call.
+
+    One instance per process: it remembers whom to notify while the database is unavailable.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
@@ -110,7 +121,7 @@ class Watch:
                 self._attend(pk, seen, now)
             except (OperationalError, InterfaceError):
                 raise
-            except Exception as error:  # a secret that no key can read, a bug: the others are told all the same
+            except Exception as error:  # an undecryptable secret or a defect: the other receivers are still notified
                 log.exception("alert_receiver_broke", receiver=pk)
                 AlertReceiver.objects.filter(pk=pk).update(problem=_problem(BROKE, f"{type(error).__name__} {error}"))
 
@@ -125,7 +136,7 @@ class Watch:
             _let_go(receiver)
             raise
         if says and _may_try(receiver, now):
-            # What breaks from here on may have been said: the lease is its pause before it is said again.
+            # If a later statement fails, the message may have been sent. The lease then delays the next attempt.
             _write(receiver, says, _tell(line, says, now), now)
         _let_go(receiver, **({"problem": ""} if receiver.problem.startswith(BROKE) else {}))
 
@@ -139,7 +150,7 @@ class Watch:
         self._known[receiver.pk] = Known(receiver, line, before.outage if before else None)
         return line
 
-    # --- while the database is away -----------------------------------------------------------------------------------
+    # --- while the database is unavailable ----------------------------------------------------------------------------
 
     def _look_without_database(self, now: datetime) -> None:
         for known in self._known.values():
@@ -153,7 +164,7 @@ class Watch:
                 _settle(receiver, [(word, alert)], _tell(known.line, [(word, alert)], now), now)
 
     def hand_in(self) -> None:
-        """What was said meanwhile, so that its end is said as well, by whoever looks next."""
+        """Store the database alerts that were tried during an outage: the next process to evaluate sends their end."""
         for known in self._known.values():
             known.hand_in()
 
@@ -162,7 +173,10 @@ class Watch:
 
 
 def _take(pk: int) -> AlertReceiver | None:
-    """None where somebody else has it. By the database's clock: the look itself may have begun minutes ago."""
+    """Take the lease of a receiver; None if another process holds it.
+
+    Uses the database clock, because the pass may have started minutes ago.
+    """
     free = AlertReceiver.objects.filter(Q(watched_until=None) | Q(watched_until__lte=Now()), pk=pk, enabled=True)
     with transaction.atomic():
         locked = free.select_for_update(of=("self",), skip_locked=True)
@@ -178,14 +192,14 @@ def _let_go(receiver: AlertReceiver, **changes: str) -> None:
 
 
 def _still_mine(receiver: AlertReceiver) -> bool:
-    """Asked at the beginning of a transaction, whose writes it then covers."""
+    """Lock the receiver if this process still holds its lease. The lock covers the writes of the transaction."""
     mine = AlertReceiver.objects.filter(pk=receiver.pk, lease_no=receiver.lease_no)
     return mine.select_for_update().exists()
 
 
 @transaction.atomic
 def _note(receiver: AlertReceiver, seen: Figures, now: datetime) -> list[Say]:
-    """Write down what is seen, and say what its receiver should be told about."""
+    """Store the evaluated values and return the messages that are due."""
     if not _still_mine(receiver):
         return []
     known = {key: each for key, each in conditions().items() if key in receiver.limits}
@@ -230,7 +244,7 @@ def _write(receiver: AlertReceiver, says: Sequence[Say], outcome: Outcome, now: 
             alert.save()
 
 
-# --- whether they know ----------------------------------------------------------------------------------------------
+# --- result of a message --------------------------------------------------------------------------------------------
 
 
 def _may_try(receiver: AlertReceiver, now: datetime) -> bool:
@@ -244,7 +258,10 @@ def _tell(line: Line | routing.NoTarget, says: Sequence[Say], now: datetime) -> 
 
 
 def _settle(receiver: AlertReceiver, says: Sequence[Say], outcome: Outcome, now: datetime) -> None:
-    """Only what was delivered counts as said: a robot that answers 200 with a code of its own has said nothing."""
+    """Record the outcome.
+
+    Only a delivered message counts as sent: a robot may answer 200 with an error code in the body.
+    """
     if isinstance(outcome, Delivered):
         receiver.tries, receiver.retry_at, receiver.problem, receiver.told_at = 0, None, "", now
         for word, alert in says:
@@ -264,8 +281,8 @@ def _problem(reason: str, detail: str) -> str:
     return f"{reason} {detail}".strip().replace("\0", "")[:500]
 
 
-LEAVE_WITHIN = 5.0  #: seconds; systemd gives beat twenty
-PATIENCE = 30.0  #: seconds that a look waits for the database, for all answers together
+LEAVE_WITHIN = 5.0  #: seconds; systemd gives beat 20 s to stop
+PATIENCE = 30.0  #: seconds; limit for all database queries of one pass together
 
 
 class Watchman:
@@ -277,7 +294,11 @@ class Watchman:
         self._thread: threading.Thread | None = None
 
     def stand(self, leads: bool) -> None:
-        """Only the beat that leads watches. One that lost the database goes on until it knows that another leads."""
+        """Start or suspend the thread.
+
+        Only the leading beat evaluates alerts. A beat that lost the database continues until it knows that another one
+        leads.
+        """
         if not leads:
             self._leads.clear()
             return
@@ -287,7 +308,7 @@ class Watchman:
             self._thread.start()
 
     def end(self) -> None:
-        """A message that is under way is not waited for to its end: it would be said again."""
+        """Stop the thread. Waits at most `LEAVE_WITHIN` for a message in progress."""
         self._ended.set()
         self._leads.set()
         if self._thread is not None:
@@ -302,14 +323,14 @@ class Watchman:
         connections["default"].close()
 
     def _round(self) -> bool:
-        """Whether there is another one by and by."""
+        """Run one pass. Return False if this process does not lead and should wait."""
         try:
             self._patience.begin(connections["default"])
             close_old_connections()
             if self._leads.is_set():
                 self._watch.look(datetime.now(UTC))
                 return True
-            self._watch.hand_in()  # another leads since, and shall say that it is over
+            self._watch.hand_in()  # another beat leads since, and has to send the end
         except Exception:
             log.exception("alerts_not_watched")
             return True

@@ -1,5 +1,8 @@
-"""How long a thread waits for the database, by its own clock. A server that hangs keeps no `statement_timeout`, and its
-kernel acknowledges for it, so TCP finds nothing wrong either."""
+"""Bound the total time a thread waits for the database, by its own clock.
+
+A server that hangs does not apply `statement_timeout`. Its kernel still acknowledges packets, so TCP does not detect it
+either.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import psycopg
 
 
 class Patience:
-    """For all answers together from one beginning to the next; what is asked beyond that fails at once."""
+    """Limit the total wait of all queries between two calls of `begin`. A query beyond the limit fails immediately."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -21,7 +24,7 @@ class Patience:
         self._bound: Any = None
 
     def begin(self, database: Any) -> None:
-        """For Django's connection of this thread, however often it is made anew."""
+        """Reset the limit for Django's connection of this thread. The limit also applies after a reconnect."""
         self._left = self.seconds
         if self._bound is not database:
             self._bound = database
@@ -47,4 +50,4 @@ class Patience:
         finally:
             self._left -= monotonic() - began
             if self._left <= 0:
-                raw.pgconn.finish()  # its answer would be taken for that of the next question
+                raw.pgconn.finish()  # a late response would be taken for that of the next query

@@ -1,6 +1,6 @@
-"""What is worth waking somebody for: figures that the house measures anyway, each with a limit.
+"""Define the alert conditions: a metric and a limit each.
 
-Other apps add theirs by `settings.ALERTS`: dotted paths of lists of conditions.
+Other apps add conditions through `settings.ALERTS`: dotted paths of lists of `Condition`.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ log = structlog.get_logger(__name__)
 
 
 Words = str | Promise
-#: By the name of a metric, its samples: labels and value. A metric that is not here is not known at the moment.
+#: Samples (labels and value) by metric name. A metric that is missing here is unknown at the moment.
 Figures = Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
 
 
 class Unit(StrEnum):
     SPAN = "span"  #: seconds
     COUNT = "count"
-    NONE = "none"  #: it holds or it does not
+    NONE = "none"  #: the condition holds or does not hold
 
 
 @dataclass(frozen=True)
 class Condition:
-    """Holds for each sample of a metric that is beyond its limit."""
+    """A condition that holds for each sample of a metric beyond its limit."""
 
     key: str
     metric: str
-    title: Words  #: %(what)s is what the samples are about
+    title: Words  #: %(what)s is replaced by the subjects
     action: Words
     unit: Unit = Unit.NONE
-    limit: float = 0.0  #: where ops choose none
-    label: str = ""  #: of the samples, what they are about
-    names: Mapping[str, Words] = field(default_factory=dict)  #: of what they are about, for people
-    only: frozenset[str] = frozenset()  #: of what they are about, those that count; empty: all
+    limit: float = 0.0  #: default limit
+    label: str = ""  #: label whose value is the subject of a sample
+    names: Mapping[str, Words] = field(default_factory=dict)  #: display names of subjects
+    only: frozenset[str] = frozenset()  #: subjects that count; empty: all
     beyond: Callable[[float, float], bool] = operator.gt
-    missing: bool = False  #: holds while the metric itself is missing: its source does not answer
-    rising: bool = False  #: is told only where it has not become less meanwhile
+    missing: bool = False  #: the condition holds while the metric is missing, because its source does not answer
+    rising: bool = False  #: the condition holds only while the value does not fall below its first value
     page: str = "admin:index"
 
     def found(self, figures: Figures, limit: float) -> dict[str, float] | None:
-        """By what it is about, the figure that is beyond the limit. None where nobody knows."""
+        """Return values beyond the limit by subject; None if the metric is unknown."""
         samples = figures.get(self.metric)
         if self.missing:
             return {"": 1.0} if samples is None else {}
@@ -136,7 +136,7 @@ OWN = [
 
 
 def conditions() -> dict[str, Condition]:
-    """All of them by key, those of other apps behind our own."""
+    """Return all conditions by key: the built-in ones first, then those of other apps."""
     others = [each for path in settings.ALERTS for each in import_string(path)]
     return {each.key: each for each in [*OWN, *others]}
 
@@ -145,8 +145,8 @@ def usual_limits() -> dict[str, float]:
     return {key: each.limit for key, each in conditions().items()}
 
 
-ALWAYS = frozenset({"ticks", *TOUCH_QUEUES.values()})  #: queues that somebody has to consume even while they are empty
-PATIENCE = 1.0  #: seconds after the last answer of a worker
+ALWAYS = frozenset({"ticks", *TOUCH_QUEUES.values()})  #: queues that need a consumer even while they are empty
+PATIENCE = 1.0  #: seconds after the last response of a worker
 BURST = timedelta(minutes=10)
 SOON = timedelta(minutes=10)
 MOST = 10_000
@@ -154,7 +154,7 @@ Samples = Sequence[tuple[Mapping[str, str], float]]
 
 
 def read(wanted: frozenset[str]) -> Figures:
-    """What is known now. What is asked for alerts alone is asked where it is `wanted`."""
+    """Read the current metrics. Queries that only alerts need run only if their metric is in `wanted`."""
     deadline = Deadline(collectors.DEADLINE)
     found: dict[str, Samples] = {
         family.name: [(each.labels, each.value) for each in family.samples]
@@ -181,11 +181,13 @@ def _counted(
 
 
 def _unattended(lengths: Samples) -> dict[str, Samples]:
-    """Queues in which something waits, or always might, and that no worker says it consumes. Asked of the workers
-    themselves: what they count is known on their own node only."""
+    """Return queues that hold messages, or always may, and that no worker consumes.
+
+    Asks the workers directly, because their metrics are known on their own node only.
+    """
     try:
         consumed = _consumed()
-    except Exception as error:  # whatever the broker's client raises
+    except Exception as error:  # any exception of the broker's client
         log.warning("alert_figure_missing", figure="queue_unattended", error=str(error))
         return {}
     needed = ALWAYS | {labels["queue_name"] for labels, length in lengths if length}
@@ -206,7 +208,7 @@ SELECT origin, count(*) FROM (
 ) AS lately GROUP BY 1
 """
 
-# What was held back or put off because nobody was there, by the channel that would have been called.
+# Touches deferred because a receiver did not answer, by channel.
 _UNANSWERED = """
 SELECT channel.key, count(*) FROM (
     SELECT node_id, reason FROM scheduling_touch
