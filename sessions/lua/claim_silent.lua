@@ -1,4 +1,4 @@
--- Move sessions whose deadline has passed to the in-flight set; also those whose lease has lapsed there.
+-- Move sessions with a passed deadline to the in-flight set. Claim again those whose lease there has expired.
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
 -- KEYS[2]  {shard}:inflight  sorted set: session id by end of lease, ms
 -- KEYS[3]  {shard}:policies  hash: version, body
@@ -7,12 +7,12 @@
 -- ARGV[2]  lease, ms
 -- ARGV[3…] one a session: its id
 -- Returns the time, ms; the policies' version; the next instant at which something falls due, ms, or -1; and for each
--- claimed session its id, user, chat, tag, arming, deadline and the number of the nudge.
+-- claimed session its id, user, chat, tag, arming, deadline and the number of the guide message.
 local until_ms = now + ARGV[2]
 local policies = read_policies(KEYS[3])
 local answer = {now, redis.call('HGET', KEYS[3], 'version') or '', -1}
 
--- A little longer, once an arming, for a user who began to write and did not send it.
+-- Extend the deadline once per arming for a user who typed and did not send.
 local function grace(key, id, held)
   local more = policies and policy_of(policies, held[3])[3] or 0
   if more == 0 or held[7] ~= '1' or held[8] == held[4] then return false end
@@ -28,7 +28,7 @@ local function claim(key, id, lapsed)
     redis.call('ZREM', KEYS[1], id)
     redis.call('ZREM', KEYS[2], id)
   elseif lapsed and deadline > now then
-    -- It was armed again while the clock was behind, and is where it belongs.
+    -- The session was armed again while the clock was behind. Its entry in the due set is correct.
     redis.call('ZREM', KEYS[2], id)
   elseif lapsed or not grace(key, id, held) then
     redis.call('ZREM', KEYS[1], id)

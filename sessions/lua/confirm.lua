@@ -1,4 +1,4 @@
--- These silences have been handed in: they are no longer in flight, and the next nudge of the ladder is armed.
+-- Mark silences as recorded: remove them from the in-flight set and start the timer of the next guide message.
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
 -- KEYS[2]  {shard}:inflight  sorted set: session id by end of lease, ms
 -- KEYS[3]  {shard}:policies  hash: version, body
@@ -7,7 +7,7 @@
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a session is kept, ms
 -- ARGV[3…] two a silence: session id, arming
--- Returns how many were still in flight under that arming. To confirm twice counts once.
+-- Returns how many were still in flight under that arming. Idempotent.
 local policies = read_policies(KEYS[3])
 if not policies then return NO_POLICIES end
 

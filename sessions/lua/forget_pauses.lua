@@ -1,11 +1,11 @@
--- These sessions are counted as paused no more: nobody has ended their pause for so long.
+-- Remove sessions from the count of paused ones when their pause is too old.
 -- KEYS[1]  {shard}:paused    sorted set: session id by last frame, ms
 -- KEYS[2]  {shard}:counts    hash: how many sessions are armed (a:<tag>) and paused (p:<tag>)
 -- KEYS[3…] {shard}:s:<id>    hash, one key a session (fields: see note_activity)
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a pause counts after its last frame, ms: less than sessions are kept
 -- ARGV[3…] one a session: its id
--- Returns how many it forgot.
+-- Returns how many were removed.
 local forgotten = 0
 for number = 1, #KEYS - 2 do
   local key, id = KEYS[2 + number], ARGV[2 + number]

@@ -1,4 +1,4 @@
--- Put a message into the inbox of a session, once for its key.
+-- Store a message in the inbox of a session, once per key.
 -- KEYS[1]  {shard}:s:<id>    hash: the session (fields: see note_activity)
 -- KEYS[2]  {shard}:in:<id>   stream: its last messages; the entry's id is the cursor; field m: JSON
 -- KEYS[3]  {shard}:once:<id> sorted set: keys of messages by when they came, ms
@@ -6,15 +6,15 @@
 -- ARGV[2]  how long an inbox is kept after its last message, ms
 -- ARGV[3]  how many messages it keeps
 -- ARGV[4]  how many keys it remembers
--- ARGV[5]  the message's key, '' for one that nobody repeats
+-- ARGV[5]  the message's key, '' for one that is never repeated
 -- ARGV[6]  the message, JSON
--- ARGV[7]  side of a person who wrote it (u or a), '' for a message of the house: it goes only where a session is
--- ARGV[8]  seq of that side (prelude: next_in_order) or ''; below 0: a later one is on its way, so it is a repeat or a
---          replay
--- ARGV[9]  how many bytes of messages it keeps, beside those that are short
--- ARGV[10] the user whose session it is, '' where the writer does not say
--- Returns 'stored' and its cursor, or why not ('duplicate', 'replayed', 'no_session', 'other_user') and ''; then the
--- last cursor before.
+-- ARGV[7]  side of the writer (u or a), '' for a system message, which is stored only where a session exists
+-- ARGV[8]  seq of that side (prelude: next_in_order) or ''; below 0: a later one follows in the batch, so this is a
+--          repeat or a replay
+-- ARGV[9]  how many bytes of messages it keeps; the permitted number of short messages always fits
+-- ARGV[10] the user who owns the session, '' to skip the check
+-- Returns 'stored' and its cursor, or the reason ('duplicate', 'replayed', 'no_session', 'other_user') and ''; then
+-- the previous cursor.
 local kept, most, keys_most = ARGV[2], ARGV[3], ARGV[4] + 0
 local key, side, seq, most_bytes, user = ARGV[5], ARGV[7], ARGV[8], ARGV[9] + 0, ARGV[10]
 
@@ -24,7 +24,8 @@ local before = last[1] and last[1][1] or '0-0'
 local held = redis.call('HMGET', KEYS[1], 'a', 'x', 'q', 'r', 'o', 'b', 'u')
 if user ~= '' and held[7] and held[7] ~= user then return {'other_user', '', before} end
 if side == '' and (not held[1] or held[2]) then return {'no_session', '', before} end
--- Before its seq: whoever repeats a message that is there, because they were cut off, has to be told that it is there.
+-- Check the key before the seq: a client that repeats a stored message after a lost connection must learn that it is
+-- stored.
 if key ~= '' and redis.call('ZSCORE', KEYS[3], key) then return {'duplicate', '', before} end
 local number = side == 'u' and 3 or 4
 if seq ~= '' and (seq:sub(1, 1) == '-' or not next_in_order(seq, held[number], held[number + 2])) then
@@ -37,7 +38,7 @@ if key ~= '' then
   redis.call('PEXPIRE', KEYS[3], kept)
 end
 local cursor = redis.call('XADD', KEYS[2], 'MAXLEN', most, '*', 'm', ARGV[6])
--- As many short ones as it may keep fit into the bound once more. So only a long one has to look at the others.
+-- The permitted number of short messages fits into the bound. Only a long message has to sum the others.
 if #ARGV[6] * most > most_bytes then
   local bytes, oldest = 0, cursor
   for _, entry in ipairs(redis.call('XREVRANGE', KEYS[2], '+', '-')) do

@@ -1,30 +1,30 @@
--- Frames of sessions of one shard, in the order in which they came.
+-- Count frames of sessions of one shard, in order of arrival.
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
 -- KEYS[2]  {shard}:inflight  sorted set: session id by end of lease, ms
 -- KEYS[3]  {shard}:policies  hash: version, body
--- KEYS[4]  {shard}:active    sorted set: user id by last frame, ms: customers whose activity is to be noted
+-- KEYS[4]  {shard}:active    sorted set: user id by last frame, ms: customers whose activity is to be stored
 -- KEYS[5]  {shard}:paused    sorted set: session id by last frame, ms: those that tool, transfer or queue pauses
 -- KEYS[6]  {shard}:counts    hash: how many sessions are armed (a:<tag>) and paused (p:<tag>)
 -- KEYS[7]  {shard}:signs     stream: what users did right after guide messages (fields: see `sign`)
 -- KEYS[8…] {shard}:s:<id>    hash, one key a frame: the session of that frame
 --   u user, set by frames of the user only · c chat · t tag · q, r last seq of user and agent · o, b epochs of these
 --   (prelude) · a armed at, µs · d deadline, ms (0: none) · i the user has written a message · y the arming is claimed
---   n rung of the ladder: nudges handed in · j guide messages that went out since the user's last word (still_silent)
---   s the arming whose silence was the last to be handed in, while nobody has spoken since · p why it is paused
---   e when a pause by typing ends, ms · g the arming that was given grace · m the user began to write · f, v when user
---   and agent last did something, ms · l when it was last renewed by the user, ms · x closed · k key of a gateway (see
+--   n number of recorded silences · j guide messages sent since the user's last message (still_silent)
+--   s the arming of the last recorded silence, removed by the next message · p reason of the pause
+--   e when a pause by typing ends, ms · g the arming whose deadline was extended · m the user has typed · f, v last
+--   activity of user and agent, ms · l when the user last renewed it, ms · x closed · k key of a gateway (see
 --   note_expired) · w what it is counted as (prelude) · z the last guide message (see still_silent)
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a session is kept, ms
 -- ARGV[3]  how long a closed one is remembered, ms
 -- ARGV[4]  how long typing of the agent pauses, ms
--- ARGV[5]  how often it is renewed, and its customer's activity noted, ms
--- ARGV[6]  how many characters of such a key come before the session's id
+-- ARGV[5]  how often it is renewed, and its customer's activity stored, ms
+-- ARGV[6]  number of characters of a session key before the session id
 -- ARGV[7…] five a frame: side, flags and kind (like u0ping or a0message), user id, chat id or '', seq (see
 --          next_in_order) or '', tag or ''
 --   flags: 1 the tag is only for a session without one · 2 the user has written before (a ping arms)
--- Returns two a frame: 1 counted, 0 dropped for its seq, 2 of no consequence, 3 refused, as the session is another
--- user's; and the deadline, ms, 0 for none.
+-- Returns two a frame: 1 counted, 0 dropped for its seq, 2 without effect, 3 refused because the session belongs to
+-- another user; and the deadline, ms, 0 for none.
 local policies = read_policies(KEYS[3])
 if not policies then return NO_POLICIES end
 
@@ -39,7 +39,7 @@ local function put(field, value)
   change[size + 1], change[size + 2], size = field, value, size + 2
 end
 
--- Fields that outlive a close: what comes late must not open the session again.
+-- Fields kept after a close, so that a late frame does not reopen the session.
 local ORDER = {'q', 'r', 'o', 'b'}
 
 local function close(key, id, order, armed_at, was)
@@ -49,7 +49,7 @@ local function close(key, id, order, armed_at, was)
   call('ZREM', INFLIGHT, id)
   call('ZREM', PAUSED, id)
   recount(COUNTS, was, false)
-  -- Its next silence must not bear an old name.
+  -- The id of its next silence must be new.
   call('HSET', key, 'x', '1', 'a', next_arming(armed_at))
   for number, field in ipairs(ORDER) do
     local value = order[field] or kept[number]
@@ -59,9 +59,9 @@ local function close(key, id, order, armed_at, was)
   return 1, 0
 end
 
--- The first time that the user types, and the first message, within ten minutes of a guide message.
---   e the silence that it went into (session:arming) · k m or t · d how long after it, ms · f for a message, how long
---   after it the user had begun to type, '' for not
+-- Record the user's first typing and first message within ten minutes of a guide message.
+--   e the silence of the guide message (session:arming) · k m or t · d time after the guide message, ms · f for a
+--   message: time from the guide message to the first typing, ms, '' for none
 local function sign(key, id, kind, mark)
   local armed_at, at, typed = mark:match('^(%d+):(%d+):(%d*)$')
   local after = whole(math.max(0, now - at))
@@ -77,7 +77,7 @@ local function sign(key, id, kind, mark)
   end
 end
 
--- Why it is paused after a frame of this kind, and when a pause by typing ends.
+-- Return the reason of the pause after a frame of this kind, and when a pause by typing ends.
 local function pause_after(by_user, kind, pause, ends)
   if not by_user and kind ~= 'ping' then
     if HARD[kind] then return kind, 0 end
@@ -104,7 +104,7 @@ local function note(key, what, user, chat, seq, tag)
     local order = {[number] = counter, [epoch] = epochs}
     return close(key, id, order, held[1], counted_before(held[11], due, held[4]))
   end
-  -- A closed one is opened by a word of its user, and by nothing else.
+  -- Only a message or typing of its user reopens a closed session.
   if not by_user and (ping or held[7]) or ping and held[7] then return 2, due end
 
   change, size = {}, 0
@@ -120,7 +120,8 @@ local function note(key, what, user, chat, seq, tag)
     call('PEXPIRE', key, kept)
   end
   if ping and held[12] then
-    -- A message may be on its way into this silence. Only a word ends it: a new arming would bring a second message.
+    -- A guide message for this silence may be on its way. A ping must not end the silence: a new arming would cause a
+    -- second message.
     if size > 0 then call('HSET', key, unpack(change)) end
     return 1, due
   end
@@ -140,7 +141,7 @@ local function note(key, what, user, chat, seq, tag)
       if held[15] then sign(key, id, kind, held[15]) end
     else
       put('v', now)
-      -- A silence that the agent answered before its message went out has used up no nudge.
+      -- A silence that the agent answered before its guide message was sent does not count as a guide message.
       if nudges > 0 then
         nudges = (call('HGET', key, 'j') or 0) + 0
         put('n', nudges)
@@ -175,7 +176,7 @@ local function note(key, what, user, chat, seq, tag)
   elseif as ~= held[11] then
     put('w', as)
   end
-  -- Only what was due can be in flight. If the clock went back, the lapse of the lease finds that it is not due.
+  -- Only a due session can be in flight. If the clock went back, the end of the lease shows that it is not due.
   if held[12] or due > 0 and due <= now then call('ZREM', INFLIGHT, id) end
   put('a', next_arming(held[1]))
   put('d', deadline)

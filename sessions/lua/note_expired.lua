@@ -1,4 +1,4 @@
--- A key of a gateway has expired: its user is silent now. Every listener hears of it; the first one counts.
+-- Record a silence for an expired key of a gateway. Every listener receives the event; the first call counts.
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
 -- KEYS[2]  {shard}:policies  hash: version, body
 -- KEYS[3]  {shard}:counts    hash: how many sessions are armed and paused (see note_activity)
@@ -10,7 +10,7 @@
 -- ARGV[5]  tag or ''
 -- ARGV[6]  the gateway's key
 -- ARGV[7]  window, ms: a second expiry of the same user within it is the same silence
--- Returns 1, or 0 where it is known already, or where the session sends frames and so needs no adapter.
+-- Returns 1, or 0 where the silence is already recorded or the session sends frames itself.
 local policies = read_policies(KEYS[2])
 if not policies then return NO_POLICIES end
 

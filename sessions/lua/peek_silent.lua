@@ -1,11 +1,12 @@
--- Which sessions have been silent too long? Takes nothing: `claim_silent` does, which has to name the keys it reads.
+-- Return sessions whose deadline has passed, without a claim. `claim_silent` claims them, because a script must be
+-- given the keys that it reads.
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
 -- KEYS[2]  {shard}:inflight  sorted set: session id by end of lease, ms
 -- KEYS[3]  {shard}:policies  hash: version, body
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how many at most
 -- Returns the time, ms; the policies' version; the next instant at which something falls due, ms, or -1; and the ids,
--- those whose lease has lapsed first.
+-- those with an expired lease first.
 local limit = ARGV[2] + 0
 local ids = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now, 'LIMIT', 0, limit)
 if #ids < limit then

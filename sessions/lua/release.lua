@@ -1,10 +1,10 @@
--- Give claims back at once instead of when their lease ends.
+-- Return claims before their lease ends.
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
 -- KEYS[2]  {shard}:inflight  sorted set: session id by end of lease, ms
 -- KEYS[3…] {shard}:s:<id>    hash, one key a claim (fields: see note_activity)
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2…] two a claim: session id, arming
--- Returns how many were given back; what somebody ended meanwhile is not.
+-- Returns how many were still in flight under that arming.
 local released = 0
 for number = 0, #KEYS - 3 do
   local id, armed_at = ARGV[2 + number * 2], ARGV[3 + number * 2]

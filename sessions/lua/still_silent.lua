@@ -1,15 +1,15 @@
--- Does this very silence still stand? Asked before a guide message goes out. Where the message goes out right after this
--- question, the silence is counted, once, and from then on the user's signs are noted.
+-- Check before a guide message whether its silence still holds. If the message is sent right after this call, the
+-- silence is counted, once, and the user's signs are recorded from then on.
 -- KEYS[1]  {shard}:signs     stream: what users did right after guide messages (fields: see note_activity)
 -- KEYS[2…] {shard}:s:<id>    hash, one key a silence (fields: see note_activity)
---   z the silence that a guide message goes into, when, ms, and how long after it the user typed, ms, '' for not yet
---   h the silence that the message before went into: no more than two can stand at a time, so each is counted once
+--   z the silence of the last guide message, the time of that message, ms, and the time until the user typed, ms, or ''
+--   h the silence of the guide message before. At most two silences can hold at a time, so each is counted once
 -- ARGV[1]  clock offset, µs (prelude)
--- ARGV[2]  how many characters of such a key come before the session's id
--- ARGV[3]  how long ago a user who has not sent what they typed is still typing, ms
--- ARGV[4…] two a silence: its arming; until when its message may go out, ms, 0 where it does not go out now
--- Returns the time, ms, and for each: 0 it is over, 1 it stands, or the gateway's key that tells.
--- A session that is not known any more said nothing since it was forgotten: its silence stands.
+-- ARGV[2]  number of characters of a session key before the session id
+-- ARGV[3]  time after typing without a message during which the user still counts as typing, ms
+-- ARGV[4…] two a silence: its arming; the latest time at which its message is sent, ms, 0 where it is not sent now
+-- Returns the time, ms, and for each: 0 it ended, 1 it holds, or the gateway's key to check.
+-- An unknown session has had no frame since it was deleted: its silence holds.
 local answer = {now}
 
 local function mark(key, armed_at, began, last, mark_before, counted)

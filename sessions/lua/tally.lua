@@ -1,4 +1,4 @@
--- How many sessions a shard has, and which pauses count no more (see forget_pauses).
+-- Count the sessions of a shard, and find pauses that are too old (see forget_pauses).
 -- KEYS[1]  {shard}:due       sorted set: session id by deadline, ms
 -- KEYS[2]  {shard}:inflight  sorted set: session id by end of lease, ms
 -- KEYS[3]  {shard}:paused    sorted set: session id by last frame, ms
@@ -6,15 +6,15 @@
 -- ARGV[1]  clock offset, µs (prelude)
 -- ARGV[2]  how long a pause counts after its last frame, ms: less than sessions are kept
 -- Returns the time, ms; how many are armed, in flight and paused; the first deadline, ms, or -1; the ids of at most 100
--- sessions whose pause counts no more; and the counts, each name followed by its number.
+-- sessions whose pause is too old; and the counts, each name followed by its number.
 local armed, in_flight = redis.call('ZCARD', KEYS[1]), redis.call('ZCARD', KEYS[2])
 local paused = redis.call('ZCARD', KEYS[3])
 local over = redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now - ARGV[2], 'LIMIT', 0, 100)
 local answer = {now, armed, in_flight, paused, first_of(KEYS[1]), over}
 local counts = redis.call('HGETALL', KEYS[4])
 for number = 1, #counts, 2 do
-  -- A session that vanished without a word (only where memory ran out, or nobody watched for hours) is not counted off.
-  -- Where a shard is empty that is put right.
+  -- A session that Redis evicted, or that expired while no watcher ran for hours, is still in the counts.
+  -- An empty shard resets its counts.
   local is_armed = counts[number]:sub(1, 2) == 'a:'
   if (is_armed and armed + in_flight or paused) == 0 then
     redis.call('HDEL', KEYS[4], counts[number])

@@ -1,5 +1,8 @@
-"""Transactions of a watcher. A watcher that is frozen in one (a stopped process, a suspended machine) must not keep its
-row locks for as long as other programs may be idle."""
+"""Bound the transactions of a watcher.
+
+A watcher may freeze inside a transaction (stopped process, suspended machine). PostgreSQL then ends it after
+`IDLE_MS`, so its row locks do not block other programs for longer.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from django.db import transaction
 
 from scheduling import sql
 
-IDLE_MS = 5_000  #: idle for so long in its transaction, the server ends it and with it its locks
+IDLE_MS = 5_000  #: after this idle time in a transaction the server ends it and releases its locks
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What is asked of the scripts: their keys and arguments, in the order that the header of each Lua file tells."""
+"""Build the calls of the Lua scripts. The header of each Lua file defines the order of keys and arguments."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sessions.frames import KINDS, Frame
 from sessions.store import client
 from sessions.store.client import Call
 
-KEPT = timedelta(hours=24)  #: a session that was never closed vanishes so long after its last frame
+KEPT = timedelta(hours=24)  #: after its last frame, an unclosed session is deleted
 CLOSED_KEPT = timedelta(hours=1)  #: longer than a frame may be late
-TYPING_PAUSE = timedelta(minutes=2)  #: an agent who began to type and went away does not pause for ever
+TYPING_PAUSE = timedelta(minutes=2)  #: an agent who types but never sends does not pause a session for longer
 RENEWED_EVERY = timedelta(hours=1)
-PAUSE_COUNTS = KEPT - 2 * RENEWED_EVERY  #: after its last frame; by then the session itself is still there
-TYPED_LATELY = timedelta(seconds=10)  #: who typed so lately, and has not sent it, is typing
+PAUSE_COUNTS = KEPT - 2 * RENEWED_EVERY  #: after the last frame; shorter than `KEPT`, so the session still exists
+TYPED_LATELY = timedelta(seconds=10)  #: after a typing frame without a message, the user still counts as typing
 
 #: Side, flags and kind of a frame in one word (see note_activity.lua).
 _WHAT = {
@@ -31,11 +31,11 @@ _WHAT = {
 
 _EPOCH, _MS = datetime(1970, 1, 1, tzinfo=UTC), timedelta(milliseconds=1)
 
-Silence = tuple[str, int]  #: a session and the arming that it was silent after
+Silence = tuple[str, int]  #: session id and the arming whose timer ended
 
 
 def note_activity(frames: Sequence[Frame], groups: Mapping[int, Sequence[int]]) -> list[Call]:
-    """`groups`: the places of the frames by shard."""
+    """Build one call per shard. `groups` maps each shard to positions in `frames`."""
     return [_note_activity(shard, [frames[number] for number in numbers]) for shard, numbers in groups.items()]
 
 
@@ -54,14 +54,19 @@ def _note_activity(shard: int, frames: Sequence[Frame]) -> Call:
 
 
 def order_of(seq: int | None, epoch: str) -> int | str:
-    """As the scripts read it."""
+    """Return the order argument of the scripts: empty, `seq` or `seq@epoch`."""
     if seq is None:
         return ""
     return f"{seq}@{epoch}" if epoch else seq
 
 
 def note_presence(sessions: Mapping[str, str], wrote: Collection[str]) -> list[Call]:
-    """By user, the session of their last frame; and the users who wrote a message."""
+    """Build one call per shard.
+
+    Args:
+        sessions: the session of each user's last frame, by user id.
+        wrote: the users who wrote a message.
+    """
     users = list(sessions)
     window = ms(settings.AFTERTOUCH_CONVERSATION_WINDOW)
     made: list[Call] = []
@@ -129,7 +134,7 @@ def still_silent(
 
 
 def tally() -> list[Call]:
-    """One a shard."""
+    """Build one call per shard."""
     return [
         (
             client.TALLY,
@@ -154,7 +159,7 @@ def wrote_key(user_id: str) -> str:
 
 
 def by_shard(ids: Sequence[str]) -> dict[int, list[int]]:
-    """The places of sessions (or users) in the list, by shard, in their order."""
+    """Group positions of the ids by shard. The order within a shard is kept."""
     groups: dict[int, list[int]] = defaultdict(list)
     for number, each in enumerate(ids):
         groups[client.shard_of(each)].append(number)

@@ -1,5 +1,8 @@
-"""The only file that talks to Redis about live sessions: scripts and commands in pipelines, and the expiry of other
-people's keys. Raises `StoreAway` for whatever kept the server from answering."""
+"""Run scripts and commands about live sessions in Redis, and subscribe to key expiry of gateways.
+
+No other module of sessions opens a Redis connection. Raises `StoreAway` for every error that kept the server from
+executing a command.
+"""
 
 from __future__ import annotations
 
@@ -54,23 +57,23 @@ FORGET_PAUSES = Script("forget_pauses")
 
 
 NO_POLICIES = "NOPOLICIES"
-#: What a server answers that is there and takes nothing for now: it loads, is full, is no primary any more …
+#: Answers of a server that runs but cannot write now: it loads, is full, or is no longer the primary.
 TAKES_NOTHING = (redis.ConnectionError, redis.ReadOnlyError, OutOfMemoryError, TryAgainError, ClusterDownError)
-TAKES_NOTHING_CODES = {"MISCONF", "NOREPLICAS", "BUSY"}  #: … cannot write its disk, misses its replicas, runs a script
+TAKES_NOTHING_CODES = {"MISCONF", "NOREPLICAS", "BUSY"}  #: disk error, missing replicas, running script
 
 Call = tuple[Script, Sequence[str], Sequence[Any]]  #: a script with its keys and its arguments
 
 
 class StoreAway(Exception):
-    """The live sessions cannot be reached."""
+    """Redis does not answer or cannot write."""
 
 
 class NotAllowed(Exception):
-    """The Redis user may not do it."""
+    """The Redis ACL denies the command."""
 
 
 class NoPolicies(Exception):
-    """The server has lost its policies: these calls of the batch did nothing."""
+    """The server has no policies. The calls at `undone` changed nothing."""
 
     def __init__(self, undone: list[int], answers: list[Any]) -> None:
         super().__init__("the server has no silence policies")
@@ -83,8 +86,14 @@ class Server:
         self.client = redis_client.connect(url)
 
     def run(self, calls: Sequence[Call], clock_offset: int = 0) -> list[Any]:
-        """All in one pipeline. A script that the server does not know has done nothing, and is sent again in full.
-        Raises `NoPolicies` where some found none."""
+        """Run all calls in one pipeline and return their answers in order.
+
+        A call whose script is unknown to the server changed nothing and is sent again with the script text.
+
+        Raises:
+            NoPolicies: the server has no policies for some of the calls.
+            StoreAway: the server does not answer; the calls may or may not have run.
+        """
         answers = self._send([("EVALSHA", call[0].digest, call) for call in calls], clock_offset)
         unknown = [number for number, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
@@ -105,7 +114,7 @@ class Server:
         return self._execute(fill)
 
     def ask(self, fill: Callable[[Pipeline], object]) -> list[Any]:
-        """The answers to the commands that `fill` writes into a pipeline."""
+        """Return the answers to the commands that `fill` writes into a pipeline. Raises `StoreAway`."""
         answers = self._execute(fill)
         _raise_first(answers)
         return answers
@@ -115,10 +124,10 @@ class Server:
             fill(pipe)
             return pipe.execute(raise_on_error=False)
 
-    # --- a gateway's keys -----------------------------------------------------------------------------------------
+    # --- keys of a gateway ----------------------------------------------------------------------------------------
 
     def keyspace_events(self) -> str | None:
-        """Which events the server tells, None where it does not say."""
+        """Return the value of `notify-keyspace-events`, or None where CONFIG is not permitted."""
         try:
             with away():
                 found = self.client.config_get("notify-keyspace-events")
@@ -128,7 +137,11 @@ class Server:
 
     @contextmanager
     def expiries(self) -> Iterator[Ear]:
-        """Hear of keys that expire."""
+        """Subscribe to key expiry in this database.
+
+        Raises:
+            NotAllowed: the ACL denies the channel.
+        """
         with away(), closing(self.client.pubsub()) as line:  # type: ignore[no-untyped-call]
             database = self.client.connection_pool.connection_kwargs.get("db") or 0
             channel = f"__keyevent@{database}__:expired"
@@ -140,7 +153,10 @@ class Server:
             yield ear
 
     def hears_expiry(self, key: str, within: float) -> bool | None:
-        """Whether the expiry of `key`, which is written for that, is heard. None where it may not be written."""
+        """Write `key` with a lifetime of 1 ms and return whether its expiry event arrives.
+
+        `within` is in seconds. Returns None where the ACL denies the write.
+        """
         with self.expiries() as ear, away():
             try:
                 self.client.set(key, "1", px=1)
@@ -148,24 +164,24 @@ class Server:
                 return None
             ends_at = time.monotonic() + within
             while time.monotonic() < ends_at:
-                self.client.get(key)  # to look at it makes the server notice
+                self.client.get(key)  # a read makes the server expire the key
                 if ear.key(0.05) == key:
                     return True
         return False
 
 
 class Ear:
-    """Hears from a server that also answers when it is asked whether it is there: a line may go dead without a sign."""
+    """Receive expiry events. Pings the server, because a TCP connection can be dead without an error."""
 
     ASKED_EVERY, DEAD_AFTER = 5.0, 15.0  # seconds
 
     def __init__(self, line: PubSub) -> None:
         self._line = line
         self._asked_at = self._heard_at = time.monotonic()
-        self.key(5.0)  # what it says first is that we are heard
+        self.key(5.0)  # the first message confirms the subscription
 
     def key(self, timeout: float) -> str | None:
-        """The next key that expired, None where there was none for so many seconds. Raises `StoreAway`."""
+        """Return the next expired key, or None after `timeout` seconds. Raises `StoreAway`."""
         with away():
             now = time.monotonic()
             if now - self._asked_at > self.ASKED_EVERY:
@@ -190,7 +206,9 @@ def away() -> Iterator[None]:
 
 
 def _raise_first(answers: Sequence[Any]) -> None:
-    """A server that takes nothing for now is as good as away; anything else is a fault of ours."""
+    """Raise `StoreAway` for an answer of a server that cannot write now. Raise other errors unchanged: they are
+    defects.
+    """
     for answer in answers:
         if _takes_nothing(answer):
             raise StoreAway(str(answer)) from answer
@@ -230,8 +248,8 @@ ACTIVE = _names("active")
 PAUSED = _names("paused")
 COUNTS = _names("counts")
 SIGNS = _names("signs")
-SESSION = _names("s:")  #: and the session's id
-PRESENCE = _names("", "u")  #: and the user's id: the session of their last frame
-WROTE = _names("", "u", "w:")  #: and the user's id: when they last wrote a message, ms
-WATCHERS = "{at:watch}"  #: a hash: what each watcher says of itself
-SILENCES = "{at:watch}:silences"  #: a hash: how many silences of each tag were handed in
+SESSION = _names("s:")  #: followed by the session id
+PRESENCE = _names("", "u")  #: followed by the user id: the session of the user's last frame
+WROTE = _names("", "u", "w:")  #: followed by the user id: time of the user's last message, ms
+WATCHERS = "{at:watch}"  #: hash: the state of each watcher
+SILENCES = "{at:watch}:silences"  #: hash: number of recorded silences by tag

@@ -1,9 +1,8 @@
-"""What was written in a session lately, so that a page that was away catches up. At most 100 messages, for a day.
+"""Store the latest messages of a session, so that a reconnecting page catches up.
 
-Beside the store and not in it, because nothing here decides about silence, and a chat without messages has no inbox.
-Its keys share the session's hash tag: whether the session is there is asked in the script that stores the message.
-Raises `StoreAway` like the store; then nobody knows what has been stored, and to put it again is safe where it has a
-key.
+At most 100 messages are kept for 24 hours. An inbox does not influence silence detection. Its keys share the
+session's hash tag, so the script that stores a message also checks the session. Raises `StoreAway` like the store:
+the message may then be stored or not. A repeated `put` with a key is safe.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from sessions.store.client import Call, Script, Server
 
 KEPT = timedelta(hours=24)
 MOST = 100  #: messages
-MOST_BYTES = 131_072  #: of messages, beside the short ones: those of which `MOST` fit into it
-MOST_KEYS = 500  #: a repeat is known as one until so many others came
-OVERTAKEN = -1  #: in place of a seq: stored by no means, but told apart from a repeat of what is there
-START = "0-0"  #: the cursor before the first message
+MOST_BYTES = 131_072  #: of long messages; `MOST` short messages always fit
+MOST_KEYS = 500  #: number of later keys after which a repeat is no longer detected
+OVERTAKEN = -1  #: replaces a seq: the message is not stored, but is still reported as duplicate or replayed
+START = "0-0"  #: cursor before the first message
 
 PUT = Script("inbox_put")
 
@@ -35,17 +34,17 @@ _SIDES = {USER: "u", AGENT: "a"}
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """A message on its way into an inbox. `sender` is user, agent or system."""
+    """A message to store. `sender` is user, agent or system."""
 
     session_id: str
     id: str
     sender: str
     text: str
-    key: str = ""  #: a second post with it is the same message; "": nobody repeats it
+    key: str = ""  #: idempotency key; "": the message is never repeated
     seq: int | None = None
     epoch: str = ""  #: of the counter of `seq`
-    user_id: str = ""  #: whose session it has to be; "": the writer does not say
-    more: Mapping[str, str] = field(default_factory=dict)  #: what else a page may know of it
+    user_id: str = ""  #: required owner of the session; "": not checked
+    more: Mapping[str, str] = field(default_factory=dict)  #: further members for the page
 
     def body(self) -> str:
         said: dict[str, Any] = {"id": self.id, "from": self.sender, "text": self.text}
@@ -58,8 +57,8 @@ class Posted(NamedTuple):
     """`outcome`: stored, duplicate, replayed (its seq is not above the last), no_session or other_user."""
 
     outcome: str
-    cursor: str  #: of the message, "" unless it was stored
-    before: str  #: the cursor of the message before it
+    cursor: str  #: of the message; "" unless it was stored
+    before: str  #: cursor of the previous message
 
 
 class Entry(NamedTuple):
@@ -67,7 +66,7 @@ class Entry(NamedTuple):
     body: str  #: JSON of id, from, text …
 
     def frame(self) -> str:
-        """As it is pushed to a page."""
+        """Return the frame that is pushed to a page, as JSON."""
         return json.dumps({"type": "message", "cursor": self.cursor, "at": at(self.cursor), **json.loads(self.body)})
 
 
@@ -76,14 +75,14 @@ class Inbox:
         self.server = server
 
     def put(self, posts: Sequence[Post]) -> list[Posted]:
-        """Those of one session in their order."""
+        """Store messages, those of one session in their order. Idempotent for messages with a key."""
         if not posts:
             return []
         answers = self.server.run([_put(post) for post in posts])
         return [Posted(*(word.decode() for word in answer)) for answer in answers]
 
     def since(self, session_id: str, cursor: str, most: int = MOST) -> list[Entry]:
-        """What came after the cursor, oldest first, as far as it is still there."""
+        """Return the messages after the cursor, oldest first. Messages above the limits are missing."""
         (found,) = self.server.ask(lambda pipe: [pipe.xrange(_stream(session_id), f"({cursor}", "+", count=most)])
         return [Entry(number.decode(), fields[b"m"].decode()) for number, fields in found]
 
@@ -98,12 +97,12 @@ class Inbox:
 
 
 def live() -> Inbox:
-    """The inboxes beside the store of this process."""
+    """Return the inboxes of this process, in the same Redis as the store."""
     return Inbox(sessions.live().server)
 
 
 def position(cursor: str) -> tuple[int, int]:
-    """What cursors are compared by. Raises `ValueError` for what is none."""
+    """Return a cursor as a comparable pair. Raises `ValueError` for an invalid cursor."""
     found = _CURSOR.fullmatch("0-0" if cursor == "0" else cursor)
     if not found:
         raise ValueError("is not a cursor")
@@ -111,7 +110,7 @@ def position(cursor: str) -> tuple[int, int]:
 
 
 def at(cursor: str) -> str:
-    """When the server stored it."""
+    """Return the time at which the server stored the message, in ISO format."""
     return sessions.instant(position(cursor)[0]).isoformat(timespec="milliseconds")
 
 

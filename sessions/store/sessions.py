@@ -1,6 +1,7 @@
-"""The live sessions. Every decision is the server's, by its own clock, in one script a shard; what is many goes in one
-pipeline. Raises `StoreAway` where the server does not answer; then nobody knows what has been done, and to do it again
-is safe.
+"""Keep the live sessions in Redis.
+
+Every decision is made in one Lua script per shard, by the server's clock. Calls for several shards share a pipeline.
+Raises `StoreAway` where the server does not answer; the calls may then have run or not, and repeating them is safe.
 """
 
 from __future__ import annotations
@@ -20,37 +21,40 @@ from sessions.store import calls, client
 from sessions.store.client import Call, NoPolicies, Server, StoreAway, text
 
 DROPPED, COUNTED, IDLE, REFUSED = 0, 1, 2, 3
-REMEMBERED_EVERY = 30.0  #: seconds, in which a process may miss an edit of the policies
+REMEMBERED_EVERY = 30.0  #: seconds for which a process may use older policies
 
 
 class Noted(NamedTuple):
-    """What a frame did: COUNTED, DROPPED (its seq is not above the last), IDLE (it changes nothing: a ping, or the
-    agent's word in a closed session) or REFUSED (the session is another user's)."""
+    """The effect of a frame.
+
+    COUNTED; DROPPED: its seq is not above the last. IDLE: it changes nothing (a ping, or an agent's frame in a closed
+    session). REFUSED: the session belongs to another user.
+    """
 
     outcome: int
-    deadline_ms: int  #: when the session will have been silent too long; 0 while it is not armed
+    deadline_ms: int  #: when the timer ends; 0 without a timer
 
 
 class Shard(NamedTuple):
-    """One shard at a glance."""
+    """Counts of one shard."""
 
     now_ms: int
     armed: int
     in_flight: int  #: claimed and not yet confirmed
     paused: int  #: by a tool, a transfer or a queue
-    first_due_ms: int  #: -1 for never
-    counts: dict[str, int]  #: the armed, in flight ones among them, as a:<tag>, the paused as p:<tag>
+    first_due_ms: int  #: -1: no deadline
+    counts: dict[str, int]  #: sessions with a timer or in flight as a:<tag>, paused sessions as p:<tag>
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A silence that is ours until its lease ends."""
+    """A silence that this watcher has claimed until its lease ends."""
 
     session_id: str
     user_id: str
     chat_id: str
     tag: str
-    armed_at: int  #: µs; with the session's id it names the silence
+    armed_at: int  #: µs; identifies the silence together with the session id
     deadline_ms: int
     nudge: int
 
@@ -63,29 +67,34 @@ class Claim:
 class Claims:
     silences: list[Claim]
     now_ms: int
-    next_ms: int  #: when the next one falls due, -1 for never
-    versions: frozenset[str]  #: of the policies that the shards hold; "" for none
+    next_ms: int  #: next deadline; -1: none
+    versions: frozenset[str]  #: of the policies of the shards; "" where a shard has none
 
     @property
     def seconds_to_next(self) -> float:
-        """Infinite where nothing is armed."""
+        """Return the seconds to the next deadline, infinite without one."""
         return float("inf") if self.next_ms < 0 else (self.next_ms - self.now_ms) / 1000
 
 
 class Store:
-    """`policies` are asked where the server has lost its own. `clock_offset` (µs) moves the server's clock in tests."""
+    """Access to the live sessions of one server.
+
+    Args:
+        policies: read when the server has lost its policies.
+        clock_offset: µs added to the server's clock, for tests.
+    """
 
     def __init__(self, server: Server, policies: Callable[[], PolicySet], *, clock_offset: int = 0) -> None:
         self.server = server
         self.policies = policies
         self.clock_offset = clock_offset
-        self._known: dict[str, str] = {}  #: the policies that the server last held: their version and body
+        self._known: dict[str, str] = {}  #: version and body of the policies that the server last held
         self._remembering = Every(REMEMBERED_EVERY)
 
-    # --- frames come in -------------------------------------------------------------------------------------------
+    # --- incoming frames ------------------------------------------------------------------------------------------
 
     def note_activity(self, frames: Sequence[Frame]) -> list[Noted]:
-        """Count frames, those of one session in their order, and remember where their users are."""
+        """Count frames and store the presence of their users. Frames of one session keep their order."""
         self._remember_policies()
         groups = calls.by_shard([frame.session_id for frame in frames])
         answers = self._run(calls.note_activity(frames, groups))
@@ -103,17 +112,20 @@ class Store:
         return noted
 
     def close(self, session_id: str, user_id: str) -> Noted:
-        """Disarm and forget. What comes late does not open it again, unless the user writes."""
+        """Stop the timer and delete the session's state. Later frames do not reopen it, unless the user writes."""
         return self.note_activity([Frame(session_id, user_id, kind="close")])[0]
 
     def note_expired(self, users: Sequence[tuple[str, str]], *, window: timedelta, tag: str = "") -> int:
-        """Keys of a gateway expired, (user id, key): these users are silent now. How many nobody had noted yet."""
+        """Record the silence of users whose gateway keys expired. Idempotent within `window`.
+
+        `users` are pairs of user id and key. Returns the number of silences that were new.
+        """
         return sum(self._run([calls.note_expired(user_id, key, tag, window) for user_id, key in users]))
 
-    # --- silences go out ------------------------------------------------------------------------------------------
+    # --- silences -------------------------------------------------------------------------------------------------
 
     def claim_silent(self, limit: int, lease: timedelta, shards: Iterable[int] = range(client.SHARDS)) -> Claims:
-        """Take what is silent by now: of each shard at most `limit`, the oldest first."""
+        """Claim sessions whose deadline has passed, at most `limit` per shard, oldest first."""
         self._remember_policies()
         shards = list(shards)
         answers = self._run([calls.peek_silent(shard, limit) for shard in shards])
@@ -129,23 +141,28 @@ class Store:
         )
 
     def confirm(self, silences: Sequence[Claim]) -> int:
-        """They are handed in. How many nobody had ended meanwhile."""
+        """Mark claims as recorded. Idempotent. Returns how many were still in flight under the same arming."""
         return sum(self._run(calls.confirm(_named(silences))))
 
     def release(self, silences: Sequence[Claim]) -> int:
-        """Give claims back, for anybody to take at once. How many nobody had ended meanwhile."""
+        """Return claims before their lease ends. Idempotent. Returns how many were still in flight under the same
+        arming.
+        """
         return sum(self._run(calls.release(_named(silences))))
 
-    # --- questions ------------------------------------------------------------------------------------------------
+    # --- queries --------------------------------------------------------------------------------------------------
 
     def still_silent(
         self, silences: Sequence[tuple[str, int]], *, send_until: Sequence[datetime | None] = ()
     ) -> tuple[datetime, list[bool | str]]:
-        """The server's time, and for each (session id, armed at) whether it stands. A text instead is the gateway's
-        key that knows: the silence stands until it is there again.
+        """Return the server's time and, for each (session id, armed at), whether the silence still holds.
 
-        `send_until`, for each silence: its guide message is sent right after this question, and not after that time.
-        Where the silence stands the message is counted, once. None, or no list: it is not sent now."""
+        A text instead of a bool is the key of a gateway: the silence holds until that key exists again.
+
+        Args:
+            send_until: for each silence, the latest time at which its guide message is sent after this call.
+                A silence that holds is then counted, once. None or no list: no message is sent now.
+        """
         groups = calls.by_shard([session_id for session_id, _ in silences])
         answers = self._run(calls.still_silent(silences, groups, send_until or [None] * len(silences)))
         stand: list[bool | str] = [True] * len(silences)
@@ -155,16 +172,18 @@ class Store:
         return instant(max((answer[0] for answer in answers), default=0)), stand
 
     def last_frames(self, user_ids: Sequence[str]) -> list[datetime | None]:
-        """When each user last wrote a message, None for longer ago than the conversation window. Pings and typing do
-        not count: a page that was left open is no conversation."""
+        """Return when each user last wrote a message, None outside the conversation window.
+
+        Pings and typing do not count, because a page that stays open sends them too.
+        """
         return [None if each is None else instant(int(each)) for each in self._of_users(user_ids, calls.wrote_key)]
 
     def sessions_of(self, user_ids: Sequence[str]) -> list[str | None]:
-        """The session in which each user was last heard of, pings included."""
+        """Return the session of each user's last frame, pings included."""
         return self._of_users(user_ids, calls.presence_key)
 
     def _of_users(self, user_ids: Sequence[str], key_of: Callable[[str], str]) -> list[str | None]:
-        """One command a shard: most users have no such key."""
+        """Read values with one MGET per shard, because most users have no such key."""
         values: list[str | None] = [None] * len(user_ids)
         groups = calls.by_shard(user_ids)
         found = self.server.ask(
@@ -176,12 +195,15 @@ class Store:
         return values
 
     def known(self, session_ids: Sequence[str]) -> list[bool]:
-        """Whether frames of these sessions came lately."""
+        """Return whether each session still has state in the store."""
         names = [client.SESSION[client.shard_of(each)] + each for each in session_ids]
         return [bool(each) for each in self.server.ask(lambda pipe: [pipe.exists(name) for name in names])]
 
     def active_users(self, limit: int) -> dict[int, dict[str, datetime]]:
-        """By shard, customers whose activity is to be noted, about `limit` in all, those first that wait longest."""
+        """Return customers whose activity is not yet stored in PostgreSQL, by shard.
+
+        Returns about `limit` customers, the longest waiting first.
+        """
         share = -(-limit // client.SHARDS)
         found = self.server.ask(lambda pipe: [pipe.zrange(key, 0, share - 1, withscores=True) for key in client.ACTIVE])
         return {
@@ -191,12 +213,14 @@ class Store:
         }
 
     def forget_active(self, users: Mapping[int, Iterable[str]]) -> None:
-        """These are noted."""
+        """Remove customers whose activity is stored in PostgreSQL."""
         self.server.ask(lambda pipe: [pipe.zrem(client.ACTIVE[shard], *group) for shard, group in users.items()])
 
     def shards(self) -> list[Shard]:
-        """What each holds now. The work is the same however many sessions there are. Pauses that nobody ends any more
-        are forgotten first, a hundred of a shard at a time."""
+        """Return the counts of each shard. The cost does not depend on the number of sessions.
+
+        First removes pauses older than `calls.PAUSE_COUNTS`, at most 100 per shard.
+        """
         answers = self._run(calls.tally())
         over = [(shard, [text(each) for each in answer[5]]) for shard, answer in enumerate(answers) if answer[5]]
         if over:
@@ -210,7 +234,7 @@ class Store:
     # --- policies -------------------------------------------------------------------------------------------------
 
     def push(self, policies: PolicySet) -> None:
-        """They hold from the next arming on; deadlines that are set stay."""
+        """Store the policies. They apply from the next arming; deadlines already set do not change."""
         self._push({"version": policies.version, "body": policies.body})
 
     def _push(self, words: dict[str, str]) -> None:
@@ -219,8 +243,13 @@ class Store:
         self._known = words
 
     def _push_again(self) -> None:
-        """The server has lost them. Without the database they are what the server last held. Raises `StoreAway` where
-        this process has never seen them: a session must not be armed by a policy that nobody made."""
+        """Restore policies that the server has lost.
+
+        Without the database, uses the policies that the server last held.
+
+        Raises:
+            StoreAway: this process never read policies. A session must not get a timer from an unknown policy.
+        """
         try:
             self.push(self.policies())
         except PoliciesUnknown as error:
@@ -247,7 +276,7 @@ class Store:
 
 
 def live() -> Store:
-    """The store of this process, on the server that the settings name."""
+    """Return the store of this process on the server of `REDIS_URL`."""
     return _on(settings.REDIS_URL)
 
 

@@ -1,5 +1,6 @@
-"""What each watcher says of itself, for people to see, kept in the store for a minute; and how many silences all of
-them have handed in."""
+"""Keep the state of each watcher in Redis for one minute, and the number of recorded silences by tag. Read the state
+of single sessions.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ FRESH = 60_000  #: ms
 
 
 class Report:
-    """Counts since the start, and the worst since the last time it was sent."""
+    """Counts since the start, and the largest lateness since the last `send`."""
 
     def __init__(self) -> None:
         self.handed_in = 0
-        self.latest_ms = 0  #: how long after its deadline the latest was claimed
+        self.latest_ms = 0  #: largest time from deadline to claim
         self.recent = Recent()
         self.unsent: Counter[str] = Counter()  #: by tag
 
@@ -45,14 +46,17 @@ class WatcherState:
     name: str  #: node and process
     seen_at: datetime
     handed_in: int  #: silences since it was started
-    latest_ms: int  #: the worst lateness of a claim in the last seconds
-    waits: bool  #: for delivery, because too much is undelivered
+    latest_ms: int  #: largest lateness of a claim since the previous report
+    waits: bool  #: stopped claiming, because too many touches are undelivered
     last_minute: int = 0  #: silences
 
 
 def send(store: Store, report: Report, tags: Container[str], *, waits: bool) -> None:
-    """Silences of a tag without a policy are counted as the default's: there are no more names than policies. What
-    watchers said that are gone is taken away: one that dies and comes back has another name each time."""
+    """Write the watcher's report and remove expired reports.
+
+    A tag without a policy counts as the default tag, so the number of names is bounded by the policies. A restarted
+    watcher has a new name, so old reports must be removed.
+    """
     name = f"{settings.AFTERTOUCH_NODE}:{os.getpid()}"
     (seconds, micros), found = store.server.ask(lambda pipe: [pipe.time(), pipe.hgetall(client.WATCHERS)])
     now_ms = seconds * 1000 + micros // 1000
@@ -77,13 +81,13 @@ def send(store: Store, report: Report, tags: Container[str], *, waits: bool) -> 
 
 
 def silences(store: Store) -> dict[str, int]:
-    """By tag, how many were handed in since the store was last empty."""
+    """Return the number of recorded silences by tag since the store was last empty."""
     (found,) = store.server.ask(lambda pipe: [pipe.hgetall(client.SILENCES)])
     return {text(tag): int(count) for tag, count in sorted(found.items())}
 
 
 def watchers(store: Store) -> list[WatcherState]:
-    """Those that were alive within the last minute."""
+    """Return the watchers that reported within the last minute."""
     (seconds, _), found = store.server.ask(lambda pipe: [pipe.time(), pipe.hgetall(client.WATCHERS)])
     states = []
     for name, said in found.items():
@@ -96,7 +100,7 @@ def watchers(store: Store) -> list[WatcherState]:
 
 @dataclass(frozen=True, slots=True)
 class TagCount:
-    """Chats of a tag. Those of tags without a policy of their own are counted under `default`, which holds for them."""
+    """Number of chats by tag. A tag without its own policy counts as `default`."""
 
     tag: str
     armed: int
@@ -105,15 +109,17 @@ class TagCount:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Live is a chat whose silence is waited for (armed), or that our own side keeps waiting (paused). One that has
-    been silent, and has had its last message, is not live until somebody speaks."""
+    """Counts of live chats. A chat is live while its timer runs or while it is paused.
+
+    A chat whose last guide message was sent is not live until a participant writes.
+    """
 
     tags: list[TagCount]
     armed: int
     paused: int
-    in_flight: int  #: silences that are claimed and not yet handed in
-    lag_ms: int  #: how far the oldest due deadline that nobody has claimed is behind the server's clock
-    a_second: float  #: silences, over the last minute
+    in_flight: int  #: claimed silences that are not yet recorded
+    lag_ms: int  #: server time minus the oldest due deadline without a claim
+    a_second: float  #: silences per second over the last minute
     watchers: list[WatcherState]
 
     @property
@@ -122,7 +128,7 @@ class Overview:
 
 
 def look(store: Store) -> Overview:
-    """Raises `StoreAway`."""
+    """Collect the overview of all shards and watchers. Raises `StoreAway`."""
     shards, working = store.shards(), watchers(store)
     counts: Counter[str] = Counter()
     for shard in shards:
@@ -142,30 +148,30 @@ def look(store: Store) -> Overview:
     )
 
 
-#: Reasons for which the silence of a session is not waited for (a typing agent only postpones its deadline).
+#: Reasons that stop the timer. Typing of an agent only postpones the deadline.
 _PAUSING = ("tool", "transfer", "queue")
-_FIELDS = ("u", "c", "a", "d", "j", "t", "p", "x", "f", "v", "n", "y")  #: as in the header of `lua/note_activity.lua`
+_FIELDS = ("u", "c", "a", "d", "j", "t", "p", "x", "f", "v", "n", "y")  #: see the header of `lua/note_activity.lua`
 
 
 @dataclass(frozen=True, slots=True)
 class Glance:
-    now: datetime  #: the server's
+    now: datetime  #: time of the server
     user_id: str
     chat_id: str
-    armed_at: int  #: µs; 0 for a session that is not known
-    deadline: datetime | None  #: None while it is not armed
-    nudges: int  #: guide messages that went out since the user's last word
+    armed_at: int  #: µs; 0 for an unknown session
+    deadline: datetime | None  #: None without a timer
+    nudges: int  #: guide messages sent since the user's last message
     tag: str
-    policy: str  #: the tag whose policy holds
-    pause: str  #: why it is paused, "" where it is not
+    policy: str  #: the tag whose policy applies
+    pause: str  #: reason of the pause; "" without one
     closed: bool
-    silent: bool  #: noticed, and nobody has spoken since
+    silent: bool  #: silence detected, no message since
     last_user_at: datetime | None  #: pings do not count
     last_agent_at: datetime | None
 
     @property
     def state(self) -> str:
-        """`closed`, `paused`, `silent`, `armed`, or `idle`: its user has not written yet."""
+        """Return `closed`, `paused`, `silent`, `armed` or `idle` (the user has not written yet)."""
         if self.closed:
             return "closed"
         if self.pause in _PAUSING:
@@ -176,7 +182,7 @@ class Glance:
 
 
 def at(store: Store, session_id: str) -> Glance:
-    """Raises `StoreAway`."""
+    """Read one session. Raises `StoreAway`."""
     shard = client.shard_of(session_id)
     time, held, body = store.server.ask(
         lambda pipe: [
