@@ -1,4 +1,4 @@
-"""Celery's way in. Each task only calls the domain."""
+"""Celery tasks of the RPA part. Each only calls the domain."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from scheduling.tasks import PATIENCE
 
 @shared_task(name="rpa_tasks.publish_for_shops", **PATIENCE)
 def publish_for_shops(*given: Any, **order: Any) -> None:
-    """Takes any arguments: what does not fit must reach a person as a failed task, not end in beat's log."""
+    """Accept any arguments: invalid ones must become a failed task, not only an entry in beat's log."""
     schedules.publish_for_shops(schedules.by_name(given, order))
 
 
 @shared_task(name="rpa_tasks.run", is_tick=True)
 def run() -> None:
-    """A wake-up token: what it is about is in the database."""
+    """Run startable jobs. The message carries no job; the work is in PostgreSQL."""
     runner.work(list(current_app.amqp.queues.consume_from))
 
 
@@ -31,10 +31,10 @@ def hand_over() -> None:
 @shared_task(name="rpa_tasks.keep_moving", is_tick=True)
 def keep_moving() -> None:
     dispatch.keep_moving()
-    scheduled_rounds.run_waiting()  # whose wake-up was lost, or whose worker vanished
+    scheduled_rounds.run_waiting()  # rounds whose message was lost or whose worker vanished
 
 
 @shared_task(name="rpa_tasks.run_rounds", is_tick=True)
 def run_rounds() -> None:
-    """A wake-up from beat: the rounds are in the database."""
+    """Publish stored rounds. The message carries no round."""
     scheduled_rounds.run_waiting()

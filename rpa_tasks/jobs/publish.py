@@ -361,8 +361,7 @@ def _parameters(request: Request, shop: Shop, flow: Flow) -> dict[str, Any]:
 
 
 def _refuse_excess(shop: Shop) -> None:
-    """Raise `Refused` if a backlog limit is reached. Concurrent requests may exceed it slightly: it is no exact quota.
-    """
+    """Raise `Refused` if a backlog limit is reached. Concurrent requests may exceed it slightly."""
     waiting = """
         SELECT count(*) FROM (
             SELECT FROM rpa_tasks_job AS job {join}

@@ -180,8 +180,7 @@ def _length(producer: Any, queue: str) -> int:
 
 
 def publish_tokens_to(queue: str, count: int) -> int:
-    """Publish up to `count` messages to a queue: as many as nodes have free slots, at least one. Returns their number.
-    """
+    """Publish 1 to `count` messages to a queue, limited by the free slots of nodes. Returns their number."""
     priority = next((tier for tier, name in TIERS.items() if queue.endswith(name)), 1)
     nodes = capacity()
     count = max(1, min(count, room(queue, nodes)))

@@ -1,4 +1,4 @@
-"""What a failed run leaves for the person who looks into it: the page as it was, and the log."""
+"""Collect and unpack the evidence of a failed run: screenshot, HTML and log."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rpa_tasks.browsers.health import minimal_environment
 
 log = structlog.get_logger(__name__)
 
-PATIENCE = 15  #: seconds for the browser to show its page; one that hangs has no more to say
-LIMIT = 1_000_000  #: bytes of each piece
-MOST = 4_000_000  #: bytes of a text that is shown; a few bytes of zlib may hold gigabytes
+PATIENCE = 15  #: seconds for the browser to export its page; a browser that hangs has no evidence
+LIMIT = 1_000_000  #: bytes of each item
+MOST = 4_000_000  #: bytes of an unpacked text; a few bytes of zlib can expand to gigabytes
 
 
 def collect(port: int | None, log_path: Path) -> dict[str, bytes]:
-    """By `Evidence.Kind`. Raises nothing: what cannot be had is missing."""
+    """Return the evidence by `Evidence.Kind`. Raises nothing: an item that cannot be read is missing."""
     found = _page(port) if port else {}
     try:
         text = log_path.read_bytes()[-LIMIT:]
@@ -56,7 +56,7 @@ def _page(port: int) -> dict[str, bytes]:
 
 
 def unpacked(text: bytes) -> bytes:
-    """A text as `collect` packed it, and no more of it than anybody reads; what is no zlib as it is."""
+    """Unpack at most 4 MB of a text that `collect` packed. Data that is not zlib is returned as it is."""
     try:
         return zlib.decompressobj().decompress(text, MOST)
     except zlib.error:

@@ -1,7 +1,7 @@
-"""At most so many runs a node, whatever number of workers it has: one kernel lock a slot.
+"""Slots of this node, the notes of its workers about their queues, and its stop flag.
 
-A lock dies with its process, so a slot cannot leak. It is taken in the process that runs the job, after the fork: a
-lock that is inherited excludes nobody.
+There is one kernel lock per slot, whatever number of workers the node has. A lock ends with its process, so a slot
+cannot leak. The process that runs the job takes it after the fork, because an inherited lock excludes no process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rpa_tasks.supervisor.processes import look
 
 @contextmanager
 def slot() -> Iterator[int | None]:
-    """Hold a free slot; None where all are taken."""
+    """Hold a free slot; None if all are taken."""
     folder = Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "slots"
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(settings.AFTERTOUCH_RPA_SLOTS):
@@ -44,8 +44,11 @@ def slot() -> Iterator[int | None]:
 
 
 class Flag:
-    """A byte that processes share, without a lock. `multiprocessing.Event` has one even for a look: a child that is
-    killed with SIGKILL while it looks keeps it for ever, and all other runs of the node wait for it."""
+    """A byte shared by processes, without a lock.
+
+    `multiprocessing.Event` takes a lock even for a read. A child killed with SIGKILL during a read keeps that lock
+    forever, and all other runs of the node wait for it.
+    """
 
     def __init__(self) -> None:
         self._byte = mmap.mmap(-1, 1)
@@ -64,8 +67,10 @@ stopping = Flag()
 
 
 def note(queues: Sequence[str], processes: int = 0) -> None:
-    """Say what this process, a worker, consumes, with how many child processes (0: unknown). OSError where the disk is
-    full."""
+    """Record the queues and the number of child processes (0: unknown) of this worker.
+
+    Raises: `OSError`, for example if the disk is full.
+    """
     me = look(os.getpid())
     assert me is not None
     path = registry.workers() / f"{me.pid}-{me.started}.json"
@@ -75,12 +80,12 @@ def note(queues: Sequence[str], processes: int = 0) -> None:
 
 
 def carried() -> list[str]:
-    """The queues of the workers that live, or did a moment ago."""
+    """Return the queues of the node's workers that run, or ran within the lease of a preferred node."""
     return list(dict.fromkeys(queue for note in _notes() for queue in note["queues"]))
 
 
 def slots() -> int:
-    """How many jobs the node can run at once: no more than its workers have processes."""
+    """Return how many jobs the node can run at once: at most the number of its worker processes."""
     processes = [int(note["processes"]) for note in _notes()]
     known = sum(processes) if all(processes) else 0
     return min(settings.AFTERTOUCH_RPA_SLOTS, known or settings.AFTERTOUCH_RPA_SLOTS)
@@ -95,8 +100,10 @@ def _notes() -> Iterator[dict[str, Any]]:
 
 
 def _counts(path: Path) -> bool:
-    """Whether the worker lives, or did within the lease of a preferred node: a restart must not move its shops. The
-    file's time is when the worker was last seen alive."""
+    """Return whether the worker runs, or ran within the lease of a preferred node: a restart must not move its shops.
+
+    The modification time of the file is the last time the worker was seen running.
+    """
     pid, ticks = map(int, path.stem.split("-"))
     if is_alive(pid, ticks):
         os.utime(path)

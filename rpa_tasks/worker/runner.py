@@ -1,7 +1,7 @@
-"""One job after another, each through the same steps: pick → clear the way → borrow a browser → run → verdict → settle.
+"""Run jobs one after another: pick, clean up, acquire a browser, run, judge, settle.
 
-The command runs under a guard process that ends it unless it hears, every few seconds, that the lease was renewed. So
-a worker that was stopped or cut off from the database leaves no second run beside the one that takes its place.
+The command runs under a supervisor process. It ends the command unless it receives a lease renewal every few seconds.
+So a worker that is stopped or cut off from PostgreSQL leaves no second run of the shop.
 """
 
 from __future__ import annotations
@@ -43,16 +43,18 @@ log = structlog.get_logger(__name__)
 
 LEASE = timedelta(seconds=60)
 RENEW = 10.0  #: seconds between renewals
-LOOK = 1.0  #: seconds between looks whether somebody called it off or the node is stopping
-EXTENSION = 30.0  #: seconds that a renewal is worth to the guard; its whole ladder ends before the lease does
-STOPPING_PATIENCE = 20.0  #: seconds a run may go on when its node stops, before an idempotent one is sent back
-SETTLE_PATIENCE = 50.0  #: seconds of trying to settle while the database is away; then the rescue has done it
-UNEVENTFUL = (Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.HELD)  #: ends that nobody looks into
+LOOK = 1.0  #: seconds between checks for a cancellation or a stop of the node
+EXTENSION = 30.0  #: seconds that one renewal allows the supervisor process; it ends the command before the lease ends
+STOPPING_PATIENCE = 20.0  #: seconds that a run may continue when its node stops; then an idempotent run is returned
+SETTLE_PATIENCE = 50.0  #: seconds of retries while PostgreSQL is unavailable; then the rescue has settled it
+UNEVENTFUL = (Outcome.SUCCEEDED, Outcome.CANCELLED, Outcome.HELD)  #: outcomes without evidence
 
 
 def work(queues: Sequence[str]) -> int:
-    """Run what can start, one job after another, until nothing can. Returns how many ran. At once 0 where all of this
-    node's slots are taken: who holds them looks for the next job anyway."""
+    """Run startable jobs one after another and return their number.
+
+    Returns 0 at once if all slots of the node are taken: their holders look for the next job when they finish.
+    """
     ran = 0
     with slot() as number:
         while number is not None and not stopping.is_set():
@@ -61,14 +63,14 @@ def work(queues: Sequence[str]) -> int:
                 break
             _Run(pick).carry_out()
             ran += 1
-            # What waits behind it may be in a queue that this node does not carry, or this node is stopping.
+            # The shop's next job may be in a queue that this node does not serve, or this node is stopping.
             wakeups.ring_for_shops([pick.shop_id])
     return ran
 
 
 @dataclass(slots=True)
 class _Run:
-    """One run on its way. Each step either hands on or settles."""
+    """One run. Each step continues the run or settles it."""
 
     pick: Pick
     started_at: datetime = field(init=False)
@@ -101,8 +103,8 @@ class _Run:
             with self._borrowed():
                 ended = self._with_browser()
                 if self.stands:
-                    # Giving the browser back takes time, and a worker that is killed meanwhile must not lose this end.
-                    # A browser in doubt is ended first.
+                    # Releasing the browser takes time. A worker that is killed during it must not lose the outcome. An
+                    # uncertain browser is ended first.
                     self.settled = True
                     self._settle(ended)
                 return ended
@@ -113,7 +115,7 @@ class _Run:
             return self._without_start(Verdict(outcome, error.reason), detail=str(error))
 
     def _way_is_blocked(self) -> str:
-        """What an earlier run of this shop left on this node ends before the next begins."""
+        """End what an earlier run of this shop left on this node. Returns why the run cannot start, or ""."""
         shop = self._shop_name()
         left = sweep(
             lambda marks: marks.get("AFTERTOUCH_SHOP") == shop and _lease_no(marks) < self.pick.claim.lease_no,
@@ -153,7 +155,7 @@ class _Run:
                 order = self._order(prepared)
             except command.ParamTooLong as error:
                 return self._without_start(Verdict(Outcome.BUSINESS, "arguments_too_long"), detail=str(error))
-            except OSError as error:  # no room for a home, or for the log
+            except OSError as error:  # no space for a working directory or the log
                 return self._without_start(Verdict(Outcome.HELD, "disk_full"), detail=str(error))
             if not self._renew() or self.job.pk not in jobs.mark_sending([claim]):
                 self.stands = False
@@ -176,15 +178,17 @@ class _Run:
         )
 
     def _watch(self, order: Order) -> Ending:
-        """Until the command and everything it started is gone. The lease is renewed meanwhile, and the guard told so;
-        where it cannot be, the guard ends the command by itself."""
+        """Wait until the command and everything it started has ended, and renew the lease during this time.
+
+        If a renewal fails, the supervisor process ends the command.
+        """
         looked_at = time.monotonic()
         with Guarded(replace(order, extend_until=self.renewed_at + EXTENSION)) as guarded:
             while True:
                 event = guarded.next_event(timeout=LOOK)
                 if isinstance(event, Ending):
                     if self.progress:
-                        self._why_stop()  # the last that it told is not lost
+                        self._why_stop()  # stores the last reported progress
                     return event
                 if isinstance(event, Progress):
                     self.progress = event
@@ -197,7 +201,7 @@ class _Run:
 
     @contextmanager
     def _lease_kept(self) -> Iterator[None]:
-        """Around what may take as long as the lease and has no turn of its own to renew it in."""
+        """Renew the lease from a thread during a step that may take as long as the lease."""
         over = threading.Event()
 
         def renew() -> None:
@@ -214,7 +218,7 @@ class _Run:
             keeper.join()
 
     def _renew(self) -> bool:
-        """False: the lease could not be renewed, because the claim does not stand or nobody can be asked."""
+        """Renew the lease. Returns False if the claim is stale or PostgreSQL is unavailable."""
         asked_at = clock()
         try:
             self.stands = jobs.renew(self.pick.claim, lease=LEASE)
@@ -227,7 +231,7 @@ class _Run:
         return self.stands
 
     def _why_stop(self) -> str:
-        """Whether somebody called it off, the claim is gone or the node is stopping; progress goes along."""
+        """Store the progress and return why the command must stop: cancelled, stale claim or stopping node; or ""."""
         if stopping.is_set():
             self.stopped_at = self.stopped_at or time.monotonic()
             if self.job.flow.idempotent and time.monotonic() - self.stopped_at > STOPPING_PATIENCE:
@@ -244,12 +248,12 @@ class _Run:
     # --- the end ------------------------------------------------------------------------------------------------
 
     def _settle(self, ended: Ended) -> None:
-        """Where the database is away, for as long as the lease may still stand."""
+        """Settle the run. While PostgreSQL is unavailable, retry for as long as the lease may be valid."""
         gives_up_at, bare = time.monotonic() + SETTLE_PATIENCE, False
         while True:
             try:
                 if conclude(self.job, self.pick.claim, ended):
-                    self._log_path().unlink(missing_ok=True)  # what matters of it is with the run
+                    self._log_path().unlink(missing_ok=True)  # the run's row holds the relevant part
                 return
             except sql.AWAY as error:
                 log.warning("run_not_settled", task_id=str(self.job.pk), error=str(error))
@@ -260,7 +264,7 @@ class _Run:
             except Exception:
                 if bare:
                     raise
-                # Whatever it said that cannot be kept: what it means still counts.
+                # Details that cannot be stored are dropped; the verdict still counts.
                 log.exception("end_broke", task_id=str(self.job.pk))
                 ended, bare = Ended(verdict=ended.verdict, started_at=ended.started_at), True
 
@@ -268,12 +272,14 @@ class _Run:
         return Ended(verdict=verdict, started_at=self.started_at, detail=detail)
 
     def _broke(self, error: Exception) -> Ended:
-        """A fault of ours. Whether the command had begun decides, as with a worker that vanished."""
+        """Return the end of a run after an internal error. As for a lost worker, it depends on whether the command had
+        started.
+        """
         began = Job.objects.filter(pk=self.job.pk, sending_at__isnull=False).exists()
         outcome = Outcome.UNKNOWN if began and not self.job.flow.idempotent else Outcome.TRANSIENT
         return self._without_start(Verdict(outcome, "internal_error"), detail=f"{type(error).__name__}: {error}")
 
-    # --- what the command is told -------------------------------------------------------------------------------
+    # --- parameter and environment ------------------------------------------------------------------------------
 
     def _param(self) -> dict[str, Any]:
         shop = self.job.shop
@@ -289,8 +295,10 @@ class _Run:
         )
 
     def _order(self, prepared: ExitStack) -> Order:
-        """With a working directory that is deleted, and a sandbox that is taken down, when `prepared` is closed. Raises
-        `ParamTooLong`, `OSError` and `isolation.CannotIsolate`."""
+        """Prepare the working directory and the sandbox. Closing `prepared` deletes them.
+
+        Raises: `ParamTooLong`, `OSError`, `isolation.CannotIsolate`.
+        """
         flow, shop, claim = self.job.flow, self.job.shop, self.pick.claim
         folder = registry.runs() / f"{self.job.pk}-{claim.lease_no}"
         param_file = folder / "param.json"
@@ -318,7 +326,7 @@ class _Run:
                 port=self.browser.port if self.browser else None,
             )
         )
-        if flow.command[0] == "{python}":  # our own flow runner, which lives here
+        if flow.command[0] == "{python}":  # the flow runner of this project
             environment["PYTHONPATH"] = str(settings.BASE_DIR)
         return Order(
             argv=argv,
@@ -341,7 +349,7 @@ class _Run:
 
 
 def _look(claim: Claim, progress: Progress | None) -> bool | None:
-    """Whether a person called the run off; None where the claim does not stand any more. Stores the progress."""
+    """Store the progress and return whether the run was cancelled. None if the claim is stale."""
     found = sql.rows(
         """
         UPDATE rpa_tasks_job
@@ -361,7 +369,9 @@ def _look(claim: Claim, progress: Progress | None) -> bool | None:
 
 
 def _lease_no(marks: Mapping[str, str]) -> int:
-    """Of a process, by its environment, which a flow can set to anything: what is no number is swept."""
+    """Return the lease number in a process environment. A flow can set it to any value; no number counts as 0, so it is
+    swept.
+    """
     try:
         return int(marks.get("AFTERTOUCH_LEASE_NO") or 0)
     except ValueError:
