@@ -1,5 +1,8 @@
-"""What the maintainer does with the database: tell what the node looks like, end runs that are over, drop
-what is old."""
+"""Housekeeping of a node that needs PostgreSQL.
+
+It reports the node, ends orphaned runs, and deletes old evidence, logs, directories, profiles and nodes. Each step is
+bounded, because the node must report between the passes.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,14 @@ from scheduling import sql
 
 log = structlog.get_logger(__name__)
 
-ORPHANED_FOR = 30.0  #: seconds; the guard's own ladder, which is gentler, is over by then
-BATCH = 200  #: pieces of evidence a pass: each may have a megabyte, and the node says nothing meanwhile
+ORPHANED_FOR = 30.0  #: seconds; the supervisor process, which ends a run more gently, has finished by then
+BATCH = 200  #: evidence rows per pass: each may have a megabyte, and the node does not report during the deletion
 TIDY_EVERY = 600.0  #: seconds
-LOGS_AT_ONCE = 500  #: log files or directories a pass looks at, however many there are
-RUN_LOG_KEPT = timedelta(days=1)  #: since it was last written to; whoever settles a run deletes its log
-BROWSER_LOG = 1_000_000  #: bytes that a browser may say on standard error before it is cut
+LOGS_AT_ONCE = 500  #: log files or directories read in one pass
+RUN_LOG_KEPT = timedelta(days=1)  #: since its last write; the process that settles a run deletes its log
+BROWSER_LOG = 1_000_000  #: bytes of a browser's standard error before the log is truncated
 
-Run = tuple[UUID, int]  #: task and lease number
+Run = tuple[UUID, int]  #: task id and lease number
 
 
 class Chores:
@@ -50,7 +53,7 @@ class Chores:
 
     @property
     def steps(self) -> list[Callable[[], object]]:
-        """One pass, in this order."""
+        """List the steps of one pass in order."""
         return [
             self.report,
             self.end_orphans,
@@ -61,7 +64,7 @@ class Chores:
         ]
 
     def can_be_done(self) -> bool:
-        """Whether the database answers."""
+        """Return whether PostgreSQL is available."""
         try:
             close_old_connections()
             connection.ensure_connection()
@@ -71,22 +74,24 @@ class Chores:
         return True
 
     def report(self) -> None:
-        """What the back office knows of this node. By the database's clock, with which the lanes compare it."""
+        """Report this node with PostgreSQL's time, which the lanes use for comparison."""
         ExecutionNode.objects.update_or_create(
             name=settings.AFTERTOUCH_NODE,
             defaults={
                 "seen_at": Now(),
                 "started_at": self.started_at,
                 "slots": node.slots(),
-                # Of all its workers: only one of their maintainers works.
+                # The queues of all workers of the node, because only one of their maintainers is active.
                 "queues": list(dict.fromkeys([*self.queues, *node.carried()])),
                 "browsers": recycling.describe(),
             },
         )
 
     def end_orphans(self) -> None:
-        """End processes of runs that are over and whose guard does not end them: it hangs. Where it was killed, see
-        `rpa_tasks.supervisor.orphans`."""
+        """End processes of finished runs whose supervisor process hangs.
+
+        For killed supervisor processes see `rpa_tasks.supervisor.orphans`.
+        """
         found = _marked_runs()
         orphans = found - _running(found)
         at = time.monotonic()
@@ -99,18 +104,18 @@ class Chores:
     def tidy(self) -> None:
         if self._tidied_at is not None and time.monotonic() - self._tidied_at < TIDY_EVERY:
             return
-        if delete_old_evidence() < BATCH:  # else there is more, for the next pass
+        if delete_old_evidence() < BATCH:  # otherwise the next pass deletes more
             forget_old_nodes()
             self._tidied_at = time.monotonic()
 
 
 def forget_old_nodes() -> None:
-    """Nodes that came for a while and went. Their shops live elsewhere long since; should one come back, it says so."""
+    """Delete nodes without a recent report. A node that comes back reports itself again."""
     ExecutionNode.objects.filter(seen_at__lt=Now() - KEPT_FOR).delete()
 
 
 def delete_old_evidence() -> int:
-    """A batch, and none that another node is just deleting. Returns how many."""
+    """Delete one batch of old evidence and return its size. Rows that another node is deleting are skipped."""
     return sql.count(
         """
         DELETE FROM rpa_tasks_evidence WHERE id = ANY(ARRAY(
@@ -123,35 +128,35 @@ def delete_old_evidence() -> int:
 
 
 class LeftRuns:
-    """A walk through the working directories, with the parameter files, of runs whose worker was killed."""
+    """Scan of working directories, with parameter files, of runs whose worker was killed."""
 
     def __init__(self) -> None:
         self._walk = _entries(registry.runs())
         self._left: list[str] = []
 
     def delete_some(self) -> None:
-        """Delete for `isolation.DELETE_FOR` at most. What takes longer goes on when its turn comes again."""
+        """Delete for at most `isolation.DELETE_FOR`. The next pass continues."""
         ends_at = time.monotonic() + isolation.DELETE_FOR
         if not self._left:
             entries = list(islice(self._walk, LOGS_AT_ONCE))
             if len(entries) < LOGS_AT_ONCE:
-                self._walk = _entries(registry.runs())  # from the beginning, next time
+                self._walk = _entries(registry.runs())  # the next pass starts again
             self._left = [entry.name for entry in _of_runs_that_are_over(entries)]
         while self._left and (within := ends_at - time.monotonic()) > 0:
             isolation.delete_directory(registry.runs() / self._left.pop(), within)
 
 
 class OldLogs:
-    """A walk through the folder of logs, a few steps a pass: what killed workers left may be very many files."""
+    """Scan of the log folder in bounded steps: killed workers may leave very many files."""
 
     def __init__(self) -> None:
         self._walk = _entries(registry.logs())
 
     def delete_some(self) -> int:
-        """Delete runs' logs that nobody will; cut the browsers' where they grow. Returns how many were looked at."""
+        """Delete logs of finished runs, truncate or delete those of browsers. Returns the number of files read."""
         entries = list(islice(self._walk, LOGS_AT_ONCE))
         if len(entries) < LOGS_AT_ONCE:
-            self._walk = _entries(registry.logs())  # from the beginning, next time
+            self._walk = _entries(registry.logs())  # the next pass starts again
         left: list[os.DirEntry[str]] = []
         for entry in entries:
             with suppress(OSError):
@@ -171,7 +176,7 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 
 def _limit(entry: os.DirEntry[str]) -> None:
-    """A browser's log."""
+    """Delete an old log of a browser, or truncate a long one."""
     if _silent_for(entry) > settings.AFTERTOUCH_RPA_EVIDENCE_KEPT:
         os.unlink(entry)
     elif entry.stat().st_size > BROWSER_LOG:
@@ -183,20 +188,20 @@ def _silent_for(entry: os.DirEntry[str]) -> timedelta:
 
 
 def _of_runs_that_are_over(entries: list[os.DirEntry[str]]) -> list[os.DirEntry[str]]:
-    """A run may go on for days and say nothing."""
+    """Keep entries whose run has ended. The log's age is not enough: a run may print nothing for days."""
     runs = {entry: _run_of_entry(entry.name) for entry in entries}
     running = _running({run for run in runs.values() if run})
     return [entry for entry, run in runs.items() if run not in running]
 
 
 def _run_of_entry(name: str) -> Run | None:
-    """By its name: `<task>-<lease number>` of its working directory, with `.log` of its log."""
+    """Parse the name `<task>-<lease number>` of a working directory; a log has `.log` behind it."""
     task_id, _, lease_no = name.removesuffix(".log").rpartition("-")
     return _run_of({TASK_ID: task_id, LEASE_NO: lease_no})
 
 
 def _marked_runs() -> set[Run]:
-    """The runs that have processes on this node."""
+    """Return the runs that have processes on this node."""
     return {run for _, marks in marked() if (run := _run_of(marks))}
 
 

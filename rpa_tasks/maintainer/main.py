@@ -1,9 +1,8 @@
-"""Looks after a node's browsers: `python -m rpa_tasks.maintainer.main`, started by every execution worker of the node.
+"""Maintain the browsers and runs of a node: `python -m rpa_tasks.maintainer.main`.
 
-One of them works, the others wait for its lock. It ends when its standard input closes or its parent is gone, and ends
-the browsers that nobody uses any more: with no worker on the node nobody would. Browsers are kept in the main thread,
-what needs PostgreSQL in another, so that a database that does not answer leaves the browsers in good hands; and runs
-that lost their guard in a third, as neither may hold that up.
+Each execution worker of the node starts one; the holder of the lock works and the others wait. It stops when its
+standard input closes or its parent ends, and then ends unused browsers. The main thread maintains the browsers. One
+thread does what needs PostgreSQL, another ends runs without a supervisor process. So none of them delays another.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from rpa_tasks.supervisor.orphans import end_unguarded
 log = structlog.get_logger(__name__)
 
 PASS = 5.0  #: seconds between passes
-LOOK = 1.0  #: seconds between looks whether the worker is still there
-FAREWELL = 120.0  #: seconds for runs that outlive their worker to end, before the rest is left to the next one
+LOOK = 1.0  #: seconds between checks of the worker
+FAREWELL = 120.0  #: seconds to wait for runs that outlive their worker; the next maintainer ends the rest
 
 
 def main(words: list[str]) -> None:
@@ -46,15 +45,17 @@ def main(words: list[str]) -> None:
 
 
 class Worker:
-    """The process that started this one, told by the pipe to it. The parent's pid says the same where a child of the
-    worker has inherited the other end of the pipe."""
+    """The parent process. Its pipe closes when it ends.
+
+    The parent's pid is checked as well: a child of the worker may have inherited the other end of the pipe.
+    """
 
     def __init__(self, parent: int) -> None:
         self._parent = parent or os.getppid()
         self._gone = False
 
     def is_gone(self, *, within: float) -> bool:
-        """Waits until it is, at most so many seconds."""
+        """Wait at most `within` seconds for the end of the worker. Returns whether it has ended."""
         ends_at = time.monotonic() + within
         while not self._gone:
             left = max(0.0, min(LOOK, ends_at - time.monotonic()))
@@ -68,7 +69,7 @@ class Worker:
 
 
 def maintain(worker: Worker, queues: list[str]) -> None:
-    """A pass every few seconds until the worker is gone."""
+    """Run a pass every few seconds until the worker has ended."""
     threading.Thread(target=_do_chores, args=(queues,), daemon=True).start()
     threading.Thread(target=_watch_over_runs, daemon=True).start()
     steps = browser_steps()
@@ -77,7 +78,7 @@ def maintain(worker: Worker, queues: list[str]) -> None:
 
 
 def browser_steps() -> list[Callable[[], object]]:
-    """One pass, in this order: what frees slots comes before what fills them."""
+    """List the steps of one pass in order: steps that free slots precede those that use them."""
     return [
         recycling.end_abandoned,
         recycling.end_unrecorded,
@@ -90,7 +91,7 @@ def browser_steps() -> list[Callable[[], object]]:
 
 
 def take_steps(steps: list[Callable[[], object]]) -> None:
-    """One that fails does not keep the others from being taken."""
+    """Run all steps. An error in one step does not prevent the next."""
     for step in steps:
         try:
             step()
@@ -99,8 +100,10 @@ def take_steps(steps: list[Callable[[], object]]) -> None:
 
 
 def say_farewell(lock: Lock) -> None:
-    """End what nobody uses, and what nobody guards. Runs may go on without their worker for moments; but as soon as
-    another maintainer takes over, the rest is its."""
+    """End unused browsers and unsupervised runs. Runs may outlive their worker for a moment.
+
+    Stops after 120 s, or as soon as another maintainer takes the lock.
+    """
     ends_at = time.monotonic() + FAREWELL
     while recycling.end_unused() + end_unguarded() and time.monotonic() < ends_at:
         lock.release()
@@ -117,7 +120,7 @@ def _watch_over_runs() -> None:
 
 
 def _do_chores(queues: list[str]) -> None:
-    from rpa_tasks.maintainer.housekeeping import Chores  # its models want Django to be set up
+    from rpa_tasks.maintainer.housekeeping import Chores  # its models need `django.setup`
 
     chores = Chores(queues)
     while True:

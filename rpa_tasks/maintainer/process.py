@@ -1,6 +1,6 @@
-"""The worker's side of the maintainer: started with the worker, started again when it dies, ended with the worker.
+"""Start the maintainer from a worker, restart it after a crash, and stop it with the worker.
 
-It lives as long as the pipe to its standard input is open, so it also ends where the worker is killed.
+The maintainer runs as long as the pipe to its standard input is open. So it also ends when the worker is killed.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from rpa_tasks.worker import node
 
 log = structlog.get_logger(__name__)
 
-RESTART_AFTER = 5.0  #: seconds after it died
+RESTART_AFTER = 5.0  #: seconds after a crash
 STOP_WITHIN = 30.0  #: seconds to end the browsers
 
 _supervision: Supervision | None = None
 
 
 def start(queues: Sequence[str] = (), processes: int = 0) -> None:
-    """Keep a maintainer running beside this process. A second time does nothing."""
+    """Keep a maintainer running. Idempotent."""
     global _supervision
     if _supervision is None:
         _supervision = Supervision(queues, processes)
 
 
 def stop() -> None:
-    """End it with the browsers that nobody uses, and wait for that."""
+    """Stop the maintainer, which ends unused browsers, and wait for it."""
     global _supervision
     supervision, _supervision = _supervision, None
     if supervision is not None:
@@ -40,7 +40,7 @@ def stop() -> None:
 
 
 class Supervision:
-    """A thread that starts a maintainer whenever there is none."""
+    """Thread that keeps one maintainer running."""
 
     def __init__(self, queues: Sequence[str], processes: int = 0) -> None:
         self._queues = list(queues)
@@ -69,7 +69,9 @@ class Supervision:
         while not self._stopping.is_set():
             try:
                 self._process = self._launch()
-            except OSError as error:  # no memory, no process or no descriptor left: that passes, this thread must not
+            except (
+                OSError
+            ) as error:  # no memory, process or descriptor left: this is temporary, so the thread continues
                 log.warning("maintainer_not_started", error=str(error))
             else:
                 self._wait_for(self._process)
@@ -86,7 +88,7 @@ class Supervision:
     def _launch(self) -> subprocess.Popen[bytes]:
         try:
             node.note(self._queues, self._processes)
-        except OSError as error:  # the disk is full; what keeps it from doing harm is needed all the more
+        except OSError as error:  # the disk is full, and the maintainer is what frees space
             log.warning("queues_not_noted", error=str(error))
         words = ["--queues", ",".join(self._queues), "--parent", str(os.getpid())]
         return subprocess.Popen(  # noqa: S603  (our own module; the words are ours)
@@ -94,5 +96,5 @@ class Supervision:
             stdin=subprocess.PIPE,
             cwd=settings.BASE_DIR,
             env={**os.environ, "DJANGO_SETTINGS_MODULE": settings.SETTINGS_MODULE},
-            start_new_session=True,  # a Ctrl-C is the worker's to answer; its pipe tells
+            start_new_session=True,  # the worker handles Ctrl-C; the maintainer ends with the pipe
         )
