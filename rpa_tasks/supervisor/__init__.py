@@ -1,2 +1,4 @@
-"""What the guard process is made of. It starts once a run, so nothing in here imports more than it must: no Django,
-no `typing`, no `dataclasses`."""
+"""Supervisor process of a run, its client, and the search for processes of runs.
+
+One supervisor process starts per run. The modules it uses import neither Django nor `typing` nor `dataclasses`.
+"""

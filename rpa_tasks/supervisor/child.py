@@ -1,4 +1,4 @@
-"""Start the command: in a session of its own, with exactly the environment of the order, bound to the guard's life."""
+"""Start the command in a new session, with exactly the ordered environment, bound to the supervisor's life."""
 
 from __future__ import annotations
 
@@ -28,17 +28,20 @@ _libc = ctypes.CDLL(None)
 
 
 class NotStarted(Exception):
-    """The command did not begin: the first argument says why in one word, the second in a sentence."""
+    """The command did not start. The arguments are a reason code and a sentence."""
 
 
 def adopt_orphans(adopt: bool = True) -> None:
-    """A daemon that left its parent comes back to us instead of to init."""
+    """Make this process, instead of init, the parent of orphaned descendants such as daemons."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, int(adopt), 0, 0, 0)
 
 
 def start(order: dict[str, Any], outputs: tuple[int, int]) -> int:
-    """Returns the pid, once the program has really been entered. Raises `NotStarted`. With a `prefix` that is the
-    prefix's program, which starts the command as a process of its own."""
+    """Start the command and return its pid, after a successful exec. With a `prefix` it is the pid of the prefix's
+    program.
+
+    Raises: `NotStarted`.
+    """
     argv, env, cwd = order["argv"], order["env"], order["cwd"]
     if order["prefix"]:
         _look_for(argv[0], env, cwd)
@@ -61,7 +64,7 @@ def start(order: dict[str, Any], outputs: tuple[int, int]) -> int:
 
 
 def _look_for(program: str, env: dict[str, str], cwd: str) -> None:
-    """The prefix's program would report what is missing only as an exit code."""
+    """Check program and directory in advance: the prefix's program would report a missing one only as an exit code."""
     if not os.path.isdir(cwd):
         raise NotStarted(*_explain(b"chdir", errno.ENOENT, program, cwd))
     folders = [cwd] if os.path.dirname(program) else env.get("PATH", os.defpath).split(os.pathsep)
@@ -93,10 +96,10 @@ def _become(
         step = b"confine"
         confine.enter(plan)
         step = b"setup"
-        # Another uid would clear it.
+        # A change of the uid clears this setting, so it comes after it.
         _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != guard:
-            os._exit(127)  # the guard died before the kernel was told
+            os._exit(127)  # the supervisor died before the kernel had this setting
         _plug(outputs)
         _forget_signals()
         step = b"chdir"
@@ -110,18 +113,18 @@ def _become(
 
 
 def _plug(outputs: tuple[int, int]) -> None:
-    """Every other descriptor closes itself when the program is entered."""
+    """Connect standard input, output and error. All other descriptors are closed by exec."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(outputs[0], 1)
     os.dup2(outputs[1], 2)
 
 
 def _forget_signals() -> None:
-    """A worker ignores some, Python others: what is ignored stays so across exec, and SIGTERM must count."""
+    """Reset all signal handlers. Ignored signals stay ignored across exec, and SIGTERM must have its effect."""
     signal.set_wakeup_fd(-1)
     for number in range(1, signal.NSIG):
         try:
             signal.signal(number, signal.SIG_DFL)
         except (OSError, ValueError):
-            continue  # SIGKILL, SIGSTOP and those of the C library
+            continue  # SIGKILL, SIGSTOP and signals reserved by the C library
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -1,10 +1,10 @@
-"""The runner's side of the guard process: give it an order, hear what happens, be sure of the end.
+"""Client of the supervisor process: send an order, receive events, ensure the end of the command.
 
     with Guarded(order) as guarded:
         while not isinstance(event := guarded.next_event(timeout=1), Ending):
             ...  # renew the lease, then guarded.extend(until); guarded.stop("cancelled")
 
-No thread: `fileno` can be selected on. Who leaves the block before the end waits there until the command is ended.
+No threads: `fileno` works with select. Leaving the block early ends the command and waits for its end.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ __all__ = ["LEASE_NO", "TASK_ID", "Event", "Guarded", "Order", "Progress", "Resu
 log = structlog.get_logger(__name__)
 
 SCRIPT = Path(__file__).with_name("main.py")
-#: How much longer than it should need a guard may take before it is taken for lost.
+#: Seconds beyond its expected end after which a supervisor process counts as lost.
 PATIENCE = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """One run of one command. What may be secret stays out of its `repr`."""
+    """One run of one command. Fields that may be secret are not in its `repr`."""
 
     argv: Sequence[str] = field(repr=False)
-    #: All of the command's environment, the markers included.
+    #: The complete environment of the command, with the markers.
     env: Mapping[str, str] = field(repr=False)
-    #: Seconds until it gets SIGTERM; `hard_after` seconds later SIGKILL.
+    #: Seconds until SIGTERM; SIGKILL follows `hard_after` seconds later.
     timeout: float
     log_path: str
     #: Bytes.
     log_limit: int = 10 * 2**20
-    #: Where it begins; empty means its HOME.
+    #: Working directory; empty means the command's HOME.
     cwd: str = ""
-    #: Strings that neither the log nor an event may show; shorter than four characters they are ignored.
+    #: Secrets to hide in log and events; those shorter than four characters are ignored.
     mask: Sequence[str] = field(default=(), repr=False)
     hard_after: float = 50.0
-    #: Seconds between SIGTERM and SIGKILL, when it ends for another reason than its timeout.
+    #: Seconds between SIGTERM and SIGKILL for an end other than the timeout.
     grace: float = 15.0
-    #: Seconds that it may go on without `Guarded.extend`, unless `extend_until` says it more exactly.
+    #: Seconds that it may run without `Guarded.extend`, unless `extend_until` is given.
     extension: float = 30.0
-    #: As in `Guarded.extend`: by `clock()`, from the instant before the claim.
+    #: As in `Guarded.extend`: by `clock()`, counted from the instant before the claim.
     extend_until: float | None = None
-    #: How the command is confined: see `rpa_tasks.isolation.Plan`.
+    #: How the command is confined; see `rpa_tasks.isolation.Plan`.
     prefix: Sequence[str] = ()
     confine: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class Order:
         order = {each.name: getattr(self, each.name) for each in fields(self)}
         order |= {"argv": list(self.argv), "env": dict(self.env), "mask": list(self.mask)}
         order |= {"prefix": list(self.prefix), "confine": dict(self.confine)}
-        # The guard lives in another directory than we do.
+        # The supervisor process has another working directory.
         order |= {
             "log_path": os.path.abspath(self.log_path),
             "cwd": os.path.abspath(self.cwd or self.env.get("HOME", "/")),
@@ -81,7 +81,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The program was entered."""
+    """The program was entered by exec."""
 
     pid: int
 
@@ -100,8 +100,10 @@ Event = Started | Progress | Result | Ending
 
 
 class Guarded:
-    """A command that runs under a guard process. It begins with the construction; nothing is raised for a command that
-    cannot be started, its `Ending` says so."""
+    """A command under a supervisor process. The constructor starts it.
+
+    A command that cannot be started raises nothing: its `Ending` has the reason.
+    """
 
     def __init__(self, order: Order) -> None:
         self._order = order
@@ -114,7 +116,7 @@ class Guarded:
         self._in = self._out = -1
         self._overdue_at = time.monotonic() + order.timeout + order.hard_after + PATIENCE
         line = order.line()
-        # Where the guard is killed, what it had adopted comes to us instead of to init.
+        # If the supervisor process is killed, its adopted processes become ours instead of init's.
         adopt_orphans()
         try:
             self._process = _start_guard(order.confine.get("ruleset", -1))
@@ -129,15 +131,18 @@ class Guarded:
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._out, False)
         self._write(line)
-        os.set_blocking(self._in, False)  # from here on a guard that is stopped must not stop us
+        os.set_blocking(self._in, False)  # from here on a stopped supervisor process must not block the runner
 
     def fileno(self) -> int:
-        """Readable when there may be an event."""
+        """Return the descriptor that becomes readable when there may be an event."""
         return self._out
 
     def next_event(self, timeout: float) -> Event | None:
-        """The next event, waited for at most `timeout` seconds. `Ending` is the last, and told again when asked again;
-        then nothing of the command is alive, or it is counted in `survivors`."""
+        """Return the next event, or None after `timeout` seconds.
+
+        `Ending` is the last event and is returned again by each later call. All processes of the command have ended
+        then, except the number in `survivors`.
+        """
         until = time.monotonic() + timeout
         while not self._events:
             if self._ending is not None:
@@ -148,18 +153,22 @@ class Guarded:
         return self._events.popleft()
 
     def extend(self, until: float) -> None:
-        """The lease was renewed: the command may go on until then, by `rpa_tasks.supervisor.clock`. Count from the
-        instant before the renewal was asked for, as the database counts from the instant it was done."""
+        """Let the command run until `until`, by `rpa_tasks.supervisor.clock`.
+
+        Count from the instant before the renewal is requested: PostgreSQL counts from a later instant, that of the
+        renewal.
+        """
         self._write(json.dumps({"extend_until": until}).encode() + b"\n")
 
     def stop(self, why: str) -> None:
-        """Ask for its end, "cancelled" or "node_stopping"; the `Ending` comes when it has happened. The first reason to
-        end stays its reason."""
+        """Request the end of the command, with "cancelled" or "node_stopping". The `Ending` follows. The first reason
+        counts.
+        """
         self._overdue_at = min(self._overdue_at, time.monotonic() + self._order.grace + PATIENCE)
         self._write(json.dumps({"stop": why}).encode() + b"\n")
 
     def close(self) -> Ending:
-        """Ask for its end where it has not ended yet, and wait for that: the grace and a little more at most."""
+        """End the command if it runs, and wait for it: at most the grace and a little more."""
         if self._ending is None:
             self.stop("runner_lost")
         while self._ending is None:
@@ -172,10 +181,10 @@ class Guarded:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    # --- hearing the guard ----------------------------------------------------------------------------------------
+    # --- events of the supervisor -----------------------------------------------------------------------------------
 
     def _write(self, line: bytes) -> None:
-        """All of it or, once the guard is lost or does not read, nothing that matters."""
+        """Write the whole line. A lost or stopped supervisor process loses it, which is harmless."""
         try:
             while line and self._in >= 0:
                 line = line[os.write(self._in, line) :]
@@ -227,7 +236,10 @@ class Guarded:
         self._in = self._out = -1
 
     def _bury(self, how: str) -> None:
-        """The guard is gone, or as good as gone. The kernel killed the command with it; its children are up to us."""
+        """End a run whose supervisor process is lost or overdue.
+
+        The kernel kills the command with its supervisor process. Its descendants must be ended here.
+        """
         self._process.kill()
         self._process.wait()
         log.error("guard_lost", how=how, guard=self._process.pid, command=self._pid)
@@ -247,27 +259,30 @@ class Guarded:
         return list({process.pid: process for process in (*found, *adopted)}.values())
 
     def _adopted(self, living: Sequence[processes.Process]) -> list[processes.Process]:
-        """Children of ours that we did not start, since the guard began. Other guards are started by us."""
+        """Return children of this process that it did not start, since the supervisor process started.
+
+        Other supervisor processes do not count.
+        """
         mine = [each for each in living if each.parent == os.getpid() and each.pid != self._process.pid]
         found = [each for each in mine if each.started >= self._began and not is_guard(each.pid)]
         self._adopted_pids.update(each.pid for each in found)
         return found
 
     def _reap_adopted(self) -> None:
-        """Whom nobody waits for stays a zombie."""
+        """Reap adopted processes, which would otherwise stay zombies."""
         for pid in self._adopted_pids:
             with suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
 
 
 def _below(above: processes.Process, living: Sequence[processes.Process]) -> list[processes.Process]:
-    """All who descend from this process."""
+    """Return all descendants of this process."""
     children = [each for each in living if each.parent == above.pid]
     return [*children, *(each for child in children for each in _below(child, living))]
 
 
 def _start_guard(ruleset: int) -> subprocess.Popen[bytes]:
-    """Away from our terminal, and without our environment, so that it carries nobody's markers."""
+    """Start it without our terminal and environment, so that it carries no markers of another run."""
     return subprocess.Popen(  # noqa: S603  (our own script)
         [sys.executable, "-I", "-S", str(SCRIPT)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
@@ -276,7 +291,7 @@ def _start_guard(ruleset: int) -> subprocess.Popen[bytes]:
 
 
 def _last_of(path: Path) -> str:
-    """The end of the log of a run whose guard can't tell it any more."""
+    """Return the end of the log of a run whose supervisor process is lost."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)

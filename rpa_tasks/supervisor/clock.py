@@ -1,4 +1,4 @@
-"""The clock of runner and guard: what one sends, the other understands as it is."""
+"""Clock that runner and supervisor process share."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def clock() -> float:
-    """Seconds that go on while the machine sleeps, as the lease in the database does."""
+    """Return seconds that include the sleep of the machine, as the lease in PostgreSQL does."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

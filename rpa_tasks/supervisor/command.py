@@ -1,4 +1,4 @@
-"""The command line of a run: words with placeholders, and the little that it may see of the environment."""
+"""Build the command line and the environment of a run, and validate commands of flows."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, sta
 PLACEHOLDERS = (
     "flow", "param", "param_file", "timeout", "python", "shop_id", "platform", "profile_id", "debug_port", "task_id"
 )  # fmt: skip
-#: Bytes. Linux takes no word of 128 KiB or more with the NUL at its end, and for all words and the environment together
-#: a quarter of the stack's limit, 2 MiB by default.
+#: Bytes. Linux limits one argument to 128 KiB with its NUL. It limits all arguments and the environment together to a
+#: quarter of the stack limit, 2 MiB by default.
 WORD_LIMIT = 128 * 1024 - 1
 WORDS_LIMIT = 1024 * 1024
 LONGEST_PATH = 4_096  #: bytes
 MOST_FOLDERS = 20
-#: Where programs are looked for, beside our own Python's; a flow that needs more names PATH among its variables.
+#: Directories searched for programs, next to that of our Python. A flow that needs more has PATH among its variables.
 PATH = (str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin")
 TELLING_NAMES = ("KEY", "TOKEN", "SECRET", "PASS", "CREDENTIAL", "AUTH")
 
-#: `{"a": 1}`, `{}` and `${HOME}` are none.
+#: `{"a": 1}`, `{}` and `${HOME}` do not match.
 _PLACEHOLDER = re.compile(r"(?<!\$)\{([a-z_]+)\}")
 
 
@@ -46,14 +46,14 @@ def argv_for(
 ) -> list[str]:
     """Fill in the placeholders of a command; `{timeout}` in whole seconds, `{debug_port}` empty without a browser.
 
-    Raises: `ParamTooLong` where Linux would not start the result.
+    Raises: `ParamTooLong` if Linux would not start the result.
     """
     own = ("shop_id", "platform", "profile_id", "debug_port", "task_id")
     values = {name: str(param[name]) if param.get(name) is not None else "" for name in own} | {
         "flow": flow, "param": param_text(param), "param_file": param_file,
         "timeout": str(int(timeout.total_seconds())), "python": sys.executable,
     }  # fmt: skip
-    # In one go: what was filled in is not looked at again.
+    # In one pass: inserted text is not searched for placeholders.
     words = [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in command]
     sizes = [len(word.encode()) for word in words]
     if max(sizes, default=0) > WORD_LIMIT:
@@ -64,7 +64,7 @@ def argv_for(
 
 
 def param_text(param: Mapping[str, Any]) -> str:
-    """The parameter as `{param}` and the file of `{param_file}` hold it: compact JSON, not escaped to ASCII."""
+    """Serialize the parameter for `{param}` and `{param_file}`: compact JSON, not escaped to ASCII."""
     return json.dumps(param, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
@@ -72,7 +72,7 @@ def param_of(
     *, shop_id: str, platform: str, profile_id: str, task_id: str, delivery_key: str, lease_no: int,
     debug_port: int | None, payload: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """All that a command learns about its job."""
+    """Collect all that a command receives about its job."""
     return {
         "debug_port": debug_port,
         "shop_id": shop_id,
@@ -86,7 +86,7 @@ def param_of(
 
 
 def longest_param(payload: Any) -> dict[str, Any]:
-    """The longest parameter that this payload can become: by the limits of the columns, an id and a port."""
+    """Return the longest parameter of this payload, with the longest column values, ids and port."""
     return param_of(
         shop_id="x" * 64, platform="x" * 64, profile_id="x" * 140, task_id="x" * 36, delivery_key="x" * 36,
         lease_no=-(2**31), debug_port=65_535, payload=payload,
@@ -94,7 +94,7 @@ def longest_param(payload: Any) -> dict[str, Any]:
 
 
 def uses_param_file(command: Sequence[str]) -> bool:
-    """Whether a word of the command names the file with the parameter."""
+    """Return whether the command uses the placeholder of the parameter file."""
     return any("param_file" in _PLACEHOLDER.findall(word) for word in command)
 
 
@@ -108,8 +108,10 @@ def environment_for(
     names: Sequence[str] = (),
     path: Sequence[str] = (),
 ) -> dict[str, str]:
-    """All that the command sees: a minimal environment, the variables of ours that its flow may see, and the markers.
-    `shop` is `<platform>/<shop id>`."""
+    """Return the complete environment of a command: minimal variables, allowed variables of ours, and the markers.
+
+    `shop` is `<platform>/<shop id>`.
+    """
     minimal = {
         "PATH": os.pathsep.join([*path, *PATH]),
         "HOME": str(home),
@@ -124,14 +126,14 @@ def environment_for(
 
 
 def secrets_in(environment: Mapping[str, str]) -> list[str]:
-    """Values that no log may show: those whose names tell it, and the passwords in addresses."""
+    """Return values that no log may show: those of variables with secret names, and passwords in URLs."""
     telling = {value for name, value in environment.items() if any(word in name.upper() for word in TELLING_NAMES)}
     passwords = {_password_in(value) for value in environment.values()}
     return sorted((telling | passwords | {unquote(password) for password in passwords}) - {""})
 
 
 def validate_command(command: object, path: Sequence[str] = ()) -> list[str]:
-    """What is wrong with a flow's command, in sentences; also asks the disk whether the program is there."""
+    """Return the errors of a flow's command as sentences, including a missing program on this machine."""
     problems = check_words(command)
     if problems or not isinstance(command, list):
         return problems
@@ -140,7 +142,7 @@ def validate_command(command: object, path: Sequence[str] = ()) -> list[str]:
 
 
 def check_words(command: object) -> list[str]:
-    """What is wrong with the words alone, whatever machine they are for."""
+    """Return the errors of the words, independent of the machine."""
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
         return ["must be a list of strings, one for each word"]
     if not command or not command[0].strip():
@@ -161,11 +163,11 @@ def check_words(command: object) -> list[str]:
 class Interpreter:
     """A program that runs a word of its command line as code."""
 
-    program: str  #: a regular expression of its file name
-    letters: str = ""  #: of the short options before that word
-    names: tuple[str, ...] = ()  #: the long ones, which may be abbreviated
-    taking: tuple[str, ...] = ()  #: other options that have a word of their own
-    anywhere: bool = False  #: the option may come after other words
+    program: str  #: regular expression of its file name
+    letters: str = ""  #: short options before the code
+    names: tuple[str, ...] = ()  #: long options before the code, which may be abbreviated
+    taking: tuple[str, ...] = ()  #: other options with a value
+    anywhere: bool = False  #: the option may follow other words
     operand: bool = False  #: the first operand is code without any option
     files: tuple[str, ...] = ()  #: options that name a file with the code, so that no operand is code
     joins: bool = False  #: the words after the code are joined to it
@@ -198,7 +200,7 @@ INTERPRETERS = (
     Interpreter(r"php[\d.]*", "rBRE", ("--run",), ("-d", "-c")),
     Interpreter(r"env", "S", ("--split-string",), ("-u", "-C")),
 )  # fmt: skip
-#: Programs that start another one. Behind any other program `watch` or `ssh` may be a word like any other.
+#: Programs that start another one. After any other program `watch` or `ssh` may be an ordinary word.
 WRAPPERS = re.compile(
     r"env|nice|ionice|chrt|taskset|timeout|time|setsid|nohup|stdbuf|unbuffer|exec|command|sudo|doas|su|runuser|setpriv"
     r"|gosu|su-exec|xargs|find|busybox|toybox|flock|script|unshare|nsenter|chroot|bwrap|firejail|systemd-run|xvfb-run"
@@ -207,7 +209,7 @@ WRAPPERS = re.compile(
 
 
 def code_words(command: Sequence[str]) -> set[int]:
-    """Places of the words that a shell or another interpreter among the words of this command runs as code.
+    """Return the positions of words that a shell or another interpreter in this command runs as code.
 
     Any word may be the interpreter, so `env bash -c …` and `busybox sh -c …` are found. The words after the code are
     its arguments: data, unless another interpreter is among them.
@@ -222,7 +224,7 @@ def _code_from(command: Sequence[str], start: int, word: str) -> Iterator[int]:
             start == 0 or not (each.whole or each.operand) or WRAPPERS.fullmatch(_program(command[0]))
         ):
             yield from _code_of(each, command, start + 1)
-    if re.search(r"\s", word):  # words in a word, as `env -S` takes them
+    if re.search(r"\s", word):  # several words in one, as `env -S` accepts them
         with suppress(ValueError):
             inner = shlex.split(word)
             if len(inner) > 1 and code_words(inner):
@@ -234,7 +236,7 @@ def _program(word: str) -> str:
 
 
 def _code_of(interpreter: Interpreter, command: Sequence[str], place: int) -> Iterator[int]:
-    """The code among the words after the interpreter, and the options that announce it, which may hold it as well."""
+    """Return the code after the interpreter, and the options that announce it, as they may contain it."""
     if interpreter.whole:
         yield from range(place, len(command))
         return
@@ -259,14 +261,14 @@ def _code_of(interpreter: Interpreter, command: Sequence[str], place: int) -> It
             runs = True
             yield from range(place, len(command) if interpreter.joins else place + 1)
         elif word == name and word.startswith("--") and not "".join(command[place + 1 : place + 2]).startswith("-"):
-            place += 1  # what follows may be this option's own word, or an operand
+            place += 1  # the next word may be the value of this option, or an operand
             if runs and place < len(command):
                 yield place
         place += 1
 
 
 def _announces_code(interpreter: Interpreter, word: str, name: str) -> bool:
-    """Whether this option does. `--comm` is `--command` to most programs."""
+    """Return whether this option announces code. Most programs accept `--comm` for `--command`."""
     dashes = "--" if name.startswith("--") else "-"
     if name in interpreter.names or (
         len(name) > len(dashes) and any(each.startswith(name.lower()) for each in interpreter.names)
@@ -280,7 +282,7 @@ def _unquoted(word: str) -> str:
 
 
 def check_program(word: str, path: Sequence[str] = ()) -> str:
-    """Why the program cannot be started on this machine; empty where it can. `path` comes before `PATH`."""
+    """Return why the program cannot be started on this machine; empty if it can. `path` precedes `PATH`."""
     program = word.replace("{python}", sys.executable)
     if shutil.which(program, path=os.pathsep.join([*path, *PATH])):
         return ""
@@ -297,7 +299,7 @@ def _allowed(names: Sequence[str]) -> dict[str, str]:
 
 
 def _database_url() -> str:
-    """Of the database that we use ourselves: with embedded servers no variable names it."""
+    """Return the URL of the database that Aftertouch uses. With embedded servers no variable has it."""
     database = {name: str(value or "") for name, value in settings.DATABASES["default"].items()}
     user, password, name = (quote(database[part], safe="") for part in ("USER", "PASSWORD", "NAME"))
     host = f"[{database['HOST']}]" if ":" in database["HOST"] else quote(database["HOST"], safe="")

@@ -1,13 +1,13 @@
-"""Confine the program that this process is about to enter: another uid, a mount namespace of its own, few TCP ports.
+"""Confine the program that this process will exec: another uid, a private mount namespace, few TCP ports.
 
-Runs between fork and exec, with the standard library alone. `enter` takes a plan, a JSON object whose keys are all
-optional:
+It runs between fork and exec and needs only the standard library. `enter` takes a plan, a JSON object with optional
+keys:
 
-uid         become this uid and gid, without groups or capabilities; root only
-mounts      [directory, what] pairs, outermost first, in a mount namespace of its own; root only. What is HIDE (an empty
-            one covers it), READ or WRITE (it is bound where something above it is hidden)
-ruleset     descriptor of a Landlock ruleset (`ruleset`), which limits TCP connections
-seal        refuse the system calls that reach a TCP port around Landlock
+    uid         become this uid and gid, without groups or capabilities; root only
+    mounts      [directory, what] pairs, outermost first, in a private mount namespace; root only. What is HIDE (an
+                empty directory covers it), READ or WRITE (it is bound if a directory above it is hidden)
+    ruleset     descriptor of a Landlock ruleset (`ruleset`), which limits TCP connections
+    seal        refuse the system calls that reach a TCP port around Landlock
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 0x1, 0x2, 0x4, 0x8, 0x20
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on every architecture
 CONNECT_TCP, RULE_NET_PORT = 2, 2
-#: The first kernel whose procfs takes options for each mount by itself.
+#: First kernel whose procfs has options per mount.
 OWN_PROC_SINCE = (5, 8)
 
 
@@ -44,7 +44,7 @@ class _NetPort(ctypes.Structure):
 
 
 def enter(plan: dict[str, Any]) -> None:
-    """Restrict this process for good. Raises `OSError`; the caller must not go on then."""
+    """Restrict this process permanently. Raises `OSError`; the caller must not exec in that case."""
     if "uid" in plan:
         _mount_all(plan.get("mounts", []))
         os.setgroups([])
@@ -63,11 +63,11 @@ def enter(plan: dict[str, Any]) -> None:
 
 
 def _mount_all(mounts: Sequence[Sequence[str]]) -> None:
-    """What is bound is opened first: it may lie below what is hidden."""
+    """Mount the plan. The sources of binds are opened first, because they may lie below a hidden directory."""
     _check(_libc.unshare(CLONE_NEWNS), "unshare")
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path, what in mounts if what != HIDE}
-    mask = os.umask(0o022)  # another uid passes through the directories that are made here
+    mask = os.umask(0o022)  # the other uid needs access through the directories created here
     for path, what in mounts:
         if what != HIDE:
             os.makedirs(path, exist_ok=True)
@@ -78,7 +78,7 @@ def _mount_all(mounts: Sequence[Sequence[str]]) -> None:
             mode = "1777" if os.stat(path).st_mode & 0o1000 else "0755"
             _mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, f"mode={mode}")
     os.umask(mask)
-    if _kernel() >= OWN_PROC_SINCE:  # an earlier one would hide processes from the whole machine
+    if _kernel() >= OWN_PROC_SINCE:  # an earlier kernel would hide processes from the whole machine
         _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, "hidepid=2")
 
 
@@ -96,8 +96,10 @@ def _kernel() -> tuple[int, int]:
 
 
 def ruleset(ports: Iterable[int]) -> int:
-    """A Landlock ruleset by which TCP connections go to these ports only. Returns its descriptor, to be closed by the
-    caller; -1 where the kernel knows no such rule (before 6.7)."""
+    """Create a Landlock ruleset that allows TCP connections to these ports only.
+
+    Returns its descriptor, which the caller closes; -1 if the kernel has no such rule (before 6.7).
+    """
     if _libc.syscall(CREATE_RULESET, None, 0, 1) < 4:
         return -1
     handled = (ctypes.c_uint64 * 2)(0, CONNECT_TCP)
@@ -111,11 +113,11 @@ def ruleset(ports: Iterable[int]) -> int:
 
 
 def _refuse_ways_around() -> None:
-    """Landlock looks at connect(2) of TCP sockets. MPTCP and SMC fall back to TCP, Fast Open connects in a send, and
-    io_uring makes system calls that no filter sees. An upper-layer protocol of a socket (TCP_ULP, as SMC is one) has
-    calls of its own. Another architecture's calls have other numbers.
+    """Refuse the system calls that bypass Landlock's check of connect(2) on TCP sockets.
 
-    A kernel for an architecture without numbers here gets no filter.
+    MPTCP and SMC fall back to TCP. Fast Open connects in a send. io_uring makes system calls that no filter sees. An
+    upper-layer protocol of a socket (TCP_ULP, such as SMC) has calls of its own. Calls of another architecture have
+    other numbers. A kernel for an architecture without numbers here gets no filter.
     """
     numbers = {
         "x86_64": (0xC000003E, 41, 44, 46, 307, 54),
@@ -149,8 +151,10 @@ def _refuse_ways_around() -> None:
 
 
 def refuse_inspection() -> None:
-    """No process of the same uid may read this one's environment or memory, or trace it. Children that are forked
-    inherit it, programs that are entered do not. The process leaves no core dump."""
+    """Prevent processes of the same uid from reading this one's environment or memory and from tracing it.
+
+    Forked children inherit this, exec resets it. The process leaves no core dump.
+    """
     _check(_libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
 
 
@@ -162,7 +166,7 @@ def _check(result: int, what: str) -> int:
 
 
 def main(plan: str, command: list[str]) -> None:
-    """Enter a command: `python -I -S confine.py PLAN COMMAND…`."""
+    """Confine and exec a command: `python -I -S confine.py PLAN COMMAND…`."""
     enter(json.loads(plan))
     os.execvp(command[0], command)  # noqa: S606  (no shell is meant)
 

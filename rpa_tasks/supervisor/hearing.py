@@ -1,4 +1,4 @@
-"""All that comes out of the command: into the log, into the tail, and, where it speaks to us, to the runner."""
+"""Read the output of the command into log and tail, and forward its messages to the runner."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 CHUNK = 65_536
-#: More chunks cannot lie in a pipe whose writers are dead; a survivor could fill it for ever.
+#: A pipe whose writers are dead holds no more chunks; a surviving process could fill it forever.
 DRAINED_CHUNKS = 64
 
 
 class Hearing:
-    """The two streams of a command, merged line by line in the order in which they were read."""
+    """The two streams of a command, merged line by line in the order of reading."""
 
     def __init__(self, order: dict[str, Any], outbox: Outbox) -> None:
         self.log = KeptLog(order["log_path"], order["log_limit"])
         self.tail = Tail()
-        self.error = ""  # what was wrong with its result
+        self.error = ""  # why its result was rejected
         self._mask = Mask(order["mask"])
         self._outbox = outbox
         self._streams: dict[int, Lines] = {}
@@ -31,7 +31,7 @@ class Hearing:
         self._told_result = False
 
     def attend(self, output: int, errors: int) -> None:
-        """Only what comes on the standard output is ever meant for us."""
+        """Start reading both streams. Only standard output may contain messages to the runner."""
         self._spoken_on = output
         for descriptor in (output, errors):
             os.set_blocking(descriptor, False)
@@ -41,7 +41,7 @@ class Hearing:
         return descriptor in self._streams
 
     def hear(self, descriptor: int) -> bool:
-        """Read once. False where there was nothing to read; at its end the stream is closed and forgotten."""
+        """Read once. Returns False if there was nothing to read; closes and removes a stream at its end."""
         try:
             data = os.read(descriptor, CHUNK)
         except BlockingIOError:
@@ -54,7 +54,7 @@ class Hearing:
         return bool(data)
 
     def finish(self) -> None:
-        """What still lies in the pipes, and the lines that no newline ended."""
+        """Read the rest of the pipes, including lines without a final newline."""
         for descriptor in list(self._streams):
             for _ in range(DRAINED_CHUNKS):
                 if not self.hear(descriptor):
@@ -73,7 +73,7 @@ class Hearing:
         for line in spoken:
             try:
                 self._listen(line)
-            except Exception:  # whatever a command prints, its guard lives
+            except Exception:  # no output of a command may end the supervisor process
                 self._not_readable(line)
 
     def _listen(self, line: bytes) -> None:

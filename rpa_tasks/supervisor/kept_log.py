@@ -1,4 +1,4 @@
-"""The output of a command in a file that does not grow beyond its limit: how it began, and the most recent."""
+"""Keep the output of a command in a file of limited size: its start and its most recent part."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ NOTE = b"\n[... %d bytes left out ...]\n"
 
 
 class KeptLog:
-    """The first half of the file is written once, the second half round and round, until `finish` puts it in order.
+    """Log file whose first half is written once and whose second half is a ring, which `finish` puts in order.
 
-    `limit` is in bytes, 200 at least. A disk that is full, or a file that cannot be opened, loses log and nothing else.
+    `limit` is in bytes, at least 200. A full disk or a file that cannot be opened loses only the log.
     """
 
     def __init__(self, path: str, limit: int) -> None:
         self._head = limit // 2
         self._ring = limit - self._head
         self._headed = 0  # bytes in the first half
-        self._circled = 0  # bytes that went into the second half, including those written over since
+        self._circled = 0  # bytes written to the second half, including overwritten ones
         self.dropped = 0
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -45,13 +45,13 @@ class KeptLog:
             if self._circled > self._ring:
                 self._unroll()
         except OSError:
-            pass  # the file stays as it is: out of order, but there
+            pass  # the file stays unordered
         finally:
             os.close(self._file)
             self._file = -1
 
     def _put(self, data: bytes, at: int) -> int:
-        """Returns how much was written; what was not is dropped."""
+        """Write to the file and return the number of bytes. The rest is dropped."""
         written = 0
         try:
             while self._file >= 0 and written < len(data):

@@ -1,5 +1,7 @@
-"""The process between a runner and the command of a run: started as a script, isolated and without site-packages, so
-that it is there within milliseconds. What it does is in `rpa_tasks.supervisor.watch`."""
+"""Entry script of the supervisor process; see `rpa_tasks.supervisor.watch`.
+
+It runs isolated and without site-packages, so that it starts within milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import os
 import sys
 
 if __name__ == "__main__":
-    # At the end: nothing of ours may stand in front of the standard library.
+    # Appended, so that no module of ours shadows the standard library.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
     from rpa_tasks.supervisor.watch import main

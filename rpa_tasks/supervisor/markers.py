@@ -1,4 +1,4 @@
-"""What every process of a run carries in its environment, and how those that nobody guards any more are ended by it."""
+"""Find and end processes of runs by the markers in their environment."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rpa_tasks.supervisor import processes
 
 log = structlog.get_logger(__name__)
 
-#: The environment variables that mark every process of a run, so that its descendants are found wherever they hide.
-#: The state directory tells the nodes of one machine apart.
+#: Environment variables of every process of a run, by which hidden descendants are found. The state directory
+#: distinguishes the nodes of one machine.
 TASK_ID, LEASE_NO, SHOP, STATE_DIR = MARKERS = (
     "AFTERTOUCH_TASK_ID", "AFTERTOUCH_LEASE_NO", "AFTERTOUCH_SHOP", "AFTERTOUCH_STATE_DIR",
 )  # fmt: skip
-#: What is left of a run without a guard gets this long between SIGTERM and SIGKILL.
+#: Seconds between SIGTERM and SIGKILL for the rest of a run without a supervisor process.
 SWEEP_GRACE = 2.0
 
 
 def state_dir() -> str:
-    """What `STATE_DIR` says on this node."""
+    """Return the value of `STATE_DIR` on this node."""
     return os.path.abspath(settings.AFTERTOUCH_STATE_DIR)
 
 
 def marked() -> Iterator[tuple[processes.Process, dict[str, str]]]:
-    """Every process of a run on this node, with its values of `MARKERS`."""
+    """Yield every process of a run on this node with its values of `MARKERS`."""
     for process in processes.everyone():
         if marks := _marks_of(process):
             yield process, marks
@@ -43,9 +43,10 @@ def _marks_of(process: processes.Process) -> dict[str, str] | None:
 def sweep(match: Callable[[Mapping[str, str]], bool], *, spares: Container[int] = ()) -> list[int]:
     """End the processes of earlier runs on this node whose markers `match`: SIGTERM, two seconds, SIGKILL.
 
-    `match` gets the values of `MARKERS`. A run can forge them: processes with a uid of `spares` do not count. Runs of
-    another state directory are another node's, and left alone. Returns the pids that could not be proven dead; takes at
-    most some seven seconds, and milliseconds where there is none.
+    `match` gets the values of `MARKERS`. A run can forge them: processes with a uid in `spares` are not touched. Runs
+    of another state directory belong to another node and are not touched.
+
+    Returns the pids whose end is not proven. Takes at most about seven seconds, and milliseconds without processes.
     """
 
     def find() -> list[processes.Process]:

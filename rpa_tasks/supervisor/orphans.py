@@ -1,9 +1,9 @@
-"""Ends what is left of a run whose guard was killed. The kernel kills the command with its guard, but not what the
-command has started; and where the runner was killed as well, nobody else knows of it.
+"""End processes of runs whose supervisor process was killed.
 
-A guard adopts the orphans among its descendants, so whatever belongs to a run has its guard above it as long as that
-lives. That is told by the kernel alone: the shop may be another node's as soon as the lease is over, whether or not
-this node can ask the database.
+The kernel kills the command with its supervisor process, but not the command's descendants. If the runner was killed
+too, no other process knows them. A supervisor process adopts its orphaned descendants, so it is an ancestor of the
+whole run as long as it lives. Only the kernel is asked: another node may serve the shop as soon as the lease expires,
+even if this node cannot reach PostgreSQL.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rpa_tasks.supervisor.processes import Process, end, look
 
 log = structlog.get_logger(__name__)
 
-#: How a guard was started, but for the folder: another release may run from another one.
+#: Command line of a supervisor process without the folder, because another release may run from another folder.
 GUARD = (b"-I", b"-S", b"rpa_tasks/supervisor/main.py")
-#: Climbs from a process whose ancestors end meanwhile, before it is left to the next pass.
+#: Attempts to climb from a process whose ancestors end during the climb. The next pass takes it after that.
 CLIMBS = 10
 
 
 def end_unguarded() -> int:
-    """SIGTERM, two seconds, SIGKILL. Returns how many processes of runs are still there: those whose guard lives."""
+    """End unsupervised processes: SIGTERM, two seconds, SIGKILL. Returns how many processes of runs remain."""
     there = _of_runs()
     if doomed := [process for process in there if not has_guard(process)]:
         log.warning("unguarded_ended", pids=[process.pid for process in doomed])
@@ -36,7 +36,7 @@ def end_unguarded() -> int:
 
 
 def has_guard(process: Process) -> bool:
-    """Whether some ancestor guards it. True as well where that cannot be told, or it has just ended."""
+    """Return whether an ancestor is a supervisor process. Also True if this is unknown or the process has ended."""
     for _ in range(CLIMBS):
         found = _climb(process)
         if found is not None:
@@ -45,7 +45,9 @@ def has_guard(process: Process) -> bool:
 
 
 def _climb(process: Process) -> bool | None:
-    """None: somebody on the way up has just ended, and the kernel has given its children to another by then."""
+    """Climb once. Returns None if an ancestor has just ended: the kernel has given its children to another parent by
+    then.
+    """
     below = look(process.pid)
     if below is None or below.started != process.started:
         return True
@@ -60,7 +62,7 @@ def _climb(process: Process) -> bool | None:
 
 
 def is_guard(pid: int) -> bool:
-    """Whether this process runs a guard, of this release or another."""
+    """Return whether this process is a supervisor process, of this release or another."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:

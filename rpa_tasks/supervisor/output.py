@@ -1,4 +1,4 @@
-"""What a command prints: whole lines for the log, and among those of its standard output what it says to us."""
+"""Split the output of a command into masked lines for the log and messages for the runner."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 LONGEST_LINE = 65_536
-#: Shorter ones would black out ordinary words.
+#: Shorter secrets would mask ordinary words.
 SHORTEST_SECRET = 4
 TAIL_CHARACTERS = 8_000
 MESSAGE_CHARACTERS = 200
 
 
 class Mask:
-    """Replaces secrets. One of several lines is masked line by line, as that is how it is printed."""
+    """Replace secrets. A secret of several lines is masked line by line, as it is printed."""
 
     def __init__(self, secrets: list[str]) -> None:
         parts = {part for secret in secrets for part in secret.splitlines() if len(part) >= SHORTEST_SECRET}
@@ -31,7 +31,7 @@ class Mask:
         return data
 
     def clean(self, value: Any) -> Any:
-        """A JSON value without secrets, and without what PostgreSQL refuses to store."""
+        """Return a JSON value without secrets and without characters that PostgreSQL refuses."""
         if isinstance(value, str):
             for secret in self._texts:
                 value = value.replace(secret, "***")
@@ -44,16 +44,17 @@ class Mask:
 
 
 class Lines:
-    """One stream, cut into lines. A line that never ends is let through in pieces."""
+    """One stream, split into lines. A line beyond the limit is passed on in pieces."""
 
     def __init__(self, mask: Mask) -> None:
         self._mask = mask
         self._rest = b""
-        self._inside = False  # a line that is let through in pieces
+        self._inside = False  # inside a line that is passed on in pieces
 
     def feed(self, data: bytes) -> tuple[bytes, list[bytes], bool]:
-        """Returns what goes to the log, masked; the lines that may be meant for us, as they came; and whether a result
-        was lost, because its line is too long."""
+        """Take in data. Returns masked output for the log, unmasked candidate messages, and whether a result was too
+        long.
+        """
         data = self._rest + data
         cut = data.rfind(b"\n") + 1
         whole, self._rest = data[:cut], data[cut:]
@@ -68,13 +69,13 @@ class Lines:
         return shown, fitting, lost
 
     def finish(self) -> tuple[bytes, list[bytes], bool]:
-        """The last line, when no newline ended it."""
+        """Flush a last line without a newline."""
         return self.feed(b"\n") if self._rest else (b"", [], False)
 
     def _let_through(self) -> bytes:
         self._inside = True
         masked = self._mask(self._rest)
-        cut = len(masked) - self._mask.reach  # a secret may have begun behind this
+        cut = len(masked) - self._mask.reach  # a secret may start behind this position
         self._rest = masked[cut:]
         return masked[:cut]
 
@@ -84,7 +85,7 @@ def _begins_like_a_result(line: bytes) -> bool:
 
 
 def _spoken(whole: bytes, inside: bool) -> Iterator[bytes]:
-    """Lines that look like ours, found without looking at each of a million others."""
+    """Find candidate messages without a look at each other line, of which there may be a million."""
     at = whole.find(b"\n") + 1 if inside else 0
     if not whole.startswith(b"{", at):
         at = whole.find(b"\n{", max(at - 1, 0)) + 1
@@ -99,7 +100,7 @@ def _spoken(whole: bytes, inside: bool) -> Iterator[bytes]:
 
 
 def understood(line: bytes, mask: Mask) -> dict[str, Any] | None:
-    """The JSON object on that line, clean; None where it is none, or one that could not be stored."""
+    """Parse a message and remove secrets. None if it is no JSON object or cannot be stored."""
     try:
         value = mask.clean(json.loads(line.decode("utf-8", "replace")))
         json.dumps(value, allow_nan=False)
@@ -109,7 +110,7 @@ def understood(line: bytes, mask: Mask) -> dict[str, Any] | None:
 
 
 def progress_in(value: dict[str, Any]) -> dict[str, Any] | None:
-    """What it says about how far it is, between 0 and 1."""
+    """Return the progress in a message, limited to 0 to 1, or None."""
     fraction, message = value.get("progress"), value.get("message", "")
     if isinstance(fraction, bool) or not isinstance(fraction, int | float):
         return None
@@ -122,7 +123,7 @@ def progress_in(value: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class Tail:
-    """The last that was printed."""
+    """The last output, at most 8,000 characters."""
 
     def __init__(self) -> None:
         self._bytes = b""

@@ -1,7 +1,7 @@
-"""Processes as the kernel tells them: who descends from whom, who carries a mark in its environment, who is gone.
+"""Read and signal processes through /proc: descent, environment, uid, end.
 
-A pid alone names nobody, as it is given to a stranger after its owner's death. So a process is a pid and the instant
-it started, and a signal goes through a pidfd that was compared with both.
+The kernel reuses pids. So a process is identified by its pid and start time, and a signal goes through a pidfd that was
+compared with both.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-#: After SIGKILL the kernel needs moments; longer means that a process hangs in the kernel or is not ours to kill.
+#: After SIGKILL the kernel needs moments. A longer wait means that a process hangs in the kernel or is not ours.
 PROOF_SECONDS = 5.0
 PAUSE_SECONDS = 0.02
 
 
 class Process:
-    """One process at one look."""
+    """Snapshot of one process."""
 
     __slots__ = ("gone", "group", "parent", "pid", "session", "started")
 
@@ -29,11 +29,11 @@ class Process:
         self.pid = pid
         self.parent, self.group, self.session = (int(field) for field in fields[1:4])
         self.started = int(fields[19])
-        # A zombie can do nothing any more, unless it is only its first thread that has ended.
+        # A zombie is harmless, unless only its first thread has ended.
         self.gone = fields[0] in (b"Z", b"X") and int(fields[17]) <= 1
 
     def send(self, number: int) -> None:
-        """Signal it, or nobody."""
+        """Signal this process; no other process with the same pid."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except OSError:
@@ -43,7 +43,7 @@ class Process:
             if now is not None and now.started == self.started:
                 signal.pidfd_send_signal(descriptor, number)
         except OSError:
-            pass  # it has just ended, or belongs to somebody else
+            pass  # it has just ended, or belongs to another user
         finally:
             os.close(descriptor)
 
@@ -54,7 +54,7 @@ def look(pid: int) -> Process | None:
 
 
 def everyone() -> Iterator[Process]:
-    """All that live, except ourselves."""
+    """Yield all running processes except this one."""
     me = os.getpid()
     for name in os.listdir("/proc"):
         if name.isdigit() and int(name) != me:
@@ -64,8 +64,10 @@ def everyone() -> Iterator[Process]:
 
 
 def environment(pid: int, having: str = "") -> dict[str, str]:
-    """What it was started with. Empty where we may not look, or where `having` is no part of it, which is told at a
-    tenth of the cost."""
+    """Return the initial environment of a process; empty without permission or without `having` in it.
+
+    The check of `having` costs a tenth of parsing.
+    """
     found = _read(f"/proc/{pid}/environ")
     if having.encode() not in found:
         return {}
@@ -73,13 +75,15 @@ def environment(pid: int, having: str = "") -> dict[str, str]:
 
 
 def family(ancestor: int, marks: dict[str, str]) -> list[Process]:
-    """Everyone who descends from `ancestor`, and everyone whose environment carries all `marks`."""
+    """Return all descendants of `ancestor` and all processes whose environment has all `marks`."""
     living = {process.pid: process for process in everyone()}
     return [each for each in living.values() if _descends(each, ancestor, living) or carries(each, marks)]
 
 
 def real_uid(pid: int) -> int:
-    """-1 where it has ended. The owner of its directory in /proc says less: a process can make that root."""
+    """Return the real uid, or -1 after the end of the process. A process can make root the owner of its /proc
+    directory.
+    """
     for line in _read(f"/proc/{pid}/status").splitlines():
         if line.startswith(b"Uid:"):
             return int(line.split()[1])
@@ -87,7 +91,7 @@ def real_uid(pid: int) -> int:
 
 
 def mount_namespace(pid: int) -> str | None:
-    """None where it has ended, or we may not look."""
+    """Return the mount namespace, or None after the end of the process or without permission."""
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt")
     except OSError:
@@ -95,7 +99,7 @@ def mount_namespace(pid: int) -> str | None:
 
 
 def carries(process: Process, marks: dict[str, str]) -> bool:
-    """Whether its environment has all of them; nobody carries none."""
+    """Return whether the environment has all marks; False for no marks."""
     wanted = {os.fsencode(f"{name}={value}") for name, value in marks.items()}
     return bool(wanted) and wanted <= set(_read(f"/proc/{process.pid}/environ").split(b"\0"))
 
@@ -103,7 +107,7 @@ def carries(process: Process, marks: dict[str, str]) -> bool:
 def terminate(processes: list[Process]) -> None:
     for process in processes:
         process.send(signal.SIGTERM)
-        process.send(signal.SIGCONT)  # a stopped one would not notice
+        process.send(signal.SIGCONT)  # a stopped process would not react
 
 
 def kill(processes: list[Process]) -> None:
@@ -112,8 +116,10 @@ def kill(processes: list[Process]) -> None:
 
 
 def end(find: Callable[[], list[Process]], grace: float) -> list[Process]:
-    """End all that `find` finds, also those born meanwhile: SIGTERM, `grace` seconds, SIGKILL. Returns who could not
-    be proven gone."""
+    """End all processes that `find` finds, including new ones: SIGTERM, `grace` seconds, SIGKILL.
+
+    Returns the processes whose end is not proven.
+    """
     left = find()
     terminate(left)
     left = _wait_until_gone(find, grace) if left else []
@@ -155,6 +161,6 @@ def _read(path: str) -> bytes:
             content += piece
         return content
     except OSError:
-        return b""  # it ended under our eyes
+        return b""  # it ended during the read
     finally:
         os.close(descriptor)

@@ -1,5 +1,7 @@
-"""The two pipes to the runner: orders come in, events go out. Neither may ever make the guard wait: a runner that is
-stopped does not read, and its command must be ended all the same."""
+"""Pipes between supervisor process and runner: orders in, events out.
+
+Neither pipe may block the supervisor process: a stopped runner does not read, and its command must still be ended.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ PROGRESS_SECONDS = 0.5
 
 
 class Inbox:
-    """Lines of JSON from the runner. `closed` once the runner is gone."""
+    """JSON lines from the runner. `closed` after the end of the runner."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -23,14 +25,14 @@ class Inbox:
         self._rest = b""
 
     def first(self) -> dict[str, Any] | None:
-        """Wait for the order. None where the runner left without one."""
+        """Wait for the order. None if the runner ended without one."""
         while b"\n" not in self._rest and not self.closed:
             self._read()
         os.set_blocking(self.descriptor, False)
         return next(iter(self._taken(1)), None)
 
     def receive(self) -> list[dict[str, Any]]:
-        """All that has come meanwhile."""
+        """Return all lines that have arrived."""
         self._read()
         return self._taken(-1)
 
@@ -48,7 +50,7 @@ class Inbox:
 
 
 class Outbox:
-    """Events to the runner, kept while it does not read. Of the progress only the latest is kept."""
+    """Events to the runner, kept until it reads them. Only the latest progress is kept."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -60,7 +62,7 @@ class Outbox:
 
     @property
     def waits(self) -> bool:
-        """There is something that the pipe had no room for."""
+        """Return whether an event is waiting for space in the pipe."""
         return bool(self._pending) and not self.broken
 
     def tell(self, event: dict[str, Any]) -> None:
@@ -71,11 +73,11 @@ class Outbox:
         self._progress = event
 
     def due_at(self) -> float | None:
-        """When to call `release` next."""
+        """Return when to call `release` next."""
         return None if self._progress is None or self._pending else self._next_progress_at
 
     def release(self, now: float) -> None:
-        """Let the latest progress go, twice a second at most, and never behind an unread one."""
+        """Send the latest progress: at most twice a second, and never behind an unread event."""
         if self._progress is not None and now >= self._next_progress_at and not self._pending:
             self._next_progress_at = now + PROGRESS_SECONDS
             event, self._progress = self._progress, None
@@ -91,7 +93,7 @@ class Outbox:
             self.broken = True
 
     def tell_last(self, event: dict[str, Any], inbox: Inbox) -> None:
-        """Stay until the runner has taken it, or is gone."""
+        """Send the last event and wait until the runner has taken it or has ended."""
         if self._progress is not None:
             self.tell(self._progress)
         self.tell(event)

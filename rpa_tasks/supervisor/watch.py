@@ -1,8 +1,8 @@
-"""The guard's one loop: pass on what the command prints, end it when its time or its lease is over, see that nothing
-of it is left, and only then report.
+"""Event loop of the supervisor process.
 
-The lease is what makes a second run of a shop safe. A runner that is cut off or stopped extends nothing, so the
-command is gone before another node may begin, whatever the runner believes.
+It forwards the command's output, ends the command at its timeout or the end of its lease, ends its descendants, and
+then reports. The lease makes a second run of a shop safe. A runner that is cut off or stopped sends no extension. So
+the command has ended before another node may start one, whatever the runner assumes.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 NOW, NEVER = 0.0, float("inf")
-#: The command alone gets the first SIGTERM, so that it can still use its own children to leave in good order; the
-#: others follow after this share of the grace, or as soon as it has ended.
+#: Only the command gets the first SIGTERM, so that it can use its children for an orderly end. They get theirs after
+#: this share of the grace, or as soon as the command has ended.
 ALONE = 1 / 3
-#: What a command leaves behind when it ends by itself gets this long.
+#: Seconds that processes left by a command have after its end.
 LEFTOVER_SECONDS = 2.0
 LOOK_SECONDS = 0.05
 #: Below bwrap: its init, then the command.
@@ -44,20 +44,22 @@ class Watch:
         self.lease_until = order.get("extend_until") or now + order["extension"]
         self.timeout_at = now + order["timeout"]
         self.pid = 0
-        self.status: int | None = None  # of the command, once it has ended
-        self.ended = ""  # why it was told to end; empty while it may go on
+        self.status: int | None = None  # of the command, after its end
+        self.ended = ""  # why it was asked to end; empty while it may run
         self.lease_lost = False
         self.spread_at = self.kill_at = self.give_up_at = self.look_at = NEVER
         self.left: list[processes.Process] = []
-        self.childless = False  # the kernel says that nobody descends from us any more
-        self.told_to_stop = False  # the guard itself got a SIGTERM
-        self.asking = False  # to be woken when the runner has read
+        self.childless = False  # the kernel reports no descendants
+        self.told_to_stop = False  # the supervisor process received SIGTERM
+        self.asking = False  # whether to wake up when the runner has read
         self.poll = select.poll()
 
-    # --- beginning ------------------------------------------------------------------------------------------------
+    # --- start ----------------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
-        """The last event: how it ended. Nothing of the command is alive then, or it is counted in `survivors`."""
+        """Run the command and return the last event. All its processes have ended then, except the number in
+        `survivors`.
+        """
         child.adopt_orphans()
         wake = wake_on_signals(self)
         try:
@@ -69,15 +71,17 @@ class Watch:
         self.outbox.tell({"started": self.pid})
         self.poll.register(wake, select.POLLIN)
         self.poll.register(self.inbox.descriptor, select.POLLIN)
-        self.obey()  # what came in one piece with the order wakes no poll any more
+        self.obey()  # lines that arrived together with the order wake no poll
         while not self.is_over():
             self.turn(wake)
         self.hearing.finish()
         return self.report()
 
     def start(self) -> None:
-        """A runner that was stopped between its claim and its order sends one whose lease is over: another node may
-        run the shop by now."""
+        """Start the command unless its lease is over.
+
+        A runner that was stopped between claim and order sends an expired one; another node may run the shop already.
+        """
         if clock() >= self.lease_until:
             raise child.NotStarted("lease_lost", "The lease was over before the command began.")
         out, out_end = os.pipe()
@@ -109,7 +113,7 @@ class Watch:
         self.keep_time()
 
     def next_at(self) -> float:
-        """Never more than a second ahead: a machine that slept wakes into a poll that did not count it."""
+        """Return the next deadline, at most a second ahead: poll does not count the sleep of the machine."""
         timers = [clock() + 1, self.look_at, self.outbox.due_at() or NEVER]
         if not self.ended and self.status is None:
             timers += [self.lease_until, self.timeout_at]
@@ -140,7 +144,7 @@ class Watch:
             self.stop("runner_lost", self.order["grace"])
 
     def reap(self) -> None:
-        """Ours, and the orphans that came back to us."""
+        """Reap the command and adopted orphans."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -153,10 +157,10 @@ class Watch:
                 self.status = status
                 self.look_at = NOW
 
-    # --- ending ---------------------------------------------------------------------------------------------------
+    # --- end ------------------------------------------------------------------------------------------------------
 
     def stop(self, why: str, grace: float) -> None:
-        """SIGTERM, `grace` seconds, SIGKILL. A second reason can only make it shorter."""
+        """Send SIGTERM, then SIGKILL after `grace` seconds. A second reason can only shorten the grace."""
         now = clock()
         self.kill_at = min(self.kill_at, now + grace)
         if self.ended or self.status is not None:
@@ -173,7 +177,8 @@ class Watch:
         if now >= self.lease_until and not self.lease_lost:
             self.lease_lost = True
             self.stop("lease_lost", self.order["grace"])
-            # After a freeze that may be long past, and the shop may be another node's: the grace is not given twice.
+            # After a freeze the end of the lease may be long past and another node may serve the shop: the grace counts
+            # once.
             self.kill_at = min(self.kill_at, self.lease_until + self.order["grace"])
         if now >= self.timeout_at:
             self.timeout_at = NEVER
@@ -192,7 +197,7 @@ class Watch:
             processes.kill(self.family())
 
     def look(self, now: float) -> None:
-        """After the end of the command: who is left? The first time they are asked to go."""
+        """Look for processes left after the end of the command. The first time they get SIGTERM."""
         first = self.look_at == NOW
         self.look_at = now + LOOK_SECONDS
         self.reap()
@@ -206,7 +211,10 @@ class Watch:
         return processes.family(os.getpid(), self.marks)
 
     def command(self) -> processes.Process | None:
-        """What gets the first SIGTERM. Below a sandbox's two processes, of which the first ends all others with it."""
+        """Return the process that gets the first SIGTERM.
+
+        It is below the two processes of a sandbox, the first of which ends all others with it.
+        """
         found = processes.look(self.pid)
         for _ in range(SANDBOX_DEPTH if self.order["prefix"] else 0):
             below = [each for each in processes.everyone() if found and each.parent == found.pid]
@@ -214,7 +222,7 @@ class Watch:
         return found
 
     def terminable(self) -> list[processes.Process]:
-        """The family without the sandbox's own processes, while its command lives."""
+        """Return the processes to terminate: without the sandbox's own ones while its command runs."""
         family = self.family()
         command = self.command() if self.order["prefix"] and self.status is None else None
         if command is None or command.pid == self.pid:
@@ -244,7 +252,7 @@ class Watch:
 
 
 def wake_on_signals(watch: Watch) -> int:
-    """SIGCHLD wakes the loop. A SIGTERM to us is the node being stopped; an interrupt is the runner's affair."""
+    """Wake the loop on SIGCHLD. SIGTERM means that the node stops; the runner handles interrupts."""
     wake, waker = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(waker, False)
