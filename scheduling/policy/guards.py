@@ -1,22 +1,22 @@
-"""Whether a due touch may go out now. Pure: touch + history + rules + now → one verdict with its reason.
+"""Decide whether a due touch may be sent now. Pure: touch, context and time give one verdict.
 
-The order is fixed, permanent reasons first, so that nothing spends a slot in vain:
+The order is fixed. Permanent reasons come first, so that no slot is used in vain:
 
- 1. called_off         an event called it off while a worker had it (what waits is called off at once)
+ 1. called_off         an event cancelled it while a worker had it (a waiting touch is cancelled directly)
  2. expired            it waited longer than its node allows
- 3. node_disabled      the node was switched off or retired while the touch waited
- 4. paused             somebody paused everything, the channel or the node: parked until resumed
- 5. opted_out          marketing content to somebody who does not want any
- 6. conversation       the customer has a newer conversation than the event (or Presence objects: its own code)
- 7. holdout, rollout   the customer belongs to the control group; the community's turn has not come
- 8. quiet_hours        night where the customer lives: held until morning
+ 3. node_disabled      the node was disabled or retired while the touch waited
+ 4. paused             an operator paused everything, the channel or the node: paused until resumed
+ 5. opted_out          marketing content for a customer who opted out
+ 6. conversation       the customer has a newer conversation than the event (or a presence block with its own code)
+ 7. holdout, rollout   the customer belongs to the hold-out; the roll-out does not include the community yet
+ 8. quiet_hours        quiet hours in the customer's time zone: deferred until they end
  9. dedupe             the same content type within the window (72 h)
-10. cap                so many pushes to the customer in a rolling window (3 in 24 h)
+10. cap                too many messages to the customer in a rolling window (3 in 24 h)
 11. community_cap      the same for the community
-12. slot_hold          the last slot is left for a more important touch that is due within a minute
+12. slot_hold          the last slot is reserved for a touch of higher priority that is due within a minute
 
-A slot that was taken and is not settled may still be given back. Where only such slots fill the cap the touch is
-held until the first of their leases ends, and never suppressed.
+An unsettled slot may still be released. If the cap is full only because of such slots, the touch is deferred. It waits
+until the first of their leases ends and is never suppressed.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from scheduling.durations import format_duration
 from scheduling.policy.specs import CustomerSpec, NodeSpec, RuleSpec, TemplateSpec, held_out, rolled_out
 
 SEND, HOLD, SUPPRESS = "send", "hold", "suppress"
-CALLED_OFF = ("event:", "restarted:")  #: how the reason begins where an event called a touch off
+CALLED_OFF = ("event:", "restarted:")  #: prefix of the reason if an event cancelled the touch
 
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One earlier touch that counts: taken at `at`, and perhaps not settled yet."""
+    """An earlier touch that took a slot at `at` and is perhaps not settled yet."""
 
     task_id: UUID
     at: datetime
     content_type: str
     counts: bool
     settled: bool
-    until: datetime | None = None  #: when an unsettled one will have been decided: its lease, or its next attempt
+    until: datetime | None = None  #: decision time of an unsettled one: the end of its lease, or its next attempt
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A touch at its moment, with what was chosen for it."""
+    """A due touch with the template chosen for it."""
 
     task_id: UUID
     node: NodeSpec
@@ -62,15 +62,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What the verdict depends on besides the touch itself."""
+    """The context of a verdict besides the touch."""
 
     rules: Sequence[RuleSpec]
     paused: frozenset[str] = frozenset()
     slots: Sequence[Slot] = ()  #: the customer's, any order
     community_slots: Sequence[Slot] = ()
-    important: Sequence[datetime] = ()  #: when the customer's waiting touches of higher priority are due
-    called_off: str = ""  #: the reason, where an event called it off
-    objection: str = ""  #: what Presence says against it: "conversation", "answered", "presence_unknown"
+    important: Sequence[datetime] = ()  #: due times of the customer's waiting touches of higher priority
+    called_off: str = ""  #: the reason if an event cancelled the touch
+    objection: str = ""  #: presence block: "conversation", "answered", "presence_unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ Check = Callable[[Candidate, Surroundings, datetime], Verdict | None]
 
 
 def judge(touch: Candidate, around: Surroundings, now: datetime) -> Verdict:
-    """The first objection in the documented order, or Send."""
+    """Return the first verdict in the documented order, or Send."""
     for check in CHECKS:
         verdict = check(touch, around, now)
         if verdict is not None:
@@ -97,7 +97,7 @@ def judge(touch: Candidate, around: Surroundings, now: datetime) -> Verdict:
 
 
 def _within_life(verdict: Verdict, touch: Candidate) -> Verdict:
-    """A hold beyond the touch's life is a suppression: it would only wake up to expire."""
+    """Turn a deferral beyond the touch's expiry into a suppression: it would only wake up to expire."""
     if verdict.decision == HOLD and verdict.next_eligible_at and verdict.next_eligible_at > touch.expires_at:
         return Verdict(
             SUPPRESS, verdict.rule, verdict.rule_version, verdict.observed, verdict.limit, verdict.next_eligible_at
@@ -149,7 +149,7 @@ def _conversation(touch: Candidate, around: Surroundings, now: datetime) -> Verd
 
 
 def objection_verdict(objection: str, now: datetime) -> Verdict:
-    """What Presence's objection means for a touch that had to ask it."""
+    """Return the verdict for a presence block of a touch that had to ask Presence."""
     if objection == "presence_unknown":
         return Verdict(HOLD, objection, next_eligible_at=now + timedelta(seconds=30))
     return Verdict(SUPPRESS, objection, observed="live" if objection == "conversation" else "")
@@ -182,10 +182,10 @@ def _quiet_hours(touch: Candidate, around: Surroundings, now: datetime) -> Verdi
 
 
 def quiet_until(rule: RuleSpec, zone: ZoneInfo, now: datetime) -> datetime | None:
-    """When the quiet hours that `now` lies in end, or None outside of them.
+    """Return when the quiet hours around `now` end, or None outside of them.
 
-    On a night with a change of clocks the later reading of the end counts: nobody is woken because an hour came twice.
-    Where a night skips all the time between the end and the next beginning, they go on until the day after.
+    If a clock change repeats the end, the later one counts, so that the repeated hour wakes no customer. A clock change
+    can skip all the time between the end and the next start. The quiet hours then continue until the next day's end.
     """
     local = now.astimezone(zone)
     wall = local.time().replace(tzinfo=None)
@@ -236,7 +236,10 @@ def _community_cap(touch: Candidate, around: Surroundings, now: datetime) -> Ver
 def _fullest(
     name: str, scope: str, slots: Sequence[Slot], touch: Candidate, around: Surroundings, now: datetime
 ) -> Verdict | None:
-    """Of several caps that are full, the one that keeps the touch longest: a deferred touch is woken once."""
+    """Return the verdict of the full cap that defers longest, so that a deferred touch is woken once.
+
+    A suppression has precedence over a deferral.
+    """
     verdicts = []
     for rule in around.rules:
         if rule.kind == "cap" and rule.scope == scope:
@@ -258,7 +261,7 @@ def _full(
     if len(taken) - len(open_until) < limit and open_until:
         until = max(min(open_until), now + timedelta(seconds=1))
         return Verdict(HOLD, name, rule.version, f"{observed} ({len(open_until)} unsettled)", allowed, until)
-    # The slot that must leave the window before there is room again.
+    # This slot must leave the window before a slot is available.
     leaving = sorted(slot.at for slot in taken)[max(len(taken) - limit, 0)]
     decision = HOLD if over_cap == "defer" else SUPPRESS
     return Verdict(decision, name, rule.version, observed, allowed, leaving + rule.window)

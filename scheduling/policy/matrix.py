@@ -1,4 +1,4 @@
-"""Event × nodes → the touches to plan, and the waiting ones that the event makes obsolete."""
+"""Plan the touches of an event from the nodes of the matrix. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from scheduling.policy.specs import CustomerSpec, DelayRules, EventSpec, NodeSpe
 def delay_for(
     node: NodeSpec, customer: CustomerSpec, rules: DelayRules, *, occurred_at: datetime, time_scale: float = 1
 ) -> timedelta:
-    """The wait from the event to the touch. `customer.last_active_at` is the activity before the event itself."""
+    """Return the wait from the event to the touch.
+
+    `customer.last_active_at` is the activity before the event itself.
+    """
     wait = dynamic_delay(node.delay_rules or rules, customer, occurred_at) if node.dynamic else node.delay
     return wait / time_scale
 
@@ -40,7 +43,7 @@ def plan(
     *,
     time_scale: float = 1,
 ) -> list[PlannedTouch]:
-    """A touch for each enabled node that the event triggers. Nothing is judged here: guards decide at fire time."""
+    """Return a touch for each enabled node that the event triggers. Guards decide later, at fire time."""
     planned = []
     for node in nodes:
         if node.enabled and node.trigger == event.type:

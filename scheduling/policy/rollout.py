@@ -1,21 +1,20 @@
-"""Whether a canary may grow, stays where it is, or goes back. Pure: plan + figures of both versions + time → judgement.
+"""Judge whether a canary grows, waits or is paused. Pure: plan, statistics of both versions and time.
 
-Each of three rates of the canary is compared with the stable version's, counted over the same time in the communities
-that have not got the canary. A limit says how much worse it may be: `+0.5` is half a percentage point above the stable
-rate, `x2` is twice the stable rate. Both are one question, whether p - factor·q - points > 0.
+Three rates of the canary are compared with those of the stable version. Both are counted over the same time, the stable
+version in communities without the canary. A limit is the accepted excess: `+0.5` is half a percentage point above the
+stable rate, `x2` is twice that rate. Both forms test whether p - factor·q - points > 0.
 
-The bound. A limit has been passed when even the lower bound of that difference lies above zero. It is found from
-Wilson's bounds of the two shares by their squares (MOVER: Zou and Donner, Statistics in Medicine 27, 2008; with
-factor 1 it is Newcombe's method 10, ibid. 17, 1998, by which the effect of a node is told as well). Wilson's bounds are
-sane for few and for none: a stable rate of zero is no certainty that the true one is, so the first complaint about a
-canary stops nothing.
+The bound. A limit is exceeded if the lower bound of that difference is above zero. It combines Wilson's bounds of both
+shares by their squares (MOVER: Zou and Donner, Statistics in Medicine 27, 2008). With factor 1 it is Newcombe's method
+10 (ibid. 17, 1998), which the effect of a node uses too. Wilson's bounds are valid for small counts and for zero. A
+stable rate of zero does not prove a true rate of zero, so the first complaint stops nothing.
 
-The confidence. It is looked at every minute, and whoever looks often enough sees what chance does. `Z` is therefore
-strict: 3.09, one side, 1 in 1,000 for a single look. Since a limit leaves room (points above 0, times above 1), figures
-of two equal versions move away from it as they grow, and looking does not add up: `docs/decisions` has what was
-measured.
+The confidence. The statistics are judged every minute, and frequent tests find differences by chance. `Z_ONE_SIDE` is
+therefore strict: 3.09, one-sided, 1 in 1,000 for a single test. A limit leaves room (points above 0, factor above 1).
+The statistics of two equal versions move further from it as counts grow. Repeated tests therefore do not add up:
+`docs/decisions` has the measurements.
 
-What is not certain and looks worse than the limit all the same holds the canary where it is, until more is known.
+A rate beyond its limit that is not certain keeps the canary at its step until more is known.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from typing import Any
 from scheduling.durations import from_seconds
 from scheduling.errors import Findings, is_number
 
-Z_BOTH_SIDES = 1.96  #: 95 %, of both sides
+Z_BOTH_SIDES = 1.96  #: 95 %, two-sided
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many of so many, with Wilson's interval: it is sane for few and for none."""
+    """`hits` of `of`, with Wilson's interval, which is valid for small counts and for zero."""
 
     hits: int
     of: int
@@ -50,7 +49,7 @@ class Share:
         return self.bounds(Z_BOTH_SIDES)
 
     def bounds(self, z: float) -> tuple[float, float]:
-        """Wilson's interval, `z` standard errors to each side."""
+        """Return Wilson's interval, `z` standard errors to each side."""
         if not self.of:
             return 0.0, 1.0
         n, p = self.of, self.rate
@@ -60,7 +59,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Lift:
-    """The difference of two shares, with Newcombe's interval (his method 10)."""
+    """The difference of two shares, with Newcombe's interval (method 10)."""
 
     treated: Share
     control: Share
@@ -80,12 +79,12 @@ class Lift:
 
     @property
     def certain(self) -> bool:
-        """Whether chance alone is an unlikely cause: zero lies outside of the interval."""
+        """Return whether zero lies outside the interval, so that chance is an unlikely cause."""
         low, high = self.interval
         return bool(self.treated.of and self.control.of) and (low > 0 or high < 0)
 
 
-Z_ONE_SIDE = 3.09  #: 99.9 %, of one side
+Z_ONE_SIDE = 3.09  #: 99.9 %, one-sided
 RATES = ("complaints", "failures", "opt_outs")
 WAIT, GROW, PAUSE = "wait", "grow", "pause"
 _LIMIT = re.compile(r"([+x×]?)\s*([0-9]{1,3}(?:\.[0-9]{1,4})?)")
@@ -93,14 +92,14 @@ _LIMIT = re.compile(r"([+x×]?)\s*([0-9]{1,3}(?:\.[0-9]{1,4})?)")
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much worse than the stable version's a rate may be: so many points above it, or so many times it."""
+    """The accepted excess of a rate: `points` percentage points above the stable rate, or `factor` times it."""
 
     points: float = 0.0
     factor: float = 1.0
 
     @classmethod
     def read(cls, given: Any) -> Limit:
-        """`+0.5`, `0.5` or `x2`. Raises `ValueError` for anything else, and where it leaves no room for chance."""
+        """Parse `+0.5`, `0.5` or `x2`. Raises `ValueError` for other text, or if it leaves no room for chance."""
         found = _LIMIT.fullmatch(str(given).strip())
         if found is None:
             raise ValueError("must be like +0.5 (percentage points above the stable version) or x2 (times)")
@@ -119,18 +118,18 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of a canary, and what it must not exceed on the way."""
+    """The steps of a canary and its limits."""
 
     steps: tuple[float, ...]  #: percent of communities
-    time: timedelta  #: at least so long at each step
-    touches: int  #: of the canary that ended, at least so many at each step
-    judged_from: int  #: a rate is compared once both versions have so many
-    limits: Mapping[str, Limit]  #: by rate; one that is not named is not judged
+    time: timedelta  #: minimum at each step
+    touches: int  #: ended touches of the canary, minimum at each step
+    judged_from: int  #: minimum count of both versions before a rate is compared
+    limits: Mapping[str, Limit]  #: by rate; a rate without a limit is not judged
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What came of one version: touches that ended, those complained about, customers who opted out after one."""
+    """Counts of one version: ended, failed and complained touches, customers who opted out after a touch."""
 
     ended: int = 0
     failed: int = 0
@@ -138,7 +137,7 @@ class Tally:
     opted_out: int = 0
 
     def share(self, rate: str) -> Share:
-        """Failures are of all that ended; complaints and opt-outs of what was delivered."""
+        """Return failures as a share of ended touches, complaints and opt-outs as a share of delivered ones."""
         delivered = self.ended - self.failed
         match rate:
             case "failures":
@@ -151,7 +150,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One rate of both versions under its limit."""
+    """One rate of both versions with its limit."""
 
     rate: str
     limit: Limit
@@ -160,12 +159,12 @@ class Finding:
 
     @property
     def excess(self) -> float:
-        """How far the canary lies beyond its limit, as counted; negative inside of it."""
+        """Return the counted excess over the limit; negative within it."""
         return self.canary.rate - self.limit.factor * self.stable.rate - self.limit.points / 100
 
     @property
     def at_least(self) -> float:
-        """The same, as far as it is certain."""
+        """Return the lower bound of the excess, one-sided at 99.9 %."""
         return self.bound(Z_ONE_SIDE)
 
     def bound(self, z: float) -> float:
@@ -176,16 +175,21 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """`reason` is `limit:<rate>` where a limit was passed; else what it waits for: `time`, `canary` or `stable` (more
-    of their touches), `doubt:<rate>`."""
+    """A decision and its reason.
+
+    `limit:<rate>` is an exceeded limit. Other reasons name what the roll-out waits for: `time`, `canary` or `stable`
+    (more touches), `doubt:<rate>`.
+    """
 
     decision: str
     reason: str = ""
 
 
 def judge(plan: Plan, canary: Tally, stable: Tally, since: timedelta) -> Judgement:
-    """Of the step that began `since` ago. A limit that was passed counts at once; to grow, time, touches and figures
-    must all allow it."""
+    """Judge a step that started `since` ago.
+
+    An exceeded limit pauses at once. Growth needs the time, the touches and rates within their limits.
+    """
     found = [Finding(rate, limit, canary.share(rate), stable.share(rate)) for rate, limit in plan.limits.items()]
     judged = [each for each in found if min(each.canary.of, each.stable.of) >= plan.judged_from]
     passed = max(judged, key=lambda each: each.at_least, default=None)
@@ -205,7 +209,7 @@ def judge(plan: Plan, canary: Tally, stable: Tally, since: timedelta) -> Judgeme
 
 # --- as it is stored ------------------------------------------------------------------------------------------------
 
-#: Where nobody said otherwise.
+#: defaults of a plan
 USUAL: Mapping[str, Any] = {
     "steps": [5, 20, 50, 100], "time": 86400, "touches": 200, "judged_from": 50,
     "complaints": "+0.5", "failures": "+2", "opt_outs": "+1",
@@ -215,7 +219,11 @@ MOST_TOUCHES = 1_000_000
 
 
 def read_plan(stored: Mapping[str, Any]) -> Plan:
-    """Raises `InvalidInput`, by key, for what cannot be meant. An empty limit is none."""
+    """Parse a stored plan; absent keys get defaults and an empty limit is none.
+
+    Raises:
+        InvalidInput: by key, with all errors.
+    """
     found = Findings()
     for key in stored.keys() - USUAL.keys():
         found.add(key, f"is not known here; known are {', '.join(sorted(USUAL))}")

@@ -1,4 +1,4 @@
-"""What the pure modules reason about: the matrix, the rules and the customer as frozen values."""
+"""Define the matrix, the rules and the customer as frozen values for the policy modules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime, time, timedelta
 from typing import Any
 from uuid import UUID
 
-OVERDUE_AFTER = timedelta(seconds=5)  #: from its due time; later, a touch that waits is overdue
+OVERDUE_AFTER = timedelta(seconds=5)  #: past its due time; a waiting touch then counts as overdue
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,28 +118,31 @@ class EventSpec:
     user_id: str
     chat_id: str
     data: Mapping[str, Any] = field(default_factory=dict)
-    trace_id: UUID | None = None  #: None: its own id
+    trace_id: UUID | None = None  #: None: the event's id is the trace
 
 
 def bucket(salt: str, key: str) -> float:
-    """Where `key` stands between 0 and 100, the same everywhere and for ever, independent between salts."""
+    """Map `key` to a stable number from 0 to 100, equal on all nodes and independent between salts."""
     return int.from_bytes(hashlib.sha256(f"{salt}\0{key}".encode()).digest()[:8]) * 100 / 2**64
 
 
 def rolled_out(node: NodeSpec, chat_id: str, user_id: str) -> bool:
-    """Whether this node already speaks to this community (to this customer, where there is no community)."""
+    """Return whether the node's roll-out includes this community, or the customer if there is no community."""
     if node.rollout_percent >= 100 or chat_id in node.rollout_communities:
         return True
     return bucket(f"rollout:{node.key}", chat_id or user_id) < node.rollout_percent
 
 
 def held_out(node: NodeSpec, user_id: str) -> bool:
-    """Whether this customer belongs to the node's hold-out, which never gets it so that its effect can be measured."""
+    """Return whether the customer is in the node's hold-out.
+
+    Hold-out customers never get the touch, so that its effect can be measured.
+    """
     return node.holdout_percent > 0 and bucket(f"holdout:{node.key}", user_id) < node.holdout_percent
 
 
 def template_for(node: NodeSpec, chat_id: str, user_id: str) -> TemplateSpec:
-    """The node's template, or its canary for the communities that get the new content first."""
+    """Return the node's template, or its canary for communities that get the new content first."""
     canary = node.canary_template
     if canary is None:
         return node.template
