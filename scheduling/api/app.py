@@ -1,4 +1,4 @@
-"""The API as one object. The leaf apps add their routers by dotted path in `settings.API_ROUTERS`."""
+"""Build the HTTP API and its ASGI handler. Leaf apps add routers by dotted path in `settings.API_ROUTERS`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from scheduling.web.csp import NOT_A_PAGE, POLICY, protect
 
 
 class StrictParser(Parser):
-    """What events are held to holds for every body."""
+    """Apply the strict JSON rules of events to every request body."""
 
     def parse_body(self, request: HttpRequest) -> Any:
         try:
@@ -42,7 +42,7 @@ class StrictParser(Parser):
 
 
 def _named(error: FieldError, resource: str) -> FieldError:
-    """A place in an array, named as everywhere: `sessions.1.user_id`, not `[1].user_id`."""
+    """Name a place in an array as in all other errors: `sessions.1.user_id`, not `[1].user_id`."""
     if found := re.match(r"\[(\d+)\]", error.field):
         return FieldError(f"{resource}.{found[1]}{error.field[found.end() :]}", error.message)
     return error
@@ -64,7 +64,7 @@ for path in getattr(settings, "API_ROUTERS", ()):
     api.add_router("", import_string(path))
 
 
-BODY_TIMEOUT = 30  #: seconds in which a body has to be there
+BODY_TIMEOUT = 30  #: seconds; limit for receiving a body
 DETAILS = {
     404: "There is no such thing.",
     405: "This method is not allowed here.",
@@ -73,13 +73,16 @@ DETAILS = {
 
 
 class ClientGone(Exception):
-    """Nobody is there to answer."""
+    """The client closed the connection before the body was complete."""
 
 
 class ApiHandler(ASGIHandler):
-    """Django for machines. An API key needs no session and no CSRF token, so there is no middleware; there are no
-    request signals, whose receivers would cost each event three hops to a thread; synchronous views run in the API's
-    own threads; whatever goes wrong is answered with a problem."""
+    """Run Django for machine clients.
+
+    There is no middleware, because an API key needs neither session nor CSRF token. There are no request signals: their
+    receivers would cost each event three switches to a thread. Synchronous views run in the API's own threads. Every
+    error becomes a problem document.
+    """
 
     def load_middleware(self, is_async: bool = False) -> None:
         self._view_middleware: list[object] = []
@@ -106,7 +109,7 @@ class ApiHandler(ASGIHandler):
         await self.send_response(response, send)
 
     async def _respond(self, scope: Any, receive: Any) -> tuple[HttpResponseBase, str]:
-        """The answer, and the route that it comes from."""
+        """Return the response and the route that produced it."""
         body = await _read_body(scope, receive)
         set_script_prefix(get_script_prefix(scope))
         try:
@@ -121,15 +124,21 @@ class ApiHandler(ASGIHandler):
         return response, route
 
     async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
-        """Without Django's log line for each refusal, which would cost a flood of them a hop to a thread each: the
-        metrics count refusals, and what fails unexpectedly is logged where it is turned into a problem."""
+        """Call the view without Django's log line for each refused request.
+
+        That line costs a switch to a thread, which matters in a flood of refusals. Metrics count refusals; unexpected
+        errors are logged where they become a problem document.
+        """
         set_urlconf(settings.ROOT_URLCONF)
         chain: Any = self._middleware_chain
         response: HttpResponseBase = await chain(request)
         return response
 
     def make_view_atomic(self, view: Callable[..., Any]) -> Callable[..., Any]:
-        """Django asks here how to call a view."""
+        """Return the coroutine function that runs a view.
+
+        Django calls this hook for every view; synchronous views run in the API's threads.
+        """
         if iscoroutinefunction(view):
             return view
 
@@ -146,7 +155,12 @@ def _as_problem(response: HttpResponseBase) -> HttpResponse:
 
 
 async def _read_body(scope: Any, receive: Any) -> bytes:
-    """The whole body, or a `Problem` as soon as it is certain to be too long, announced or not."""
+    """Read the whole body, at most `DATA_UPLOAD_MAX_MEMORY_SIZE` bytes and `BODY_TIMEOUT` seconds.
+
+    Raises:
+        Problem: 413 as soon as the body is known to be too long; 408 after the time limit.
+        ClientGone: the client closed the connection.
+    """
     limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
     too_long = Problem(413, f"The body is longer than {limit} bytes.")
     announced = False

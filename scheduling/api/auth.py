@@ -1,4 +1,8 @@
-"""The door: an API key, its scope and its rate."""
+"""Authenticate API keys, check their scopes and limit their rates.
+
+Keys are cached for `REMEMBERED` seconds. Rates are leased from Redis in slices; while Redis is unavailable, requests
+are not limited.
+"""
 
 from __future__ import annotations
 
@@ -29,15 +33,15 @@ log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
 
-REMEMBERED = 3.0  #: seconds
+REMEMBERED = 3.0  #: seconds that a looked-up key stays cached
 REMEMBERED_KEYS = 1_000
-REMEMBERED_STRANGERS = 10_000  #: digests that are no key's; bounded, as anybody can make them up
+REMEMBERED_STRANGERS = 10_000  #: digests of unknown keys; bounded, because a client can invent them
 LONGEST_KEY = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A valid key's row."""
+    """The row of a valid key."""
 
     id: int
     name: str
@@ -51,7 +55,7 @@ class Principal:
 
 
 class KeyRing:
-    """Keys by their digest. `recall` never blocks; `look_up` asks the database."""
+    """Cache keys by digest. `recall` never blocks; `look_up` queries the database."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[float, Principal]] = {}
@@ -59,7 +63,7 @@ class KeyRing:
         self._changing = threading.Lock()
 
     def recall(self, key: str) -> tuple[bool, Principal | None]:
-        """Whether an answer is remembered, and the answer: a valid key's row, or None."""
+        """Return whether the key is cached, and its row; None if the key is not valid."""
         if not key or len(key) > LONGEST_KEY or not key.isascii():
             return True, None
         digest, now = digest_of(key), time.monotonic()
@@ -69,7 +73,7 @@ class KeyRing:
         return self._strangers.get(digest, 0) > now, None
 
     def look_up(self, key: str) -> Principal | None:
-        """Ask the database and remember the answer. Raises what the database raises."""
+        """Query the database and cache the result. Raises what the database raises."""
         digest = digest_of(key)
         row = ApiKey.objects.filter(digest=digest).first()
         until = time.monotonic() + REMEMBERED
@@ -92,7 +96,7 @@ class KeyRing:
 
 
 def _remember(store: dict[str, T], digest: str, value: T, limit: int) -> None:
-    """The oldest goes when it is full."""
+    """Store a value. A full cache drops its oldest entries."""
     store.pop(digest, None)
     while len(store) >= limit:
         del store[next(iter(store))]
@@ -104,24 +108,27 @@ key_ring = KeyRing()
 
 SCRIPT = Path(__file__).with_name("rates.lua").read_text(encoding="utf-8")
 SOCKET_TIMEOUT = 0.2  #: seconds
-BLIND = 5.0  #: seconds for which Redis is not asked again after it did not answer
+BLIND = 5.0  #: seconds without a new attempt after Redis did not respond
 LARGEST_SLICE = 500
 
 
 class Budget:
-    """One key's budget of one kind, as far as this process has leased it."""
+    """The part of one key's budget of one kind that this process has leased."""
 
     def __init__(self, name: str, rates: Rates) -> None:
         self._name = name
         self._rates = rates
         self._left = 0
-        self._ends = 0.0  #: when the leased minute is over, by this process' monotonic clock
-        self._spent = False  #: nothing more is to be had this minute
+        self._ends = 0.0  #: end of the leased minute, by this process's monotonic clock
+        self._spent = False  #: nothing more can be leased this minute
         self._taking = threading.Lock()
         self._leasing = threading.Lock()
 
     def take(self, count: int) -> float | None:
-        """Seconds to wait (0: it is taken), or None where Redis has to be asked. Never blocks."""
+        """Consume from the lease.
+
+        Never blocks. Returns the seconds to wait (0: consumed), or None if more must be leased from Redis.
+        """
         with self._taking:
             now = time.monotonic()
             if now < self._ends:
@@ -133,7 +140,11 @@ class Budget:
         return 0 if self._rates.is_blind() else None
 
     def lease_and_take(self, count: int, limit: int) -> float:
-        """The same, after asking Redis for more. Blocks for one round trip, at most for the socket's timeout."""
+        """Lease more from Redis, then consume.
+
+        Returns the seconds to wait, 0 if consumed or if Redis did not respond. Blocks for one round trip, at most
+        `SOCKET_TIMEOUT`.
+        """
         with self._leasing:
             if (wait := self.take(count)) is not None:
                 return wait
@@ -146,7 +157,7 @@ class Budget:
             with self._taking:
                 if asked_at >= self._ends:
                     self._left = 0
-                # From before the question: the minute ends no later here than there.
+                # Measured from before the request: the minute ends no later here than in Redis.
                 self._ends = asked_at + milliseconds / 1000
                 self._left += granted
                 self._spent = granted < wanted
@@ -170,7 +181,10 @@ class Rates:
         return time.monotonic() < self._blind_until
 
     def lease(self, name: str, limit: int, wanted: int) -> tuple[int, int] | None:
-        """Up to `wanted`, and the milliseconds until the minute ends. None: Redis did not answer."""
+        """Lease up to `wanted`; None if Redis did not respond.
+
+        Returns the granted number and the milliseconds until the minute ends.
+        """
         if self.is_blind():
             return None
         try:
@@ -195,22 +209,25 @@ def rates() -> Rates:
 
 
 CHALLENGE = 'Bearer realm="aftertouch"'
-EVENTS_A_REQUEST = 10  #: a key may send this many times its requests in events, by sending batches
+EVENTS_A_REQUEST = 10  #: events a key may send in batches, as a multiple of its request limit
 SMALLEST_EVENT_LIMIT = 5_000
 
 
 class ApiKeyAuth(HttpAuthBase):
-    """`Authorization: Bearer <key>` with a key that has `scope` and has requests left this minute.
+    """Admit requests with `Authorization: Bearer <key>` if the key has `scope` and requests left this minute.
 
-    On an event loop it answers with an awaitable, in a thread at once; neither costs a query or a round trip where
-    the key and a slice of its budget are at hand. `request.auth` is then the `Principal`.
+    Sets `request.auth` to the `Principal`. On an event loop the call returns an awaitable, in a thread the result.
+    Neither costs a query or a round trip while the key and a slice of its budget are cached.
     """
 
     openapi_scheme = "bearer"
     is_async: bool
 
     def __init__(self, scope: str, *, charged: bool = True) -> None:
-        """`charged`: admitting counts the request. Without it the view does, by `charge_request`."""
+        """Require `scope`.
+
+        With `charged` each admission counts a request; otherwise the view calls `charge_request`.
+        """
         super().__init__()
         self.scope = scope
         self.charged = charged
@@ -255,7 +272,7 @@ class ApiKeyAuth(HttpAuthBase):
 
 
 def principal_of(request: HttpRequest) -> Principal:
-    """Whose key the request came with, after it was let in."""
+    """Return the key of an admitted request."""
     principal: Principal = request.auth  # type: ignore[attr-defined]
     return principal
 
@@ -265,13 +282,21 @@ def actor_of(request: HttpRequest, reason: str = "") -> Actor:
 
 
 async def charge_request(principal: Principal) -> None:
-    """Count one request. Raises a `Problem` where the minute has no room for it."""
+    """Count one request.
+
+    Raises:
+        Problem: 429 if the limit of this minute is reached.
+    """
     budget, limit = _requests_of(principal)
     await _take(budget, 1, limit, "requests")
 
 
 async def charge_events(principal: Principal, count: int) -> None:
-    """Count the events of a batch, which is one request. Raises a `Problem` where the minute has no room for them."""
+    """Count the events of a batch, which is one request.
+
+    Raises:
+        Problem: 429 if the limit of this minute is reached.
+    """
     limit = max(SMALLEST_EVENT_LIMIT, _rate(principal) * EVENTS_A_REQUEST)
     await _take(rates().budget(principal.id, "events"), count, limit, "events")
 
@@ -288,7 +313,7 @@ async def admit_body(headers: Iterable[tuple[bytes, bytes]]) -> None:
     if not known:
         try:
             principal = await in_door_thread(key_ring.look_up, key)
-        except Exception:  # the operation's own check answers with the right status
+        except Exception:  # the check of the operation responds with the right status
             return
     if principal is None:
         raise _unknown_key()
@@ -303,7 +328,11 @@ def _unknown_key() -> Problem:
 
 
 def _key(given: str) -> str:
-    """The key of an `Authorization` header."""
+    """Return the key of an `Authorization` header.
+
+    Raises:
+        Problem: 401 without a bearer key.
+    """
     scheme, _, key = given.partition(" ")
     if scheme.lower() != "bearer" or not key.strip():
         raise Problem(401, "Send an API key: “Authorization: Bearer <key>”.", headers={"WWW-Authenticate": CHALLENGE})

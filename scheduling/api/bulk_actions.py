@@ -19,7 +19,7 @@ from scheduling.operations.deeds import DEEDS, FAILED_TASKS
 router = Router(tags=["failed tasks"], auth=ApiKeyAuth("failed-tasks"))
 PROBLEMS = (400, 401, 403, 404, 409, 413, 422, 429, 503)
 OF_FAILED_TASKS = [name for name, deed in DEEDS.items() if deed.over == FAILED_TASKS]
-#: As the list of the back office calls them.
+#: Names of the filters as parameters of the back office's list.
 PARAMETERS = {"origin": "origin__exact"}
 
 

@@ -1,4 +1,4 @@
-"""The HTTP binding of CloudEvents: one event in the body (structured), in headers and body (binary), or a batch."""
+"""Read CloudEvents over HTTP: structured (in the body), binary (headers and body), or a batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from scheduling.errors import FieldError, InvalidInput
 from scheduling.planning.ingest import NewEvent
 from scheduling.tracing import read_traceparent
 
-LATEST = timedelta(minutes=5)  #: how far ahead of this clock an event's time may be
+LATEST = timedelta(minutes=5)  #: limit of an event's time ahead of this clock
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
 CHAT_ID_LENGTH = 200
 LENGTHS = {"id": 255, "source": 255, "type": 120, "subject": 200}
 
-#: Control characters, surrogates and noncharacters: the specification keeps them out of attributes.
+#: Control characters, surrogates and noncharacters, which the specification forbids in attributes.
 FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 ATTRIBUTE_NAME = re.compile(r"[a-z0-9]{1,64}\Z")
 RFC3339 = re.compile(r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,18})?([Zz]|[+-]\d{2}:\d{2})\Z", re.ASCII)
@@ -32,7 +32,11 @@ JSON_MEDIA_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?\Z", re.ASC
 
 
 def parse_event(raw: Any, now: datetime, *, prefix: str = "") -> NewEvent:
-    """One event in the JSON format. Raises `InvalidInput` with everything that is wrong; fields begin with `prefix`."""
+    """Parse one event in the JSON format.
+
+    Raises:
+        InvalidInput: all errors of the event, each field prefixed with `prefix`.
+    """
     if not isinstance(raw, Mapping):
         raise InvalidInput.of(prefix, "must be an object")
     errors: list[FieldError] = []
@@ -82,7 +86,7 @@ def _objection(value: Any, length: int) -> str:
 
 
 def _time(value: Any, now: datetime, errors: list[FieldError]) -> datetime | None:
-    """None where there is none: the database says when it was received."""
+    """Parse the time of an event; None if it has none, and the database sets the time of receipt."""
     if value is None:
         return None
     try:
@@ -122,7 +126,7 @@ def _chat_id(data: Mapping[str, Any], errors: list[FieldError]) -> str:
 
 
 def _check_others(raw: Mapping[str, Any], errors: list[FieldError]) -> None:
-    """Attributes that are not kept must still be ones."""
+    """Check attributes that are not stored: names, types and the content type."""
     for name, value in raw.items():
         if name in LENGTHS or name in ("specversion", "time", "data", "data_base64"):
             continue
@@ -147,8 +151,14 @@ QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"\Z', re.DOTALL)
 
 
 def read_events(request: HttpRequest, now: datetime) -> list[NewEvent]:
-    """The events of a request. Raises `Problem` where it cannot be read, `InvalidInput` where it can but does not
-    fit; of a batch none counts unless all of them fit. An event without a trace of its own is part of the request's."""
+    """Return the events of a request.
+
+    A batch is accepted only if all its events are valid. An event without its own trace gets that of the request.
+
+    Raises:
+        Problem: the request is unreadable, of another media type or too large.
+        InvalidInput: an event is invalid.
+    """
     events = _read(request, now)
     trace_id = read_traceparent(request.META.get("HTTP_TRACEPARENT"))
     return [each if each.trace_id or not trace_id else replace(each, trace_id=trace_id) for each in events]
@@ -209,7 +219,7 @@ def _batch(raw: Any, now: datetime) -> list[NewEvent]:
 
 
 def _binary(request: HttpRequest, media_type: str) -> dict[str, Any]:
-    """Return the attributes from the headers and the data from the body, as if it had come in one piece.
+    """Combine the attributes of the headers and the data of the body to one event.
 
     Without a `Content-Type` the data is JSON: the official SDKs send none by default.
     """
@@ -243,7 +253,10 @@ def _read_data(body: bytes) -> Any:
 
 
 def _repeated(request: HttpRequest) -> list[FieldError]:
-    """Headers that were sent twice: joined by a comma they would be an event nobody meant."""
+    """Return an error for each header that was sent twice.
+
+    Joined by a comma they would form an event that the client did not mean.
+    """
     sent = Counter(name for name, _ in getattr(request, "scope", {}).get("headers", ()))
     return [
         FieldError(name.decode("latin-1").removeprefix("ce-"), "is given twice")
@@ -253,7 +266,10 @@ def _repeated(request: HttpRequest) -> list[FieldError]:
 
 
 def _header_value(value: str) -> str:
-    """As the binding says: unquote, then percent-decode. Django hands out Latin-1; the bytes may be UTF-8."""
+    """Decode a header by the binding: unquote, then percent-decode.
+
+    Django decodes headers as Latin-1; the bytes may be UTF-8.
+    """
     text = value.encode("latin-1").decode("utf-8")
     if quoted := QUOTED.match(text):
         text = re.sub(r"\\(.)", r"\1", quoted[1], flags=re.DOTALL)

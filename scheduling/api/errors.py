@@ -1,4 +1,4 @@
-"""Errors as problem details (RFC 9457), whoever raises them: `application/problem+json` with the wrong fields."""
+"""Turn every exception into a problem document (RFC 9457, `application/problem+json`) that names the wrong fields."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from scheduling.errors import AftertouchError, Conflict, FieldError, InvalidInpu
 log = structlog.get_logger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
-ERRORS_SHOWN = 100  #: more would only make the answer as big as the request
-RETRY_AFTER = 2  #: seconds; what a client is told to wait where the database is away or the queue is full
+ERRORS_SHOWN = 100  #: more would make the response as large as the request
+RETRY_AFTER = 2  #: seconds of `Retry-After` while the database is unavailable or the queue is full
 
 
 class Problem(AftertouchError):
@@ -57,7 +57,7 @@ def problem_response(
         "detail": detail,
         "errors": [{"field": each.field, "message": each.message} for each in errors[:ERRORS_SHOWN]],
     }
-    # ASCII, so that a lone surrogate in the request can be named in the answer.
+    # ASCII, so that a lone surrogate in the request can be named in the response.
     return HttpResponse(json.dumps(body), content_type=MEDIA_TYPE, status=status, headers=dict(headers or {}))
 
 
@@ -66,7 +66,7 @@ def unavailable(detail: str = "The database cannot be reached. Nothing is lost b
 
 
 def answer_with_problems(api: NinjaAPI) -> None:
-    """Let `api` answer every exception with a problem."""
+    """Register the problem response for every exception of `api`."""
     api.add_exception_handler(Exception, _answer)
     for known in (AftertouchError, ValidationError, AuthenticationError, HttpError, Http404):
         api.add_exception_handler(known, _answer)
@@ -112,14 +112,14 @@ def _problem_of(error: BaseException) -> Problem | None:
 
 
 def _of_validation(error: ValidationError) -> Problem:
-    """Ninja's errors, their fields as the caller knows them: without the name of the view's argument."""
+    """Convert a validation error of ninja. Field names omit the view's argument, which clients do not know."""
     return Problem(422, "The input does not fit.", *(_field_error(each) for each in error.errors))
 
 
 def _field_error(raw: Mapping[str, Any]) -> FieldError:
     location = [str(part) for part in raw.get("loc", ())]
     if location[:1] == ["body"]:
-        # The argument's name is ours, but where the body is an array it names what it holds: `sessions.1.user_id`.
+        # The argument's name is internal. For an array it names the content: `sessions.1.user_id`.
         location = location[1 if location[2:3] and location[2].isdigit() else 2 :]
     elif location[:1] in (["query"], ["path"], ["header"]):
         location = location[1:]

@@ -1,4 +1,4 @@
-"""Lists a page at a time: from a key on, never by counting rows, so that page 1000 costs what page 1 does."""
+"""Page lists by key instead of counting rows, so that page 1000 costs as much as page 1."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ from scheduling.api.errors import Problem
 from scheduling.api.schemas import Text
 from scheduling.errors import InvalidInput
 
-PATIENCE = "5s"  #: for a statement of a list
-COME_BACK = 30  #: seconds; what a client is told to wait whose list took longer
+PATIENCE = "5s"  #: limit of one statement of a list
+COME_BACK = 30  #: seconds of `Retry-After` for a list that took too long
 
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """A list is read within. What few rows match, or none, is looked for among all there are: that may take minutes,
-    and whoever asks again and again would soon hold all threads."""
+    """Limit the time of a list's statements.
+
+    A filter that matches few rows reads the whole table, which may take minutes. Repeated requests would occupy all
+    threads.
+
+    Raises:
+        Problem: 503 after `PATIENCE`.
+    """
     try:
         with sql.within(PATIENCE):
             yield
@@ -41,7 +47,11 @@ class Page(Schema):
     cursor: Text = ""
 
     def before(self) -> UUID | None:
-        """The id after which the page begins. Raises `InvalidInput` for a cursor that was not given out."""
+        """Return the id after which the page starts.
+
+        Raises:
+            InvalidInput: the cursor is not the `next` value of a page.
+        """
         if not self.cursor:
             return None
         try:
@@ -51,8 +61,11 @@ class Page(Schema):
 
 
 def page_of(items: Sequence[Any], ids: Sequence[UUID], limit: int, last: UUID | None = None) -> dict[str, Any]:
-    """The answer for up to `limit` + 1 items; the one too many says that there is a next page. So does `last`, the id
-    up to which a bounded search has looked."""
+    """Build a page from up to `limit` + 1 items.
+
+    There is a next page if there is one item more than `limit`, or if `last` is set. `last` is the id up to which a
+    bounded search has read.
+    """
     if len(items) > limit:
         last = ids[limit - 1]
     return {"items": list(items[:limit]), "next": _cursor(last) if last else None}

@@ -1,6 +1,6 @@
-"""JSON that PostgreSQL can hold and every reader understands alike, or an error that names the place.
+"""Parse JSON that PostgreSQL can store and all readers interpret alike; otherwise name the invalid place.
 
-Python's parser lets pass what breaks later: NaN, U+0000, lone surrogates, a member named twice, numbers without end.
+Python's parser accepts NaN, U+0000, lone surrogates, duplicate members and numbers of any length, which fail later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from scheduling.errors import FieldError, InvalidInput
 
 DEPTH_LIMIT = 32
-SMALLEST, LARGEST = -(2**63), 2**64 - 1  #: whole numbers that other languages can hold
+SMALLEST, LARGEST = -(2**63), 2**64 - 1  #: integers that other languages can hold
 ERRORS_SHOWN = 100
 PATH_SHOWN = 200
 
@@ -28,13 +28,13 @@ class NotJson(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Odd:
-    """Stands in the tree where something was written that JSON does not have, or that cannot be kept."""
+    """Marks a place in the tree whose value is not JSON or cannot be stored."""
 
     message: str
 
 
 class _Document:
-    """One parse, and whether it met anything odd."""
+    """One parse, and whether it found an invalid value."""
 
     def __init__(self) -> None:
         self.is_odd = False
@@ -68,7 +68,12 @@ class _Document:
 
 
 def decode(body: bytes) -> Any:
-    """The value of a JSON text. Raises `NotJson`, or `InvalidInput` that names each place that cannot be stored."""
+    """Return the value of a JSON text.
+
+    Raises:
+        NotJson: the text is not UTF-8 or not JSON.
+        InvalidInput: values that cannot be stored, each with its place; at most `ERRORS_SHOWN`.
+    """
     document = _Document()
     decoder = json.JSONDecoder(
         object_pairs_hook=document.members,
@@ -96,7 +101,7 @@ def _refuse(found: Iterator[FieldError]) -> None:
 
 
 def _oddities(value: Any) -> Iterator[FieldError]:
-    """Everything that cannot be kept, in the order of the document. No recursion: depth is what is being judged."""
+    """Yield all invalid values in document order. Iterative, because the depth is what is checked."""
     waiting: list[tuple[Any, str, int]] = [(value, "", 0)]
     while waiting:
         node, path, depth = waiting.pop()
@@ -119,7 +124,7 @@ def _oddities(value: Any) -> Iterator[FieldError]:
 
 
 def unstorable(text: str) -> str:
-    """What PostgreSQL would refuse about this text, or ""."""
+    """Return why PostgreSQL refuses this text, or ""."""
     found = UNSTORABLE.search(text)
     if not found:
         return ""

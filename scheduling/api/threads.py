@@ -1,7 +1,7 @@
-"""The threads in which the API talks to the database, each with a connection that it keeps.
+"""Run the API's database calls in threads that keep their connections.
 
-Django gives each request under ASGI a thread of its own, which ends with it and takes its connection along: a login
-to PostgreSQL for every request.
+Under ASGI, Django uses a new thread for each request. Its connection ends with it, so each request would cost a login
+to PostgreSQL.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ _door = ThreadPoolExecutor(DOOR_THREADS, thread_name_prefix="api-door")
 
 
 async def in_database_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Run `function` where it may use the ORM. It is not stopped by a cancelled wait."""
+    """Run `function` in a thread that may use the ORM. Cancelling the wait does not stop the function."""
     return await _in(_threads, partial(function, *args, **kwargs))
 
 
 async def in_door_thread(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """The same for who comes in: events need nothing else from threads, and must not wait for those that read."""
+    """Run `function` in the threads for authentication.
+
+    Events use no other threads, so they must not wait for reading requests.
+    """
     return await _in(_door, partial(function, *args, **kwargs))
 
 
