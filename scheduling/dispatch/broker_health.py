@@ -1,9 +1,10 @@
-"""Whether the broker takes messages.
+"""Detect a broker that accepts no messages, and fail publishing at once instead of waiting.
 
-RabbitMQ that is short of memory or disk reads no further from whoever publishes: nothing is refused, nothing is
-confirmed, and a publisher without a bound waits until the alarm is over. Here it gives up at once, because a message is
-a hint and the rows bring it back. What this process knows of the alarm is kept: nobody dials again while it lasts, and
-what is published first after it goes out. `config.celery.guards` puts `Connection` into kombu.
+RabbitMQ short of memory or disk stops reading from publishers. It neither refuses nor confirms, so a publisher without
+a time limit waits until the alarm is over. A message is only a wake-up: the rows are dispatched again later.
+
+Each process keeps one blocked connection to hear the end of the alarm, and opens no new ones until then.
+`config.celery.guards` installs `Connection` in kombu.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from kombu.transport import pyamqp
 
 log = structlog.get_logger(__name__)
 
-CONFIRMED_WITHIN = 5.0  #: seconds for a broker that says nothing at all
-ONLY_TOLD = ("celeryev", "reply.celery.pidbox")  #: exchanges of what nobody waits for: it is dropped meanwhile
+CONFIRMED_WITHIN = 5.0  #: seconds to wait for the confirmation of a silent broker
+#: exchanges without a waiting consumer: their messages are dropped during an alarm
+ONLY_TOLD = ("celeryev", "reply.celery.pidbox")
 
 
 class Blocked(ConnectionError):
@@ -42,13 +44,13 @@ class Channel(pyamqp.Channel):
                 raise
             return None
         except TimeoutError:
-            connection.collect()  # a confirmation that comes late would be taken for the next one's
+            connection.collect()  # a late confirmation would be taken for that of the next message
             raise ConnectionError(f"not confirmed within {CONFIRMED_WITHIN:g} s") from None
         finally:
             connection.publishing = False
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
-        """Who does not read never says goodbye."""
+        """Close the channel. On a blocked connection skip the handshake, because the broker does not read it."""
         if self.connection is not None and self.connection.blocked:
             return None
         return super().close(*args, **kwargs)
@@ -60,14 +62,14 @@ class Connection(pyamqp.Connection):
     publishing = False
 
     def is_still_blocked(self) -> bool:
-        """Reads what has come meanwhile. Only for whoever has the connection to himself."""
+        """Read pending frames and return whether the broker still blocks. The caller must own the connection."""
         try:
-            while self.blocked and self._transport is not None:  # what is closed would dial again to be read
+            while self.blocked and self._transport is not None:  # reading a closed connection would reconnect
                 self.drain_events(timeout=0)
         except TimeoutError:
             return True
         except (OSError, *self.connection_errors):
-            pass  # it has ended; the next one will tell
+            pass  # the connection has ended; the next one reports the alarm again
         if self.blocked:
             self._on_unblocked()
         return False
@@ -83,7 +85,10 @@ class Connection(pyamqp.Connection):
         alarm.ends()
 
     def close(self, *args: Any, **kwargs: Any) -> Any:
-        """A blocked one is kept, to hear when the alarm is over; the broker would not notice its end before that."""
+        """Close the connection. Keep the first blocked one to hear the end of the alarm; discard others.
+
+        The broker notices a closed connection only after the alarm.
+        """
         if not self.blocked:
             return super().close(*args, **kwargs)
         if not alarm.keeps(self):
@@ -92,7 +97,7 @@ class Connection(pyamqp.Connection):
 
 
 class Alarm:
-    """What this process knows of it: one connection that its owner has given up is kept and listened to."""
+    """The state of the broker alarm in this process. Holds one blocked connection that its owner has released."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -117,7 +122,7 @@ class Alarm:
             return True
 
     def is_on(self) -> bool:
-        """As far as this process knows."""
+        """Return whether an alarm is known to this process."""
         with self._lock:
             if self._kept is not None and not self._kept.is_still_blocked():
                 self._kept.collect()
@@ -125,7 +130,10 @@ class Alarm:
             return self._kept is not None
 
     def forget(self) -> None:
-        """In a child: the connection is its parent's. It is not let go of, because that would end it for both."""
+        """Reset the state in a forked child.
+
+        Keep a reference to the parent's connection: closing it would end it for both.
+        """
         _inherited.append(self._kept)
         self.__init__()  # type: ignore[misc]
 
@@ -136,8 +144,11 @@ os.register_at_fork(after_in_child=alarm.forget)
 
 
 def takes_messages(connection: Any) -> bool | None:
-    """Asks the broker behind a connection of kombu's, which is closed afterwards: a publisher is only told while it
-    publishes, so two messages go nowhere. None where this kind of broker cannot be asked."""
+    """Return whether the broker accepts messages; None if this type of broker or account cannot be checked.
+
+    The caller closes the kombu `connection` afterwards. RabbitMQ reports an alarm only during publishing, so two
+    unroutable messages are published.
+    """
     channel = connection.default_channel
     if hasattr(channel, "client"):
         memory = channel.client.info("memory")
@@ -146,10 +157,10 @@ def takes_messages(connection: Any) -> bool | None:
     if not isinstance(connection.connection, Connection):
         return None
     try:
-        for _ in range(2):  # the first may be confirmed before the alarm is told
+        for _ in range(2):  # RabbitMQ may confirm the first message before it reports the alarm
             channel.basic_publish(channel.prepare_message(b""), exchange="", routing_key="aftertouch.nobody")
     except Blocked:
         return False
     except connection.channel_errors:
-        return None  # it may not publish there
+        return None  # no permission to publish there
     return True

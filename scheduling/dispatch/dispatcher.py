@@ -1,4 +1,7 @@
-"""The passes that keep the ledger moving. Any number may run at once, anywhere; each is safe to run twice."""
+"""Dispatch due rows and rescue lost ones, in passes.
+
+Any number of passes may run at once on any node. Each pass is idempotent.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,14 @@ log = structlog.get_logger(__name__)
 
 PASS_LIMIT = 1000
 RESUME_SPREAD = timedelta(minutes=2)
-LONGEST_PASS = timedelta(seconds=4)  #: below the tick's interval, so that passes do not pile up
+LONGEST_PASS = timedelta(seconds=4)  #: below the interval of the tick, so that passes do not accumulate
 
 
 def hand_over_due() -> int:
-    """Hand over everything that falls due within the horizon. Returns how many touches. While the broker takes no
-    messages they wait in the table, where they do not age as lost hints do."""
+    """Dispatch the touches that fall due within the horizon. Return their number.
+
+    While the broker accepts no messages, touches stay in the table. There they do not count as lost wake-ups.
+    """
     if alarm.is_on():
         return 0
     handed_over, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
@@ -45,21 +50,27 @@ def hand_over_due() -> int:
 
 
 def announce(hints: list[Hint]) -> None:
-    """Publish what was handed over."""
+    """Publish wake-ups for dispatched touches."""
     if hints:
         nodes = snapshot.current().nodes
         publish_touches(hints, {hint.route: nodes[hint.route].channel.id for hint in hints})
 
 
 def rescue() -> tuple[int, int]:
-    """Bring back what was lost: hints that no worker took up, and runs whose worker is gone. Returns both counts."""
+    """Return lost work to the ledger: wake-ups that no worker used, and runs whose worker is lost.
+
+    Return the number of touches and of runs.
+    """
     unpark_resumed()
     return _rescue_hints(), _repeat(_rescue_runs)
 
 
 def _repeat(rescue: Callable[[], int]) -> int:
-    """Until nothing is left or the time of a pass is over: a flushed broker loses everything that was handed over, and
-    a thousand a tick would never catch up with what falls due meanwhile."""
+    """Call `rescue` until nothing is left or its share of `LONGEST_PASS` is over. Return the total.
+
+    A flushed broker loses all dispatched touches. One thousand per tick would never catch up with the touches that fall
+    due.
+    """
     rescued, ends_at = 0, datetime.now(UTC) + LONGEST_PASS / 2
     while True:
         count = rescue()
@@ -78,7 +89,7 @@ def _rescue_hints() -> int:
             if (oldest := oldest_message_at(name)) is not None
         }
     except (OperationalError, OSError) as error:
-        # Publishing would fail as well; the rows wait in the table until the broker is back.
+        # Publishing would fail as well. The rows wait in the table until the broker is reachable.
         log.warning("broker_unreachable", error=str(error))
         return 0
     rescued = _repeat(lambda: touches.rescue_hints(trusted_since=backlog, limit=PASS_LIMIT))
@@ -88,14 +99,17 @@ def _rescue_hints() -> int:
 
 
 def _rescue_runs() -> int:
-    """A run that was not sending goes back at once. One that was may have had its effect: an idempotent channel is
-    asked again with the same key, anything else waits for a person."""
+    """Settle runs with an expired lease.
+
+    A run that was not sending returns to `scheduled` at once. A run that was sending may have had its effect: an
+    idempotent channel gets the same key again. For any other channel an operator decides.
+    """
     with transaction.atomic():
         lapsed = touches.lapsed_runs(limit=PASS_LIMIT)
         if not lapsed:
             return 0
         nodes = snapshot.current().nodes
-        # With the database's time: by the clock of a node that is ahead they would wait.
+        # PostgreSQL's time: with the clock of a node that is ahead, the rows would wait.
         rows = Touch.objects.annotate(at=Now()).in_bulk([claim.task_id for claim, _ in lapsed])
         settlements = []
         for claim, was_sending in lapsed:
@@ -120,7 +134,10 @@ def _rescue_runs() -> int:
 
 
 def _lost_attempt(row: Touch, lease_no: int) -> Attempt:
-    """Nobody came back from it, so nobody knows: the doubt has to outlive the next attempts."""
+    """Return an attempt with an unknown outcome.
+
+    No worker reported its result. The stored attempt keeps the outcome unknown across the next attempts.
+    """
     assert row.sending_at is not None
     return Attempt(
         touch=row, number=row.attempt, lease_no=lease_no, started_at=row.sending_at, outcome="unknown",
@@ -129,8 +146,10 @@ def _lost_attempt(row: Touch, lease_no: int) -> Attempt:
 
 
 def unpark_resumed() -> int:
-    """Let touches run again whose pause is over, spread so that they do not all fire at once. Safe to be cut off: the
-    next pass goes on."""
+    """Resume touches whose pause is over, spread over `RESUME_SPREAD`. Return their number.
+
+    An interrupted pass is safe: the next one continues.
+    """
     resumed = set(touches.parked_scopes()) - snapshot.current().paused
     unparked, ends_at = 0, datetime.now(UTC) + LONGEST_PASS
     for scope in sorted(resumed):
@@ -140,8 +159,10 @@ def unpark_resumed() -> int:
 
 
 class Doorbell:
-    """Publishes what a request handed over, in a thread of its own: neither the request nor its commit ever waits for
-    the broker. What does not fit is dropped; the rows' leases bring it back."""
+    """Publish dispatched touches in a background thread, so that no request or commit waits for the broker.
+
+    Wake-ups beyond the capacity are dropped. The leases of their rows expire and the rescue dispatches them again.
+    """
 
     def __init__(self, publish: Callable[[list[Hint]], None], *, capacity: int = 1000) -> None:
         self._publish = publish

@@ -1,4 +1,4 @@
-"""Talking to the broker: hints go out in batches, and losing one costs nothing but time."""
+"""Publish wake-up messages in batches. A lost message only delays its touches until their lease expires."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from scheduling.ledger.transitions import UNSEEN, Hint
 log = structlog.get_logger(__name__)
 
 TOUCH_QUEUES = {0: "touch.high", 1: "touch.normal", 2: "touch.low"}
-BUCKET = 0.010  #: seconds; due times are rounded up to it, so that one message carries what falls due together
-MESSAGE_LIMIT = 500  #: ids in a message
+BUCKET = 0.010  #: seconds; due times are rounded up to it, so that one message carries touches due together
+MESSAGE_LIMIT = 500  #: ids per message
 DELIVER = "scheduling.deliver"
 
 
 def publish_touches(hints: Iterable[Hint], channels: dict[int, int]) -> int:
-    """Publish hints about touches, those of one queue, channel and due bucket together. Returns the messages sent.
+    """Publish wake-ups, grouped by queue, channel and due bucket. Return the number of messages.
 
-    `channels` maps a node to its channel, so that a slow channel fills messages of its own. Raises nothing: where the
-    broker is away the rows' own leases bring them back.
+    `channels` maps node ids to channel ids, so that a slow channel gets separate messages. Raises nothing: if the
+    broker is unavailable, the leases of the rows expire and they are dispatched again.
     """
     messages = list(_messages(hints, channels))
     if alarm.is_on():
@@ -67,19 +67,21 @@ def published_now() -> dict[str, Any]:
 
 
 def oldest_message_at(queue: str) -> datetime | None:
-    """When the oldest message that still waits in `queue` was published; None where none waits.
+    """Return when the oldest waiting message of `queue` was published; None for an empty queue.
 
-    RabbitMQ does not show a waiting message: `UNSEEN` where its queue is not empty. Raises `OperationalError` where the
-    broker cannot be asked.
+    RabbitMQ does not show waiting messages: the result is `UNSEEN` if its queue is not empty.
+
+    Raises:
+        OperationalError: the broker is unreachable.
     """
     with current_app.connection_for_read() as connection:
         connection.ensure_connection(max_retries=1, timeout=2)
         channel = connection.default_channel
         if hasattr(channel, "client"):
-            # kombu prefixes only the commands it uses itself, and this is none of them.
+            # kombu adds the prefix only to commands that it uses itself; LINDEX is not one of them.
             raw = channel.client.lindex(f"{channel.global_keyprefix}{queue}", -1)
             instant = published_at(raw) if raw else None
-            # A little earlier, because the node that stamped it may be ahead of the database's clock by a second.
+            # Subtract a margin: the clock of the publishing node may be a second ahead of PostgreSQL's clock.
             return instant - timedelta(seconds=2) if instant else None
         try:
             waiting = channel.queue_declare(queue, passive=True).message_count
@@ -89,7 +91,7 @@ def oldest_message_at(queue: str) -> datetime | None:
 
 
 def published_at(raw: bytes) -> datetime | None:
-    """When a message as Redis keeps it was published, by the clock of the node that did; None where it does not say."""
+    """Return the publication time of a message as stored in Redis, by the publisher's clock; None if absent."""
     try:
         return datetime.fromtimestamp(json.loads(raw)["headers"]["published_at"], UTC)
     except (ValueError, KeyError, TypeError, OverflowError):
