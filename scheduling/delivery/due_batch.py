@@ -1,4 +1,7 @@
-"""What delivery reads for a batch, each in one statement: who, what, and what they were sent before."""
+"""Lock the due touches of a batch and load what judging needs: events, cap slots, cancellations, first attempts.
+
+Each kind of data takes one statement per batch.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,9 @@ from scheduling.policy.specs import EventSpec, TemplateSpec, TextSpec
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A touch that is locked and will be claimed, with its event."""
+    """A locked touch that will be claimed, with its event."""
 
-    claim: Claim  #: with the number that the row has once the verdict is written
+    claim: Claim  #: with the `lease_no` that the row gets when the verdict is written
     attempt: int
     root_id: UUID
     node_id: int
@@ -32,22 +35,22 @@ class Due:
     expires_at: datetime
     reserved_at: datetime | None
     template_id: int | None
-    is_repeat: bool  #: of an attempt or of another touch
+    is_repeat: bool  #: a later attempt, or a retry of another touch
     event: EventSpec
 
 
 @dataclass(frozen=True, slots=True)
 class FirstAttempt:
-    """What the first attempt under a delivery key said: a repeat under this key says the same."""
+    """The content of the first attempt under a delivery key. A retry under the same key sends the same content."""
 
     template_id: int
-    version: int  #: of the template
+    version: int  #: version of the template
     subject: str
-    body: str  #: empty: its worker was lost before it stored one
-    texts: tuple[TextSpec, ...]  #: of the template when a lost attempt was judged; empty where they are not known
+    body: str  #: empty: the worker was lost before it stored one
+    texts: tuple[TextSpec, ...]  #: texts of the template when a lost attempt was judged; empty if unknown
 
     def pin(self, present: TemplateSpec) -> TemplateSpec:
-        """Return the template as this attempt saw it, as far as that is known."""
+        """Return the template as this attempt used it, as far as that is known."""
         if self.version == present.version:
             return present
         if self.body:
@@ -57,9 +60,13 @@ class FirstAttempt:
 
 @dataclass(slots=True)
 class History:
-    """Slots by customer and by community, what is about to fall due for a customer: (priority, due_at), by touch the
-    reason for which an event called it off while a worker had it, touches of which an earlier attempt may have had
-    its effect, and what the first attempts said."""
+    """What the guards consider about the customers and touches of a batch.
+
+    `slots` and `community_slots` hold cap slots by customer and by community. `important` holds (priority, due_at) of
+    touches that soon fall due for a customer. `called_off` holds the reason of an event that cancelled a touch while a
+    worker held it. `in_doubt` holds the touches with an earlier attempt of unknown outcome. `first_attempts` holds the
+    content to repeat.
+    """
 
     slots: dict[int, list[Slot]] = field(default_factory=dict)
     community_slots: dict[str, list[Slot]] = field(default_factory=dict)
@@ -69,17 +76,18 @@ class History:
     first_attempts: dict[UUID, FirstAttempt] = field(default_factory=dict)
 
     def take(self, row: Due, slot: Slot) -> None:
-        """The rest of the batch sees it."""
+        """Add a slot that the rest of the batch counts."""
         self.slots.setdefault(row.customer_id, []).append(slot)
         if row.event.chat_id:
             self.community_slots.setdefault(row.event.chat_id, []).append(slot)
 
 
 def questions(task_ids: Sequence[UUID], config: Snapshot) -> dict[UUID, presence.Question]:
-    """What Presence has to be asked about these touches: those whose node leaves customers alone who are in a
-    conversation, and those whose event is a provider's own.
+    """Return the presence questions about these touches.
 
-    Only an inline delivery goes out right after this question. The sender asks again about all others."""
+    Asked are touches whose node respects conversations, and touches whose event belongs to a provider. Only an inline
+    delivery is sent right after this question. The sender asks again about all others.
+    """
     if not settings.PRESENCE:
         return {}
     asked = sql.rows(
@@ -95,12 +103,13 @@ def questions(task_ids: Sequence[UUID], config: Snapshot) -> dict[UUID, presence
 
 
 def lock_due(task_ids: Sequence[UUID], *, most_bytes: int = 2**62) -> tuple[list[Due], list[Hint], datetime | None]:
-    """Lock those of `task_ids` that are due, waiting and in nobody's hands; and when that was, by the database's clock.
-    The most important come first. Once their events' data has `most_bytes` the others are returned as hints, without
-    their data; the first is returned in any case.
+    """Lock the due, waiting and unlocked touches among `task_ids`. Return them, the rest and the time of the lock.
 
-    The rows stay as they are until `TouchLedger.decide` writes claim and verdict at once: each write of a row costs as
-    much as everything else that is done about it. Until then the lock is the claim.
+    The most important come first. Once the event data reaches `most_bytes`, further touches are returned as wake-ups
+    without data. The first touch is always returned. The time is PostgreSQL's; None if nothing is due.
+
+    The rows stay unchanged until `TouchLedger.decide` writes claim and verdict in one update. Each write of a row costs
+    as much as all other work on it. Until then the lock is the claim.
     """
     rows = sql.rows(_LOCK_DUE, {"ids": list(task_ids), "most_bytes": most_bytes})
     due = [
@@ -113,7 +122,7 @@ def lock_due(task_ids: Sequence[UUID], *, most_bytes: int = 2**62) -> tuple[list
 
 
 def load(due: Sequence[Due], config: Snapshot) -> History:
-    """What these customers (and communities) were sent within the rules' windows. Call it after the locks."""
+    """Load the history of these customers and communities within the windows of the rules. Call it after the locks."""
     history = History()
     customers = sorted({row.customer_id for row in due})
     chats = sorted({row.event.chat_id for row in due if row.event.chat_id})
@@ -127,7 +136,7 @@ def load(due: Sequence[Due], config: Snapshot) -> History:
 
 
 def of_customer(customer_id: int, chat_id: str, config: Snapshot) -> History:
-    """The same for one customer, without a touch at hand."""
+    """Load the cap slots of one customer and community without a touch."""
     history = History()
     _load_slots(history, [customer_id], [chat_id] if chat_id else [], config)
     return history
@@ -143,7 +152,10 @@ def _load_slots(history: History, customers: list[int], chats: list[str], config
 
 
 def _load_important(history: History, due: Sequence[Due], lowest: int, config: Snapshot) -> None:
-    """What the same batch judges is no part of it: it is judged before and takes its slot."""
+    """Load more important touches that soon fall due.
+
+    Touches of this batch are left out: they are judged first and take their slots.
+    """
     judged = {row.claim.task_id for row in due}
     customers = sorted({row.customer_id for row in due})
     counting = [node.id for node in config.nodes.values() if node.enabled and node.guard_cap != "ignore"]
@@ -157,8 +169,11 @@ def _load_important(history: History, due: Sequence[Due], lowest: int, config: S
 
 
 def _load_called_off(history: History, due: Sequence[Due], config: Snapshot) -> None:
-    """`cancel_on` and `on_repeat` cannot reach a touch that a worker has. Where that one gave it back, it is found out
-    now; a touch that is claimed for the first time has always been within reach."""
+    """Load cancellations that happened while a worker held the touch.
+
+    `cancel_on` and `on_repeat` cannot cancel a touch that a worker holds. A touch that its worker released is therefore
+    checked here. A touch at its first claim needs no check: events could always cancel it.
+    """
     again = [(row.claim.task_id, config.nodes[row.node_id]) for row in due if row.claim.lease_no > 1]
     revoking = [(task_id, kind) for task_id, node in again for kind in sorted(node.cancel_on)]
     if revoking:
@@ -189,9 +204,9 @@ FROM t JOIN scheduling_event AS e ON e.id = t.event_id
 WHERE (t.node_id = ANY(%(nodes)b::bigint[]) OR e.type = ANY(%(types)b::text[]))
 """
 
-# States are literal, as in the ledger. It waits for nobody, so it needs no order. The size of compressed data is
-# estimated from what is stored, because to render it takes as long as to return it. Text of one letter, the extreme,
-# has 85 times the size under pglz and 250 times under lz4; ordinary JSON has 3 to 10 times.
+# States are literal, as in the ledger. The statement waits for no lock, so it needs no lock order. The size of
+# compressed data is estimated from the stored size, because reading it costs as much as returning it. Text of one
+# repeated letter, the extreme, expands 85 times under pglz and 250 times under lz4; ordinary JSON 3 to 10 times.
 _LOCK_DUE = """
 WITH due AS MATERIALIZED (
     SELECT * FROM scheduling_touch
@@ -242,7 +257,7 @@ WHERE later.id <> e.id
 GROUP BY t.task_id
 """
 
-# The touch that a newer event planned in its place: through the events, as ended touches have no index by node.
+# The touch that a newer event planned instead. Joined through events, because ended touches have no index by node.
 _RESTARTED = """
 SELECT t.task_id, 'restarted:' || min(later.type)
 FROM scheduling_touch AS t
@@ -261,9 +276,8 @@ WHERE customer_id = ANY(%(customers)b) AND state IN ('scheduled', 'queued') AND 
   AND reserved_at IS NULL AND COALESCE(node_id, 0) = ANY(%(nodes)b)
 """
 
-# Touches that share a delivery key are linked by `retry_of`. An attempt that has a body comes before one that was
-# lost: where the first one was lost, the second one has said the same. The text of a lost attempt is the one that stood
-# when the attempt was judged; nothing else of it is stored.
+# `retry_of` links touches that share a delivery key. An attempt with a body precedes a lost one: after a lost first
+# attempt, the second one sent the same content. For a lost attempt only the text valid at its verdict is known.
 _FIRST_ATTEMPTS = """
 WITH RECURSIVE chain AS (
     SELECT task_id, task_id AS link, root_id, retry_of, template_id, template_version

@@ -1,8 +1,8 @@
-"""From a hint to a settled touch: lock → judge → render → decide → commit → send → settle, a batch at a time.
+"""Process a batch of touches: lock → judge → render → decide → commit → send → settle.
 
-One transaction locks, judges and writes, each row once. It locks the customers first, sorted, and counts their history
-in a later statement than the lock: a count that shares the statement of the lock sees the table as it was before the
-wait, and granted 32 of a cap of 3. Nothing outside is called inside it.
+One transaction locks, judges and writes, each row once. It locks the customers first, sorted. It counts their history
+in a later statement than the lock: a count in the locking statement uses the snapshot from before the wait. That
+granted 32 messages of a cap of 3. The transaction makes no external call.
 """
 
 from __future__ import annotations
@@ -43,21 +43,24 @@ from scheduling.rendering import CannotRender, render, text_for
 
 log = structlog.get_logger(__name__)
 
-#: While keys are changed, node by node. Another node may have the key, and takes it then.
+#: Deferral while an operator changes keys node by node. Another node may have the key and deliver the touch.
 UNREADABLE_FOR = timedelta(minutes=1)
-LONGEST_JUDGING = 3.0  #: seconds of a batch, which has its customers locked meanwhile
-MOST_BYTES = 16 * 1024 * 1024  #: of a batch's event data
-JUDGEMENTS = 5  #: of a batch whose configuration is edited while it is judged
+LONGEST_JUDGING = 3.0  #: seconds per batch, during which its customers are locked
+MOST_BYTES = 16 * 1024 * 1024  #: event data per batch
+JUDGEMENTS = 5  #: tries for a batch whose configuration changes while it is judged
 
 
 def deliver(task_ids: Sequence[UUID]) -> None:
-    """Deliver those of these touches that are due and in nobody's hands.
+    """Deliver the touches that are due and that no other worker has locked.
 
-    A touch that nobody has thought of must not take its neighbours with it: the batch is halved until it stands alone,
-    and then it fails by itself. A batch for which PostgreSQL waited too long is halved as well. What this node has not
-    the key for is no touch's fault either: it waits. Raises one of `sql.AWAY` where the database is the trouble, or
-    where it waited too long for a single touch: the machine may have been suspended. Raises `Reconfigured` where the
-    configuration was edited during each of `JUDGEMENTS` tries.
+    An unexpected error must not affect other touches: the batch is halved until the faulty touch fails alone. A batch
+    that exceeds a time limit of PostgreSQL is halved as well. A touch whose secrets this node cannot decrypt is
+    deferred.
+
+    Raises:
+        django.db.Error: PostgreSQL is unavailable, or it exceeded its time limit for a single touch.
+            The latter may mean that the machine was suspended.
+        Reconfigured: the configuration changed during each of `JUDGEMENTS` tries.
     """
     try:
         _deliver(task_ids)
@@ -91,8 +94,10 @@ def _hold(task_id: UUID) -> None:
 
 
 def _settle_untried(task_id: UUID, state: str, reason: str, due_at: datetime | None = None) -> list[UUID]:
-    """Without an attempt now; an earlier one may still be in doubt. Returns what was claimed for it: this one, or
-    none."""
+    """Settle a touch without an attempt. An earlier attempt may still have an unknown outcome.
+
+    Return the claimed id, or nothing if the claim failed.
+    """
     claims = touches.claim([task_id], lease=LEASE)
     ends = [Settlement(each.task_id, each.lease_no, state, reason, due_at, frees_slot=True) for each in claims]
     in_doubt = touches.in_doubt([task_id])
@@ -120,9 +125,14 @@ def _deliver(task_ids: Sequence[UUID]) -> None:
 
 
 def conclude(results: Sequence[Result]) -> None:
-    """Settle what the sender reports. An answer that cannot be settled as it is must not take its neighbours with it:
-    halved until it stands alone, it is settled by what it means and without what it says. Raises one of `sql.AWAY`
-    where the database is the trouble."""
+    """Settle the results of the sender.
+
+    A result that cannot be stored must not affect others: the batch is halved until it is alone. It is then settled by
+    its meaning, without its details.
+
+    Raises:
+        django.db.Error: PostgreSQL is unavailable.
+    """
     try:
         _conclude(results)
     except sql.AWAY:
@@ -138,7 +148,7 @@ def conclude(results: Sequence[Result]) -> None:
 
 
 def _conclude(results: Sequence[Result]) -> None:
-    """In one transaction with the attempts and the failed tasks."""
+    """Settle in one transaction with the attempts and the failed tasks. Drop results with an outdated `lease_no`."""
     with transaction.atomic():
         settlements = [settlement.settlement(parcel, result) for parcel, result in results]
         stood = touches.settle(settlements)
@@ -178,13 +188,13 @@ def _say(task_id: UUID, trace_id: UUID | None, end: Settlement | Decision, **mor
 
 @cache
 def sender() -> Sender:
-    """This process's sender, made by the first batch: threads do not outlive a fork."""
+    """Return the sender of this process. The first batch creates it, because threads do not survive a fork."""
     return Sender(conclude, QuotaGate.connect(settings.REDIS_URL))
 
 
 @dataclass(slots=True)
 class _Batch:
-    """The touches of one message on their way through one transaction."""
+    """The touches of one message in one transaction."""
 
     task_ids: Sequence[UUID]
     config: Snapshot
@@ -206,13 +216,13 @@ class _Batch:
     buried: dict[UUID, Decision] = field(default_factory=dict)
 
     def ask_presence(self) -> None:
-        """Before the transaction: Presence lives outside the database."""
+        """Ask the presence providers before the transaction, because they are outside PostgreSQL."""
         self.questions = due_batch.questions(self.task_ids, self.config)
         answers = presence.objections(list(self.questions.values()))
         self.objections = dict(zip(self.questions, answers, strict=True))
 
     def lock(self) -> bool:
-        """Whether there is anything to judge."""
+        """Lock customers, communities and due touches. Return whether there is anything to judge."""
         self.customers = locks.lock_customers(self.task_ids)
         if self.config.counts_communities:
             locks.lock_communities(self.task_ids)
@@ -224,8 +234,11 @@ class _Batch:
         return True
 
     def judge(self) -> None:
-        """The most important first: who is judged first gets the slot. What is not judged within `LONGEST_JUDGING`
-        stays as it is, for the next batch: customers and touches are locked for that long."""
+        """Judge the most important touches first: the first one gets a free cap slot.
+
+        Customers and touches are locked for at most `LONGEST_JUDGING` seconds. Touches not judged by then stay
+        unchanged for the next batch.
+        """
         self.around = due_batch.load(self.due, self.config)
         self.communities = community_targets(row.event.chat_id for row in self.due)
         wanted = (
@@ -277,7 +290,10 @@ class _Batch:
         )
 
     def _prepare(self, row: due_batch.Due, candidate: Candidate) -> None:
-        """Render it and find where it goes, before it takes a slot that others would miss."""
+        """Render the message and find its target before it takes a cap slot.
+
+        A failure after that would use a slot that other touches need.
+        """
         template, counts = candidate.template, candidate.node.guard_cap != "ignore"
         content = Content(template.content_type, template.id, template.version, counts)
         try:
@@ -336,8 +352,11 @@ class _Batch:
         )  # fmt: skip
 
     def _render(self, row: due_batch.Due, candidate: Candidate) -> tuple[str, str, str]:
-        """Return subject, body and locale. A repeat under the same delivery key says what the first attempt said: a
-        receiver that honours the key may keep either."""
+        """Return subject, body and locale.
+
+        A retry under the same delivery key repeats the content of the first attempt. A receiver that honours the key
+        may keep either message.
+        """
         first = self.around.first_attempts.get(row.claim.task_id)
         if first and first.body:
             return first.subject, first.body, text_for(candidate.template, candidate.customer.locale).locale
@@ -357,12 +376,12 @@ class _Batch:
         dead_letters.bury_touches(list(self.buried), details=self.failed)
 
     def announce_early(self) -> None:
-        """A hint that came too soon, because this node's clock is ahead, is owed again."""
+        """Publish again the premature wake-ups, which a node with a fast clock caused."""
         if len(self.due) + len(self.rest) < len(self.task_ids):
             self._announce(touches.early(self.task_ids))
 
     def announce_rest(self) -> None:
-        """At once, not when its lease ends. Where the message is lost the lease brings it back."""
+        """Publish the rest at once, without waiting for its lease. The lease covers a lost message."""
         self._announce(self.rest)
 
     def _announce(self, hints: list[Hint]) -> None:
@@ -378,7 +397,7 @@ class _Batch:
             sender().submit(self.parcels)
 
     def _say_turned_down(self) -> None:
-        """What is delivered has its line from the channel that calls nobody, or from the sender."""
+        """Log the touches that were not sent. The local channel or the sender logs the others."""
         turned_down = [each for each in self.decisions.items() if each[0].state not in ("running", "delivered")]
         if not turned_down:
             return
@@ -396,7 +415,7 @@ class _Batch:
 
     @metrics.harmless
     def measure(self) -> None:
-        """Once a batch, after the commit."""
+        """Update the metrics, once per batch and after the commit."""
         settlement.measure_verdicts(verdict for _, verdict in self.verdicts)
         ends: Counter[tuple[str, str]] = Counter()
         for made, task_ids in self.decisions.items():
@@ -406,7 +425,7 @@ class _Batch:
 
 
 def _record_verdicts(verdicts: Sequence[tuple[UUID, Verdict]], at: datetime) -> None:
-    judged_at = at.isoformat()  # written once, not for each
+    judged_at = at.isoformat()  # formatted once for all rows
     sql.copy(
         _COPY_VERDICTS,
         [

@@ -1,4 +1,4 @@
-"""Who is in a live conversation right now, asked at fire time. Other apps answer, by `settings.PRESENCE`."""
+"""Ask the providers of `settings.PRESENCE`, before a touch is sent, whether a live conversation blocks it."""
 
 from __future__ import annotations
 
@@ -17,27 +17,33 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """May this touch still go out?"""
+    """A touch about which the providers are asked."""
 
     user_id: str
     chat_id: str
     event_type: str
     event_id: str
     event_at: datetime
-    planned_at: datetime | None = None  #: when its node wanted it to go out
-    going_out: bool = False  #: without an objection it is sent right after this question
+    planned_at: datetime | None = None  #: due time by the node's delay
+    going_out: bool = False  #: True: without a presence block it is sent right after this question
 
 
 class Presence(Protocol):
-    #: The provider's own events. It is asked about all touches of theirs, also where the node ignores conversations.
+    #: Event types of the provider. It is asked about all their touches, even if the node ignores conversations.
     event_types: ClassVar[frozenset[str]]
 
     def objections(self, questions: Sequence[Question]) -> Sequence[str]:
-        """For each question "" (go on), "conversation" (the customer is talking), "answered" (this very silence is
-        over) or "presence_unknown": the touch is held for 30 s. If it raises, the answer to all is unknown.
+        """Return one code for each question.
 
-        A touch is asked about when it is judged, and again right before the sender marks it: `going_out` is true in
-        the last question only, and a provider must count nothing before that one."""
+        - "": no block
+        - "conversation": the customer is in a conversation
+        - "answered": the silence of this event is over
+        - "presence_unknown": unknown; the touch is deferred for 30 s
+
+        An exception counts as "presence_unknown" for all questions. A touch is asked about when it is judged, and again
+        right before the sender marks it. Only the last question has `going_out`; a provider must count nothing before
+        that one.
+        """
 
 
 @cache
@@ -46,12 +52,12 @@ def providers() -> tuple[Presence, ...]:
 
 
 def own_event_types() -> list[str]:
-    """The events about whose touches a provider is always asked."""
+    """Return the event types for whose touches the providers are always asked."""
     return sorted({each for provider in providers() for each in provider.event_types})
 
 
 def objections(questions: Sequence[Question]) -> list[str]:
-    """The first objection of any provider, for each question."""
+    """Return the first presence block of any provider, for each question."""
     answers = [""] * len(questions)
     if not questions:
         return answers

@@ -1,4 +1,4 @@
-"""Which channel instance, and where to."""
+"""Find the channel instance and the receiver address of a touch, and the disabled ones among them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduling.policy.specs import ChannelSpec, CustomerSpec
 
 
 class NoTarget(Exception):
-    """There is nowhere to send it. `reason` is the code the touch fails with."""
+    """A touch has no usable address. `reason` is the code of its failure."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(detail or reason)
@@ -26,8 +26,12 @@ _channels: dict[int, tuple[ChannelSpec, Channel]] = {}
 
 
 def channel_of(spec: ChannelSpec) -> Channel:
-    """The channel as configured now, one instance a process and setting. Raises `NoTarget` where it cannot work,
-    `Unreadable` where this node has not the key for its settings."""
+    """Return the channel for its current settings. Instances are cached per process and setting.
+
+    Raises:
+        NoTarget: the channel is retired or misconfigured.
+        Unreadable: this node lacks the encryption key of its settings.
+    """
     known = _channels.get(spec.id)
     if known and known[0] == spec:
         return known[1]
@@ -54,8 +58,11 @@ def target_for(
 ) -> Mapping[str, Any]:
     """Return the community's target or the customer's address.
 
-    `disabled`: the disabled targets among those at hand (see `disabled_targets`); looked up for this one unless given.
-    Raises `NoTarget` where there is none or it is disabled.
+    `disabled` holds the disabled targets of the batch (see `disabled_targets`). Without it this one target is looked
+    up.
+
+    Raises:
+        NoTarget: there is no target, or it is disabled.
     """
     if channel.address_key:
         address = customer.addresses.get(channel.address_key)
@@ -73,7 +80,7 @@ def target_for(
 
 
 def target_digest(spec: ChannelSpec, target: Mapping[str, Any]) -> str:
-    """A name for a receiver that does not give away its address."""
+    """Return a digest that identifies a receiver without exposing its address."""
     address = target.get("url") or target.get("address") or spec.config.get("url") or spec.key
     return digest_of(address)
 
@@ -87,14 +94,14 @@ def disabled_for(
     targets: set[Target] = set()
     for spec, customer, chat_id in asked:
         if spec.id in struck:
-            with suppress(NoTarget, Unreadable):  # whoever sends finds that out
+            with suppress(NoTarget, Unreadable):  # reported when the touch is sent
                 target = target_for(spec, channel_of(spec), customer, chat_id, communities, ())
                 targets.add((spec.id, target_digest(spec, target)))
     return disabled_among(targets)
 
 
 def community_targets(chat_ids: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-    """Where messages for these communities go, by channel key or kind."""
+    """Return the targets of communities, by channel key or kind."""
     wanted = sorted({chat_id for chat_id in chat_ids if chat_id})
     if not wanted:
         return {}

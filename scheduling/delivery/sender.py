@@ -1,14 +1,21 @@
-"""Calling channels, many at once, from one thread a worker process.
+"""Call channels concurrently from one thread per worker process.
 
-A worker's task hands its parcels in and is free for the next batch, so a dead endpoint never holds a worker; it only
-fills its own lane. What one parcel goes through: lane (a limit in flight for each receiver) → quota → Presence →
-`mark_sending` (one fenced write for a chunk; it asks for consent, pauses and the node again) → the channel → settled
-with the others every 100 ms.
+A worker task submits its deliveries and is free for the next batch. A dead endpoint therefore fills only its own lane
+and blocks no worker. Each delivery passes these steps:
 
-What cannot start before its batch ends (20 s after the claim) is released untried. The lease (45 s) outlasts the
-batch plus the longest timeout, which a system check asserts. What remains: between the last look at the clock and the
-first byte on the wire a process can be stopped for longer than its lease. Receivers that honour the delivery key see
-no second effect then; the others are why a non-idempotent channel never retries by itself.
+1. lane: a limit of calls in flight for each receiver
+2. quota
+3. Presence
+4. `mark_sending`: one fenced write for a chunk, which checks consent, pauses and the node again
+5. the channel
+6. settling, together with others, every 100 ms
+
+A delivery that cannot start within 20 s of the claim is released untried. The lease (45 s) outlasts this deadline plus
+the longest timeout; a system check asserts that.
+
+One race remains: a process may be suspended beyond its lease between its last check of the clock and the first byte
+sent. Receivers that honour the delivery key see no second effect. For the others a non-idempotent channel never retries
+by itself.
 """
 
 from __future__ import annotations
@@ -39,30 +46,30 @@ log = structlog.get_logger(__name__)
 
 LEASE = timedelta(seconds=45)
 BATCH_DEADLINE = timedelta(seconds=20)
-IN_FLIGHT_PER_TARGET = 200  #: where the channel does not say `at_once`
-IN_FLIGHT = 4_000  #: parcels a process holds before its tasks wait
+IN_FLIGHT_PER_TARGET = 200  #: unless the channel sets `at_once`
+IN_FLIGHT = 4_000  #: deliveries that a process holds before `submit` waits
 CHUNK = 500
 SETTLE_INTERVAL = 0.1
-MUTERS = 2  #: threads that tell all workers of a robot whose vendor throttles it
-STUCK = 1.0  #: seconds in which nothing left a lane; it then gives up its place where others have none
+MUTERS = 2  #: threads that store a vendor's throttling in Redis for all workers
+STUCK = 1.0  #: seconds without progress after which a lane releases its waiting deliveries if the process is full
 
 
 @dataclass(slots=True)
 class Parcel:
-    """One touch with everything needed to send and to settle it."""
+    """A touch with all data needed to send and settle it."""
 
     claim: Claim
     message: Message
     channel: Channel
     spec: ChannelSpec
-    attempt: int  #: the number of the attempt that is about to be made
-    claimed_at: datetime  #: by the database's clock
+    attempt: int  #: number of the next attempt
+    claimed_at: datetime  #: by PostgreSQL's clock
     expires_at: datetime
-    clock: float  #: this process's monotonic clock at `claimed_at`
+    clock: float  #: monotonic clock of this process at `claimed_at`
     node_id: int
-    event_at: datetime | None  #: a conversation that began later stops it; None: its node ignores conversations
-    question: presence.Question | None = None  #: what Presence is asked right before it goes out
-    in_doubt: bool = False  #: an earlier attempt may have had its effect
+    event_at: datetime | None  #: a conversation that started later blocks it; None: the node ignores conversations
+    question: presence.Question | None = None  #: the presence question right before sending
+    in_doubt: bool = False  #: an earlier attempt has an unknown outcome
     late: float = 0.0  #: seconds past due at `claimed_at`
     sent_at: float = 0.0
     ended_at: float = 0.0
@@ -80,17 +87,17 @@ class Parcel:
         return f"{self.spec.id}:{self.channel.target_key(self.message)}"
 
     def instant(self, monotonic: float) -> datetime:
-        """A reading of the monotonic clock in the database's time, whatever this node's clock says."""
+        """Convert a monotonic time to PostgreSQL's time. The node's wall clock has no effect."""
         return self.claimed_at + timedelta(seconds=monotonic - self.clock)
 
     def left(self, monotonic: float) -> float:
-        """Seconds until the batch ends."""
+        """Return the seconds until the batch deadline."""
         return self.clock + BATCH_DEADLINE.total_seconds() - monotonic
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """It was not tried: the receiver's quota is used up, its lane is full, or it does not answer at all."""
+    """Not tried: the quota is used up, the lane is full, or the receiver does not answer."""
 
     reason: str
     delay: timedelta
@@ -98,7 +105,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """It was not tried: something that was acknowledged after it was judged forbids it."""
+    """Not tried: a change after the verdict forbids it."""
 
     verdict: Verdict
 
@@ -108,13 +115,13 @@ Result = tuple[Parcel, Outcome | Held | Refused]
 Answer = TypeVar("Answer")
 
 
-#: Its row was locked or its claim does not stand; settling finds out which.
+#: The row was locked or the claim is no longer valid. Settling determines which.
 UNMARKED = Held("mark_failed", timedelta(seconds=2))
 
 
 @dataclass(slots=True)
 class Marking:
-    """What is marked next, a chunk at a time, in a thread of its own."""
+    """A queue of deliveries to mark, processed in chunks by one thread."""
 
     thread: ThreadPoolExecutor
     ready: deque[Parcel] = field(default_factory=deque)
@@ -123,18 +130,20 @@ class Marking:
 
 @dataclass(slots=True)
 class Lane:
-    """One receiver's share of this process."""
+    """The deliveries of this process to one receiver."""
 
-    limit: int  #: in flight
+    limit: int  #: most calls in flight
     waiting: deque[Parcel] = field(default_factory=deque)
     in_flight: int = 0
-    moved_at: float = field(default_factory=time.monotonic)  #: when something last left it
+    moved_at: float = field(default_factory=time.monotonic)  #: monotonic time at which a delivery last left the lane
 
 
 class Sender:
-    """The sending thread of this process, with a settling thread and two marking threads beside it. Each starts with
-    its first parcel. Settling and marking keep a connection to the database each; threads of others must not, and hold
-    up no marking. What Redis has to be asked about is marked apart, so that a Redis that hangs delays nothing else."""
+    """The sending thread of this process, one settling thread and two marking threads.
+
+    Threads start with the first delivery. Settling and marking each keep a database connection; other threads must not.
+    Deliveries that need Redis are marked in a separate thread, so that a Redis that hangs delays no others.
+    """
 
     def __init__(self, settle: Callable[[list[Result]], None], quotas: QuotaGate) -> None:
         self._settle = settle
@@ -154,8 +163,11 @@ class Sender:
     # --- from the worker's thread ---------------------------------------------------------------------------------
 
     def submit(self, parcels: list[Parcel]) -> None:
-        """Take these over. Waits while the process holds too many already, which slows the queue, not the receivers;
-        what waits behind a receiver that does not move makes room."""
+        """Take over these deliveries. Wait, at most until the batch deadline, while the process holds `IN_FLIGHT` or
+        more.
+
+        Waiting slows the queue, not the receivers. Lanes without progress release their waiting deliveries.
+        """
         if not parcels:
             return
         loop = self._running_loop()
@@ -169,12 +181,15 @@ class Sender:
         loop.call_soon_threadsafe(self._accept, parcels)
 
     def drain(self, timeout: float) -> bool:
-        """Wait until everything taken over is settled. False: time ran out, and leases will bring the rest back."""
+        """Wait until all deliveries are settled.
+
+        Return False after `timeout` seconds; expired leases then return the rest.
+        """
         with self._changed:
             return self._changed.wait_for(lambda: self._held == 0, timeout=timeout)
 
     def finish(self, timeout: float) -> bool:
-        """Drain, and let go of what this process holds for sending: it takes nothing over any more."""
+        """Drain, then end the marking threads and their connections. The sender accepts nothing afterwards."""
         drained = self.drain(timeout)
         if drained:
             for marking in (self._plain, self._asking):
@@ -212,7 +227,7 @@ class Sender:
             self._pump(target)
 
     def _pump(self, target: str) -> None:
-        """Move what has room from a lane to the chunk that is marked next."""
+        """Move deliveries from a lane with capacity to the next chunk to mark."""
         lane = self._lanes[target]
         while lane.waiting and lane.waiting[0].left(time.monotonic()) <= 0:
             self._report(lane.waiting.popleft(), Held("target_busy", timedelta(seconds=2)))
@@ -239,8 +254,10 @@ class Sender:
                 self._report(lane.waiting.popleft(), Held("target_busy", timedelta(seconds=2)))
 
     async def _mark(self, marking: Marking) -> None:
-        """Chunk by chunk: quota and Presence, then the fenced write, then the calls. One chunk at a time, so that what
-        comes in during a write shares the next one."""
+        """Process one chunk at a time: quota and Presence, the fenced write, then the calls.
+
+        Deliveries that arrive during a write share the next one.
+        """
         try:
             while marking.ready:
                 chunk = [marking.ready.popleft() for _ in range(min(CHUNK, len(marking.ready)))]
@@ -259,8 +276,10 @@ class Sender:
             marking.active = False
 
     def _permits(self, chunk: list[Parcel]) -> dict[object, Held | Refused | None]:
-        """For each parcel None (send it) or why not. In a thread: it talks to Redis and to the database. The fenced
-        write comes last, so that nothing lies between what it reads and the calls."""
+        """Return for each delivery None (send it) or why not. Runs in a thread because it calls Redis and PostgreSQL.
+
+        The fenced write comes last, so that no step separates what it reads from the calls.
+        """
         close_old_connections()
         permits: dict[object, Held | Refused | None] = dict(self._over_quota(chunk))
         permits |= _objections([parcel for parcel in chunk if parcel.claim.task_id not in permits])
@@ -292,7 +311,7 @@ class Sender:
         outcome: Outcome
         try:
             deadline = datetime.now(UTC) + parcel.spec.timeout
-            # The channel keeps the deadline itself; this is for the one that does not.
+            # The channel enforces the deadline itself. This timeout covers one that does not.
             outcome = await asyncio.wait_for(parcel.channel.send(parcel.message, deadline), seconds + 1)
         except TimeoutError:
             outcome = Unknown("timeout", f"no end after {seconds:g} s")
@@ -302,13 +321,13 @@ class Sender:
         parcel.ended_at = time.monotonic()
         self._breaker.record(parcel.target, outcome, parcel.ended_at)
         if parcel.channel.quotas and isinstance(outcome, Transient) and outcome.retry_after:
-            # The vendor throttles this robot: the others of its touches need not find out one by one.
+            # The vendor throttles this robot. The other touches of the robot need not fail one by one.
             receiver = receiver_key(parcel.channel, parcel.message)
             await self._in(self._muters, self._quotas.mute, receiver, outcome.retry_after)
         self._leave(parcel, outcome)
 
     def _leave(self, parcel: Parcel, result: Outcome | Held | Refused) -> None:
-        """Out of its lane."""
+        """Release a delivery from its lane and report its result."""
         target = parcel.target
         lane = self._lanes[target]
         lane.in_flight -= 1
@@ -342,15 +361,17 @@ class Sender:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._results))
-            time.sleep(SETTLE_INTERVAL)  # let a chunk's worth come together
+            time.sleep(SETTLE_INTERVAL)  # collect the results of a chunk
             with self._changed:
                 results, self._results = self._results[:CHUNK], self._results[CHUNK:]
             self._settle_stubbornly(results)
             self._forget(len(results))
 
     def _settle_stubbornly(self, results: list[Result]) -> None:
-        """The outside has seen it, so the database has to learn it: try until the leases are over and the rescue has
-        decided anyway."""
+        """Settle results whose effect may have happened.
+
+        Retry until the leases expire and the rescue has settled them.
+        """
         gives_up_at = time.monotonic() + LEASE.total_seconds()
         pause = 0.2
         while True:
@@ -367,8 +388,11 @@ class Sender:
 
 
 def _objections(parcels: list[Parcel]) -> dict[object, Refused]:
-    """What Presence says by now. It may have been asked 20 seconds ago: a chat goes on while its message waits. What it
-    does not object to is marked next."""
+    """Return the deliveries that a presence block stops now.
+
+    The first question may be 20 seconds old: a chat continues while its message waits. Deliveries without a block are
+    marked next.
+    """
     asked = [parcel for parcel in parcels if parcel.question]
     answers = presence.objections([replace(parcel.question, going_out=True) for parcel in asked if parcel.question])
     monotonic = time.monotonic()

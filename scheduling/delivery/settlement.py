@@ -1,4 +1,7 @@
-"""What a channel's answer means for the touch: delivered, again later, failed, or a question for a person."""
+"""Turn the result of a channel call into the settlement of its touch, and store attempts and metrics.
+
+A touch ends as delivered, is retried, fails, or has an unknown outcome that an operator decides.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from scheduling.ledger.transitions import Settlement
 from scheduling.planning import disabled_targets
 from scheduling.policy.guards import CALLED_OFF, HOLD, Verdict
 
-JITTER = 0.1  #: of a retry's delay, so that what failed together does not come back together
+JITTER = 0.1  #: share of a retry's delay, so that touches that failed together are not retried together
 
 
 def settlement(parcel: Parcel, result: Outcome | Held | Refused) -> Settlement:
@@ -31,14 +34,17 @@ End = TypeVar("End", Settlement, Decision)
 
 
 def still_in_doubt(ended: End) -> End:
-    """An earlier attempt may have had its effect. Whatever stops the repeat says nothing about that one: the slot stays
-    taken, and an end that would mean "not delivered" is a question for a person."""
+    """Keep the outcome of an earlier attempt unknown.
+
+    The end of a retry is no evidence about that attempt. The cap slot stays taken. An end that would mean "not
+    delivered" becomes `unknown`, and an operator decides.
+    """
     state = "unknown" if ended.state in ("failed", "suppressed") else ended.state
     return replace(ended, state=state, frees_slot=False)
 
 
 def turned_down(verdict: Verdict) -> Decision:
-    """What a verdict that is not `send` makes of a touch."""
+    """Return the decision for a verdict other than `send`."""
     if verdict.decision == HOLD:
         return Decision(
             "scheduled", verdict.rule, due_at=verdict.next_eligible_at, parked=verdict.parked, frees_slot=True
@@ -70,7 +76,10 @@ def _settlement(parcel: Parcel, result: Outcome | Held | Refused) -> Settlement:
 
 
 def _again(parcel: Parcel, result: Transient | Unknown) -> Settlement:
-    """By the channel's schedule, or later if the receiver asks for it; when it ends, a person decides."""
+    """Retry by the channel's schedule, or later if the receiver asks for it. After the last retry settle the touch.
+
+    A last result of `Unknown` leaves the decision to an operator.
+    """
     claim, delays = parcel.claim, parcel.spec.retry_delays
     certain = isinstance(result, Transient)
     if parcel.attempt > len(delays):
@@ -87,8 +96,7 @@ def _again(parcel: Parcel, result: Transient | Unknown) -> Settlement:
 
 
 def bare(result: Outcome | Held | Refused) -> Outcome | Held:
-    """What an answer means, without what it says: for one that could not be stored. Nothing is sent again because of
-    it."""
+    """Return the result without its details, for one that could not be stored. It must not cause another send."""
     if isinstance(result, Delivered):
         return Delivered()
     if isinstance(result, Unknown):
@@ -99,7 +107,7 @@ def bare(result: Outcome | Held | Refused) -> Outcome | Held:
 
 
 def record_attempts(results: Sequence[Result]) -> None:
-    """One row for each call of a channel. What was held back was not called."""
+    """Store one row for each call of a channel. Untried deliveries made no call."""
     sql.copy(_COPY_ATTEMPTS, [_attempt(*each) for each in results if not isinstance(each[1], Untried)])
 
 
@@ -122,7 +130,7 @@ def _attempt(parcel: Parcel, outcome: Outcome | Held | Refused) -> tuple[Any, ..
 
 @metrics.harmless
 def measure(results: Sequence[Result]) -> None:
-    """How late these calls were, how long they took and how they ended: what is alike is written once."""
+    """Measure lateness, duration and outcome of the calls. Equal labels are written once."""
     alike: dict[tuple[str, str, str, str], list[Parcel]] = {}
     for parcel, outcome in results:
         if not isinstance(outcome, Untried):
@@ -133,7 +141,7 @@ def measure(results: Sequence[Result]) -> None:
         late = [each.late + each.sent_at - each.clock for each in parcels]
         metrics.observe_all(metrics.lateness.labels(kind), late)
         took = [each.ended_at - each.sent_at for each in parcels]
-        if any(took):  # a channel that calls nobody takes no time
+        if any(took):  # a local channel makes no call and takes no time
             metrics.observe_all(metrics.send_duration.labels(kind, outcome_name), took)
 
 
@@ -145,14 +153,14 @@ def measure_verdicts(verdicts: Iterable[Verdict]) -> None:
 
 @metrics.harmless
 def measure_ends(ends: Mapping[tuple[str, str], int]) -> None:
-    """By state and reason, how many touches ended so."""
+    """Count ended touches by state and reason."""
     for (state, reason), count in ends.items():
         if state not in ("scheduled", "running"):
             metrics.ended.labels(state, metrics.code(reason)).inc(count)
 
 
 def disable_targets(results: Sequence[Result]) -> None:
-    """Note the receivers that said they are gone."""
+    """Disable the targets of receivers that answered that they are gone."""
     disabled_targets.disable(
         (
             parcel.spec.id,
@@ -166,7 +174,7 @@ def disable_targets(results: Sequence[Result]) -> None:
 
 
 def _printable(text: str) -> str:
-    """PostgreSQL takes no NUL and no half of a surrogate pair."""
+    """Replace NUL and unpaired surrogates, which PostgreSQL rejects."""
     return text.replace("\0", "\ufffd").encode(errors="replace").decode()
 
 
