@@ -1,7 +1,7 @@
-"""What a channel is: one way out of the house, and the four things that can come back.
+"""Define the interface of a channel and its four outcomes.
 
-A channel is a class with one coroutine. It never raises for what the receiver does; it answers with an outcome, and
-the outcome alone decides what the ledger does next. It may raise for a bug of its own, which counts as `Unknown`.
+A channel is a class with one coroutine. It never raises for the receiver's behaviour: it returns an outcome, and the
+outcome alone decides the next step of the ledger. An exception from a defect of the channel counts as `Unknown`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One rendered touch on its way out. Everything a channel may know about it."""
+    """One rendered touch with all data that a channel may use."""
 
     task_id: UUID
     delivery_key: UUID  #: constant over retries and re-publications: the idempotency key for the receiver
@@ -28,22 +28,22 @@ class Message:
     body: str
     locale: str
     event: Mapping[str, Any]  #: {"source", "id", "type", "time"}
-    repeatable: bool = True  #: the channel row says that a repeat with the same key has no second effect
-    target: Mapping[str, Any] = field(default_factory=dict)  #: where to: {"url", "secret"} of a robot, {"address"} …
+    repeatable: bool = True  #: channel setting: a repeat with the same key has no second effect
+    target: Mapping[str, Any] = field(default_factory=dict)  #: {"url", "secret"} of a robot, {"address"} …
     trace_id: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The receiver has it."""
+    """The receiver accepted the message."""
 
-    reply: str = ""  #: at most 1,000 characters of what it said
+    reply: str = ""  #: at most 1,000 characters of the response
     status: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Transient:
-    """The receiver certainly does not have it, and a later attempt may succeed."""
+    """The receiver certainly does not have the message. A later attempt may succeed."""
 
     reason: str  #: a short code from a bounded set: "connect", "throttled", "http_503", "vendor_45009" …
     detail: str = ""
@@ -53,17 +53,17 @@ class Transient:
 
 @dataclass(frozen=True, slots=True)
 class Permanent:
-    """The receiver certainly does not have it, and asking again will not help."""
+    """The receiver certainly does not have the message. A retry cannot succeed."""
 
     reason: str
     detail: str = ""
     status: int | None = None
-    disable_target: bool = False  #: the target said it is gone (HTTP 410): nothing more is sent there
+    disable_target: bool = False  #: the receiver answered that it is gone (HTTP 410): send nothing more there
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The request went out and no answer came back: it may have had its effect."""
+    """The request was sent without a clear answer. It may have had its effect."""
 
     reason: str
     detail: str = ""
@@ -74,61 +74,78 @@ Outcome = Delivered | Transient | Permanent | Unknown
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """At most `limit` messages to one target in any `window`, counted over all workers."""
+    """At most `limit` messages to one target in any `window`, over all workers."""
 
     limit: int
     window: timedelta
 
 
 class Channel(Protocol):
-    """One configured channel. Built once a configuration version and process, used from one event loop."""
+    """One configured channel. Created once per configuration version and process, used from one event loop."""
 
     kind: ClassVar[str]
-    needs_target: ClassVar[bool]  #: True: without a target for the community or an address the touch fails, `no_target`
-    address_key: ClassVar[str]  #: the key in a customer's `addresses`, or "" where targets belong to communities
-    quotas: ClassVar[tuple[Quota, ...]]  #: for each target
+    needs_target: ClassVar[bool]  #: True: a touch without target or address fails with `no_target`
+    address_key: ClassVar[str]  #: key in a customer's `addresses`, or "" if targets belong to communities
+    quotas: ClassVar[tuple[Quota, ...]]  #: per target
     secret_fields: ClassVar[frozenset[str]]  #: names in `config` and targets that are stored encrypted and never shown
     default_idempotent: ClassVar[bool]  #: whether a repeat with the same key has no second effect
 
     def __init__(self, config: Mapping[str, Any], timeout: timedelta) -> None:
-        """Take the settings of one channel row. Raises `ValueError("field: what is wrong")`."""
+        """Take the settings of one channel row.
+
+        Raises:
+            ValueError: "field: what is wrong".
+        """
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Raises `ValueError("field: what is wrong")` where a target of this kind cannot work."""
+        """Check a target of this kind.
+
+        Raises:
+            ValueError: "field: what is wrong".
+        """
 
     def target_key(self, message: Message) -> str:
-        """What limits in flight, quotas and the dead-endpoint breaker are counted by: the receiver, not the message.
-        Quotas are counted over all channels of the kind."""
+        """Return the key of the receiver, not of the message.
+
+        Limits in flight, quotas and the circuit breaker count by it. Quotas are counted over all channels of the kind.
+        """
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
-        """Try once. Ends by `deadline` or `timeout`, whichever is sooner, whatever the receiver does."""
+        """Try once. Return by `deadline` or after `timeout`, whichever is sooner, for any behaviour of the receiver."""
 
 
 @runtime_checkable
 class NarrowChannel(Protocol):
-    """A channel that serves only so many at once, because each takes a thread. What is over waits in its lane, where
-    it is not marked as sent yet and no time of its attempt runs."""
+    """A channel with a limit of concurrent sends, because each needs a thread.
+
+    Further deliveries wait in the lane. They are not marked as sending, and the time of their attempt does not run.
+    """
 
     at_once: ClassVar[int]
 
 
 @runtime_checkable
 class ImmediateChannel(Protocol):
-    """A channel that calls nobody: the attempt's row is the delivery, written by the transaction that decided it."""
+    """A channel without an external call.
+
+    The transaction that decides the touch writes its attempt, which is the delivery.
+    """
 
     def send_now(self, message: Message) -> Delivered:
-        """Tell of it, after the commit."""
+        """Log or publish the message after the commit."""
 
 
 def is_immediate(channel: object) -> bool:
-    """Whether this channel, or its class, is an `ImmediateChannel`: an isinstance of a protocol costs 20 times as
-    much."""
+    """Return whether this channel or class is an `ImmediateChannel`.
+
+    isinstance on a protocol takes 20 times as long.
+    """
     return hasattr(channel, "send_now")
 
 
 class Failure(Exception):
-    """A request without an answer. `reason` is a code from a bounded set; `detail` never holds a URL or a secret."""
+    """A request without an answer. `reason` is a code from a bounded set; `detail` never contains a URL or a secret."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
@@ -140,7 +157,7 @@ class Failure(Exception):
 
 
 class Refused(Failure):
-    """Never left this machine and never will: the URL is unusable or leads to an address that is not public."""
+    """Not sent, and a retry cannot help: the URL is unusable or leads to an address that is not public."""
 
     def outcome(self) -> Permanent:
         return Permanent(self.reason, self.detail)
@@ -154,7 +171,7 @@ class NotSent(Failure):
 
 
 class NoAnswer(Failure):
-    """The request was (or may have been) written, then came silence, a reset or something that is not HTTP."""
+    """The request was or may have been written. Then came a timeout, a reset or a response that is not HTTP."""
 
     def outcome(self) -> Unknown:
         return Unknown(self.reason, self.detail)

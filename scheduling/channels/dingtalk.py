@@ -1,6 +1,6 @@
-"""DingTalk (钉钉) group robots. Source: open.dingtalk.com/document/orgapp/custom-robots-send-group-messages.
+"""Send to DingTalk (钉钉) group robots. Source: open.dingtalk.com/document/orgapp/custom-robots-send-group-messages.
 
-A robot that sends more than 20 messages a minute is muted for ten minutes.
+DingTalk blocks a robot for ten minutes after more than 20 messages in a minute.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CLOCK_IS_OFF = Refusal("签名时间戳无效，请校准服务器时间", timed
 
 
 class DingTalk(Robot):
-    """Target: `url` with its access_token, and `secret` (SEC…) where the robot checks signatures."""
+    """A DingTalk robot. Target: `url` with its access_token, and `secret` (SEC…) if the robot checks signatures."""
 
     kind: ClassVar[str] = "dingtalk"
     quotas: ClassVar[tuple[Quota, ...]] = (Quota(20, timedelta(minutes=1)),)
@@ -64,14 +64,14 @@ class DingTalk(Robot):
         return {"msgtype": "text", "text": {"content": body}}
 
     def refusal(self, code: int, said: str) -> Refusal | None:
-        # One code for four causes; only a wrong clock passes by itself.
+        # One code covers four causes; only a wrong clock can resolve without an operator.
         if code == 310000 and "timestamp" in said.lower():
             return CLOCK_IS_OFF
         return super().refusal(code, said)
 
 
 def signed(url: str, secret: str, now: datetime) -> str:
-    """The URL with `timestamp` (ms) and `sign`, percent-encoded exactly once: a %252F is a wrong signature."""
+    """Return the URL with `timestamp` (ms) and `sign`, percent-encoded exactly once: %252F is a wrong signature."""
     timestamp = str(int(now.timestamp() * 1000))
     digest = hmac.digest(secret.encode(), f"{timestamp}\n{secret}".encode(), "sha256")
     sign = quote(base64.b64encode(digest), safe="")

@@ -1,7 +1,7 @@
-"""A touch as a plain-text mail, through an SMTP relay or, without one, through Django's mail backend.
+"""Send a touch as plain-text mail, through an SMTP relay or, without one, Django's mail backend.
 
-Marketing mail carries the one-click unsubscribe headers of RFC 8058. `Message-ID` is made of the delivery key, so a
-repeat can be recognised by whoever looks; receivers do not promise to, hence `default_idempotent` is False.
+Marketing mail carries the one-click unsubscribe headers of RFC 8058. `Message-ID` contains the delivery key, so a
+repeat is recognisable. Receivers do not promise to check it, so `default_idempotent` is False.
 """
 
 from __future__ import annotations
@@ -35,16 +35,20 @@ SALT = "unsubscribe"
 
 
 def make_token(user_id: str) -> str:
-    """Encrypt and sign `user_id` into a token that is safe in a URL.
+    """Encrypt and sign `user_id` into a URL-safe token.
 
-    Mail is forwarded and logged, so the token does not show the id. It never expires: an old mail keeps its link. It is
-    read as long as the key that made it stands in `SECRET_KEY` or `SECRET_KEY_FALLBACKS`.
+    Mail is forwarded and logged, so the token hides the id. It never expires: the link in an old mail keeps working.
+    Reading needs its key in `SECRET_KEY` or `SECRET_KEY_FALLBACKS`.
     """
     return _cipher().encrypt(user_id.encode()).decode().rstrip("=")
 
 
 def read_token(token: str) -> str:
-    """Return the user id of a token. Raises `BadSignature` for anything that `make_token` did not make."""
+    """Return the user id of a token.
+
+    Raises:
+        BadSignature: `make_token` did not make it, or its key is gone.
+    """
     try:
         return _cipher().decrypt(token + "=" * (-len(token) % 4)).decode()
     except (InvalidToken, ValueError) as error:
@@ -57,13 +61,13 @@ def _cipher() -> MultiFernet:
 
 @lru_cache(maxsize=4)
 def _cipher_of(keys: tuple[str, ...]) -> MultiFernet:
-    """Keys of its own purpose, derived from those of the site."""
+    """Derive keys for this purpose only from the site's keys."""
     derived = [salted_hmac(SALT, "", secret=key, algorithm="sha256").digest() for key in keys]
     return MultiFernet([Fernet(urlsafe_b64encode(key)) for key in derived])
 
 
 def unsubscribe_url(user_id: str) -> str:
-    """The link, or "" where `AFTERTOUCH_BASE_URL` is not set and nobody could follow it."""
+    """Return the link, or "" without `AFTERTOUCH_BASE_URL`."""
     base = settings.AFTERTOUCH_BASE_URL.rstrip("/")
     return f"{base}/u/{make_token(user_id)}" if base else ""
 
@@ -72,14 +76,14 @@ SUBJECT_LENGTH = 200  # characters
 ADDRESS_LENGTH = 254  # characters, RFC 5321 by way of erratum 1690 to RFC 3696
 MARKETING = "marketing"
 UTF8 = Charset("utf-8")
-UTF8.body_encoding = BASE64  # no 8-bit bytes and no long lines, whatever the relay can do
+UTF8.body_encoding = BASE64  # avoids 8-bit bytes and long lines, which some relays reject
 
 
 class Email:
-    """Config: `from` and `reply_to` (addresses; `from` may have a name), `url` of a relay.
+    """Mail. Config: `from` and `reply_to` (addresses; `from` may have a name), `url` of a relay.
 
-    Where absent: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL`. Only the last may lead into our own network
-    without being opened by `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`: who edits a channel must not scan what stands behind us.
+    Defaults: `DEFAULT_FROM_EMAIL`, none, `AFTERTOUCH_EMAIL_URL`. Only the latter may lead into the private network
+    without `AFTERTOUCH_ALLOWED_PRIVATE_HOSTS`. A user who edits a channel must not scan that network.
     """
 
     kind: ClassVar[str] = "email"
@@ -103,16 +107,20 @@ class Email:
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Raises `ValueError("address: …")` unless `address` is one plain mail address."""
+        """Check that `address` is one plain mail address.
+
+        Raises:
+            ValueError: "address: what is wrong".
+        """
         options.only(target, {"address"})
         _check_address(options.text(target, "address"), "address")
 
     def target_key(self, message: Message) -> str:
-        """The relay: it is what can be slow or dead; the mailbox behind it is never seen."""
+        """Return the relay: it can be slow or dead. The mailbox behind it is not visible."""
         return f"{self.kind}:{self._relay.host}:{self._relay.port}" if self._relay else self.kind
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
-        """Try once. `Unknown` where the message was handed over and the relay's reply to it did not come."""
+        """Try once. Return `Unknown` if the content was sent and the relay's reply did not come."""
         left = options.time_left(deadline, self._timeout)
         if left <= timedelta(0):
             return Transient("no_time", "the deadline had passed before the mail began")
@@ -125,11 +133,11 @@ class Email:
             return await _by_django(mail, left.total_seconds())
         sender = sanitize_address(parseaddr(self._from)[1], "utf-8")
         recipient = sanitize_address(str(message.target["address"]), "utf-8")
-        content = mail.message().as_bytes().replace(b"\n", b"\r\n")  # base64: there is no other line end
+        content = mail.message().as_bytes().replace(b"\n", b"\r\n")  # base64 contains no other line end
         return await converse(self._relay, sender, recipient, content, left.total_seconds())
 
     def compose(self, message: Message) -> EmailMessage:
-        """The mail. No text of a touch can add a header: line breaks and control characters become spaces."""
+        """Return the mail. Line breaks and control characters become spaces, so that no text can add a header."""
         headers = {"Message-ID": f"<{message.delivery_key}@{self._domain()}>", "Auto-Submitted": "auto-generated"}
         link = unsubscribe_url(message.user_id) if message.category == MARKETING else ""
         if link:
@@ -150,7 +158,7 @@ class Email:
 
 
 def one_line(text: str) -> str:
-    """A text fit for a header: one line, no control or format characters, at most 200 characters."""
+    """Return a text for a header: one line, no control or format characters, at most 200 characters."""
     visible = "".join(" " if unicodedata.category(letter) in {"Cc", "Zl", "Zp", "Cs"} else letter for letter in text)
     return " ".join(visible.split())[:SUBJECT_LENGTH]
 

@@ -1,6 +1,7 @@
-"""Feishu (飞书) and Lark group robots. Source: open.feishu.cn/document/client-docs/bot-v3/add-custom-bot.
+"""Send to Feishu (飞书) and Lark group robots. Source: open.feishu.cn/document/client-docs/bot-v3/add-custom-bot.
 
-100 messages a minute and 5 a second; the whole and half hours are crowded and are limited earlier (code 11232).
+The limits are 100 messages a minute and 5 a second. At full and half hours the vendor applies lower limits (code
+11232).
 """
 
 from __future__ import annotations
@@ -14,19 +15,22 @@ from typing import Any, ClassVar
 from scheduling.channels.base import Message, Quota
 from scheduling.channels.group_robots import MARKDOWN, Refusal, Robot, clip, encode
 
-LIMIT = 20_000  # bytes of the whole request; the vendor says 20 KB
+LIMIT = 20_000  # bytes of the whole request; the vendor documents 20 KB
 MINUTE = timedelta(minutes=1)
 CROWDED = Refusal("发送过于频繁：每个机器人每分钟最多 100 条、每秒最多 5 条，整点半点更易被限流", MINUTE)
 
 
 class Feishu(Robot):
-    """Target: `url`, and `secret` where the robot checks signatures. Markdown is sent as a card."""
+    """A Feishu or Lark robot.
+
+    Target: `url`, and `secret` if the robot checks signatures. Markdown is sent as a card.
+    """
 
     kind: ClassVar[str] = "feishu"
     quotas: ClassVar[tuple[Quota, ...]] = (Quota(100, MINUTE), Quota(5, timedelta(seconds=1)))
     hosts: ClassVar[frozenset[str]] = frozenset({"open.feishu.cn", "open.larksuite.com"})
     path: ClassVar[str] = "/open-apis/bot/"
-    code_fields: ClassVar[tuple[str, ...]] = ("code", "StatusCode")  # refusals carry StatusCode 0 beside the code
+    code_fields: ClassVar[tuple[str, ...]] = ("code", "StatusCode")  # refusals carry StatusCode 0 beside `code`
     text_fields: ClassVar[tuple[str, ...]] = ("msg", "StatusMessage")
     refusals: ClassVar[Mapping[int, Refusal]] = {
         9499: Refusal("请求格式错误"),
@@ -55,14 +59,14 @@ class Feishu(Robot):
         return {"msg_type": "text", "content": {"text": body}}
 
     def refusal(self, code: int, said: str) -> Refusal | None:
-        # 9499 means a bad request, except where its text says "too many request".
+        # 9499 means a bad request, unless its text contains "too many request".
         if code == 9499 and "too many" in said.lower():
             return CROWDED
         return super().refusal(code, said)
 
 
 def sign(secret: str, now: datetime) -> dict[str, Any]:
-    """`timestamp` in seconds and `sign`: timestamp and secret are the *key*, the signed text is empty."""
+    """Return `timestamp` in seconds and `sign`. Timestamp and secret are the *key*; the signed text is empty."""
     timestamp = str(int(now.timestamp()))
     digest = hmac.digest(f"{timestamp}\n{secret}".encode(), b"", "sha256")
     return {"timestamp": timestamp, "sign": base64.b64encode(digest).decode()}

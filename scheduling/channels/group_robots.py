@@ -1,8 +1,8 @@
-"""What the group robots of WeCom, DingTalk and Feishu have in common.
+"""Share the code of the group robots of WeCom, DingTalk and Feishu, and clip texts to their limits.
 
-They answer HTTP 200 to nearly everything and say in the body whether they took the message, so the body decides: 0 is
-delivered, a listed code is what the vendor's table says, anything unreadable is unknown. A robot has no idempotency
-key: a repeat posts twice. Hence every request has a connection of its own, and a lost answer is never sent again.
+The vendors answer most requests with HTTP 200, so the body decides. Code 0 is delivered, a listed code follows the
+vendor's table, an unreadable body is unknown. A robot has no idempotency key: a repeat posts twice. Every request
+therefore uses its own connection, and a request with a lost answer is never sent again.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ TEXT, MARKDOWN = "text", "markdown"
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A vendor's code: what it means to a Chinese operator, and whether a later attempt can help."""
+    """A vendor's code: its meaning in Chinese for operators, and whether a later attempt can help."""
 
     meaning: str
-    retry_after: timedelta | None = None  #: None: it will not help
+    retry_after: timedelta | None = None  #: None: a retry cannot help
     gone: bool = False  #: the robot or its group no longer exists
 
     def outcome(self, code: int, said: str, response: Response) -> Outcome:
@@ -39,7 +39,7 @@ class Refusal:
 
 
 class Robot:
-    """Config: `format` (text or markdown). Target: `url`, and `secret` where the robot signs."""
+    """Base of the robots. Config: `format` (text or markdown). Target: `url`, and `secret` if the robot signs."""
 
     kind: ClassVar[str]
     needs_target: ClassVar[bool] = True
@@ -48,9 +48,9 @@ class Robot:
     secret_fields: ClassVar[frozenset[str]] = frozenset({"url", "secret"})
     default_idempotent: ClassVar[bool] = False
 
-    hosts: ClassVar[frozenset[str]]  #: the vendor's own; others only where opened as private hosts
-    path: ClassVar[str]  #: how the path of a robot's address at the vendor begins
-    code_fields: ClassVar[tuple[str, ...]]  #: where the verdict is, first found counts
+    hosts: ClassVar[frozenset[str]]  #: the vendor's hosts; others only if allowed as private hosts
+    path: ClassVar[str]  #: prefix of a robot's URL path at the vendor
+    code_fields: ClassVar[tuple[str, ...]]  #: fields with the result code; the first present one counts
     text_fields: ClassVar[tuple[str, ...]]
     refusals: ClassVar[Mapping[int, Refusal]]
 
@@ -62,7 +62,11 @@ class Robot:
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Raises `ValueError("field: what is wrong")` unless `url` is an address of this vendor's robots."""
+        """Check that `url` is an address of this vendor's robots.
+
+        Raises:
+            ValueError: "field: what is wrong".
+        """
         options.only(target, {"url", "secret"})
         options.text(target, "secret")
         private = PrivateHosts.from_settings()
@@ -78,7 +82,7 @@ class Robot:
         return options.opaque_key(self.kind, str(message.target.get("url", "")))
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
-        """Try once. `Unknown` where no verdict of the vendor could be read."""
+        """Try once. Return `Unknown` if the vendor's result cannot be read."""
         left = options.time_left(deadline, self._timeout)
         if left <= timedelta(0):
             return Transient("no_time", "the deadline had passed before the request began")
@@ -95,11 +99,11 @@ class Robot:
         return self.judge(response)
 
     def request(self, message: Message, now: datetime) -> tuple[str, dict[str, Any]]:
-        """The URL and the JSON document for this message, signed where the target has a secret, cut to the limits."""
+        """Return URL and JSON document of this message, signed if the target has a secret, clipped to the limits."""
         raise NotImplementedError
 
     def judge(self, response: Response) -> Outcome:
-        """What the vendor's answer means."""
+        """Return the outcome of the vendor's response."""
         answer = _document(response)
         code = _first_number(answer, self.code_fields)
         if code is None:
@@ -111,7 +115,7 @@ class Robot:
         refusal = self.refusal(code, said)
         if refusal is not None:
             return refusal.outcome(code, said, response)
-        # A code nobody listed is a refusal all the same; whether a retry helps is for the retry schedule to find out.
+        # An unlisted code is a refusal too. The retry schedule determines whether a retry helps.
         detail = excerpt(f"未知的返回码（{code}：{said}）")
         return Transient("vendor_other", detail, retry_after(response), response.status)
 
@@ -141,7 +145,7 @@ def _first_number(answer: Mapping[str, Any], names: tuple[str, ...]) -> int | No
 
 ELLIPSIS = "…"
 JOINER = "\u200d"
-LONGEST_CLUSTER = 32  # code points to give up for a whole character; longer ones are not language
+LONGEST_CLUSTER = 32  # code points to drop for a whole character; natural language has no longer clusters
 
 
 def utf8_size(text: str) -> int:
@@ -149,9 +153,9 @@ def utf8_size(text: str) -> int:
 
 
 def clip(text: str, limit: int, size: Callable[[str], int] = utf8_size) -> str:
-    """`text`, or its longest beginning that fits with a final …; `size` must grow with the text and count ≥ 1 a letter.
+    """Return `text`, or its longest prefix that fits with a final …; "" if even the … does not fit.
 
-    Returns "" where not even the … fits.
+    `size` must grow with the text and count at least 1 per character.
     """
     if len(text) <= limit and size(text) <= limit:
         return text
@@ -167,7 +171,7 @@ def clip(text: str, limit: int, size: Callable[[str], int] = utf8_size) -> str:
 
 
 def _whole(text: str, end: int) -> int:
-    """The nearest place up to `end` that is not inside a character: a family emoji, a flag, a letter with marks."""
+    """Return the nearest position up to `end` that splits no character: a family emoji, a flag, a letter with marks."""
     for place in range(end, max(end - LONGEST_CLUSTER, 0), -1):
         if not _inside(text, place):
             return place
@@ -184,7 +188,9 @@ def _inside(text: str, place: int) -> bool:
 
 
 def _extends(character: str) -> bool:
-    """Combining marks, variation selectors, skin tones and tag characters belong to what stands before them."""
+    """Return whether a character belongs to the previous one: combining marks, variation selectors, skin tones, tag
+    characters.
+    """
     return (
         unicodedata.category(character) in {"Mn", "Me", "Mc"}
         or "\U0001f3fb" <= character <= "\U0001f3ff"

@@ -1,10 +1,11 @@
-"""The one way out over HTTP: SSRF-safe, bounded in time and size, and honest about what may have been sent.
+"""Send HTTP POST requests: protected against SSRF, bounded in time and size, exact about what may have been sent.
 
-- A name is resolved once, addresses that are not public are dropped, and the connection goes to those very addresses
-  with the original Host and SNI (no DNS rebinding). Redirects, proxies from the environment and cookies do not exist.
-- One deadline covers everything, so a dripping server ends too. At most 64 KB of a reply is read.
-- A connection is used again only for repeatable messages: a server that closes it while idle looks exactly like one
-  that took the request and died. Should that happen, the message is sent once more at once, on a connection of its own.
+- A name is resolved once. Addresses that are not public are dropped. The connection uses exactly the checked
+  addresses with the original Host and SNI, so DNS rebinding has no effect. Redirects, environment proxies and
+  cookies are off.
+- One deadline covers the whole request, so a slowly dripping server ends too. At most 64 KB of a reply are read.
+- Only repeatable messages reuse a connection. A server that closes an idle connection looks like one that took
+  the request and died. In that case the message is sent once more at once, on its own connection.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from scheduling.channels.ssrf import PrivateHosts, admit
 REPLY_LENGTH = 1_000  # characters
 LONGEST_RETRY_AFTER = timedelta(days=1)
 GATEWAY = frozenset({502, 504})
-NOT_PROCESSED = frozenset({408, 425, 429, 503})  #: the receiver says it did not even begin
-FINAL = frozenset({410, 413, 422})  #: no retry changes the answer
+NOT_PROCESSED = frozenset({408, 425, 429, 503})  #: statuses of a receiver that has not started processing
+FINAL = frozenset({410, 413, 422})  #: statuses that no retry changes
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What came back. `headers` have lower-case names; `complete` is False where the body was cut short."""
+    """An HTTP response. `headers` have lower-case names; `complete` is False if the body was cut."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -50,14 +51,17 @@ class Response:
 
 
 def excerpt(said: bytes | str) -> str:
-    """The first 1,000 characters, without what PostgreSQL refuses: NUL and lone surrogates (JSON may spell them)."""
+    """Return the first 1,000 characters, without NUL and lone surrogates.
+
+    PostgreSQL rejects both, and JSON may contain escaped ones.
+    """
     start = said[: REPLY_LENGTH * 5]
     encoded = start if isinstance(start, bytes) else start.encode("utf-8", "replace")
     return encoded.decode("utf-8", "replace").replace("\x00", "")[:REPLY_LENGTH]
 
 
 def judge_status(response: Response, *, repeatable: bool) -> Outcome:
-    """The outcome of an answer whose status line decides. `repeatable`: a repeat has no second effect."""
+    """Return the outcome by the status code. `repeatable`: a repeat has no second effect."""
     status, said = response.status, response.excerpt
     match status:
         case _ if 200 <= status < 300:
@@ -80,7 +84,10 @@ def judge_status(response: Response, *, repeatable: bool) -> Outcome:
 
 
 def retry_after(response: Response, now: datetime | None = None) -> timedelta | None:
-    """The receiver's `Retry-After`, 0 to one day: seconds or an HTTP date (RFC 9110, 10.2.3). None for the rest."""
+    """Return `Retry-After`, in seconds or as HTTP date (RFC 9110, 10.2.3), limited to 0 to one day.
+
+    None if absent or invalid.
+    """
     value = response.headers.get("retry-after", "").strip()
     if value.isascii() and value.isdigit():
         return min(timedelta(seconds=int(value[:10])), LONGEST_RETRY_AFTER)
@@ -96,7 +103,7 @@ BODY_CAP = 64 * 1024  # bytes
 CONNECT_TIMEOUT = 5.0  # seconds for TCP and TLS to one host
 IDLE_TIMEOUT = 1.5  # seconds; below the idle timeout of common servers (gunicorn 2 s, Node and uvicorn 5 s)
 PER_HOST = 200  # connections; a robot vendor is one host for hundreds of robots
-LOOKUP_THREADS = 32  # own threads: names that hang must not starve the loop's default executor
+LOOKUP_THREADS = 32  # separate threads: hanging lookups must not exhaust the loop's default executor
 HEADERS = {"User-Agent": "Aftertouch", "Accept-Encoding": "identity"}
 
 Lookup = Callable[[str, int], list[tuple[Any, ...]]]
@@ -107,7 +114,7 @@ def look_up(host: str, port: int) -> list[tuple[Any, ...]]:
 
 
 class PublicResolver(AbstractResolver):
-    """Resolves names to public addresses only, unless the host or its network was opened."""
+    """Resolve names to public addresses only, unless the host or its network is allowed."""
 
     def __init__(self, private: PrivateHosts, lookup: Lookup = look_up) -> None:
         self._private = private
@@ -117,7 +124,12 @@ class PublicResolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Raises `Refused` where no address may be used, `OSError` where there is none."""
+        """Return the usable addresses.
+
+        Raises:
+            Refused: the host has addresses, and none may be used.
+            OSError: the host has no address.
+        """
         found = await asyncio.get_running_loop().run_in_executor(self._threads, self._lookup, host, port)
         usable = self._private.usable(host, port, (str(sockaddr[0]) for *_, sockaddr in found))
         return [self._result(host, text, port) for text in usable]
@@ -133,25 +145,25 @@ class PublicResolver(AbstractResolver):
 
 @dataclass(slots=True)
 class Flight:
-    """What is known about one request while it is under way."""
+    """The state of one request in flight."""
 
     sent: bool = False  #: a byte of it may have been written
-    reused: bool = False  #: it went out on a connection that had served before
-    queued: bool = False  #: it waits for one of the connections that a host may have
+    reused: bool = False  #: sent on a connection that served before
+    queued: bool = False  #: waits for one of the host's connections
     status: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytearray = field(default_factory=bytearray)
     complete: bool = False
 
     def response(self) -> Response | None:
-        """Once the status line is here the receiver has answered, whatever became of the body."""
+        """Return the response once the status line has arrived, complete or not; None before."""
         if self.status is None:
             return None
         return Response(self.status, self.headers, bytes(self.body), self.complete)
 
 
 class Transport:
-    """HTTP POST for one event loop. Sessions are made on first use; `close` ends them."""
+    """HTTP POST for one event loop. Sessions open on first use; `close` ends them."""
 
     def __init__(
         self, private: PrivateHosts, *, ssl_context: ssl.SSLContext | None = None, lookup: Lookup = look_up
@@ -164,10 +176,15 @@ class Transport:
     async def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout: timedelta, repeatable: bool
     ) -> Response:
-        """Send once (see above for repeatable messages) and return the answer, within `timeout` in all.
+        """Send a request and return its response, within `timeout` in all.
 
-        Raises `Refused`, `NotSent` or `NoAnswer`. An answer whose body is late, broken or above 64 KB is an answer,
-        with `complete=False`.
+        A repeatable message may be sent twice (see the module). A response with a late, broken or larger body than 64
+        KB is returned with `complete=False`.
+
+        Raises:
+            Refused: the URL or its addresses are not allowed.
+            NotSent: no byte of the request was written.
+            NoAnswer: the request may have been written, and no response came.
         """
         destination = admit(url, self._private)
         flight = Flight()
@@ -208,7 +225,7 @@ class Transport:
                 flight.body += chunk
             flight.complete = response.content.at_eof()
         finally:
-            response.close()  # a connection whose reply was read to its end is back in the pool already
+            response.close()  # a connection whose reply was read to its end is already back in the pool
 
     def _session(self, *, reuse: bool) -> aiohttp.ClientSession:
         if reuse not in self._sessions:
@@ -245,7 +262,7 @@ def _tracing() -> aiohttp.TraceConfig:
         context.trace_request_ctx.queued = False
 
     async def writing(session: aiohttp.ClientSession, context: SimpleNamespace, params: object) -> None:
-        context.trace_request_ctx.sent = True  # called before the first byte is handed to the socket
+        context.trace_request_ctx.sent = True  # called before the first byte goes to the socket
 
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(reused)
@@ -273,7 +290,7 @@ def _failure(flight: Flight, error: Exception) -> NotSent | NoAnswer:
 
 
 def _said(error: BaseException) -> str:
-    """What the system said, without the URL that the client's own messages repeat."""
+    """Return the system's error text without the URL, which aiohttp's own messages contain."""
     cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None) or error
     return getattr(cause, "verify_message", None) or getattr(cause, "strerror", None) or type(cause).__name__
 
@@ -282,7 +299,10 @@ _transports: WeakKeyDictionary[asyncio.AbstractEventLoop, Transport] = WeakKeyDi
 
 
 def shared_transport() -> Transport:
-    """The transport of the running loop, with the private hosts of the settings. Close it before the loop ends."""
+    """Return the transport of the running loop, with the private hosts of the settings.
+
+    Close it before the loop ends.
+    """
     loop = asyncio.get_running_loop()
     if loop not in _transports:
         _transports[loop] = Transport(PrivateHosts.from_settings())

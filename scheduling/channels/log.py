@@ -1,4 +1,4 @@
-"""Writes a touch into the log and calls it delivered: for demos, dry runs and tests."""
+"""Log a touch and report it as delivered, for demos, dry runs and tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Log:
-    """No config, no target. The body is logged at debug level only: it may hold what customers said."""
+    """The log channel, without config or target. Logs the body only at debug level: it may contain customers' words."""
 
     kind: ClassVar[str] = "log"
     needs_target: ClassVar[bool] = False
@@ -39,7 +39,7 @@ class Log:
         return self.send_now(message)
 
     def send_now(self, message: Message) -> Delivered:
-        """Nobody is called, so there is nothing to wait for (see `ImmediateChannel`)."""
+        """Log the message. There is no call to wait for (see `ImmediateChannel`)."""
         about = {
             "action": "touch_logged",
             "task_id": str(message.task_id),

@@ -1,4 +1,4 @@
-"""One message through a channel, outside of the ledger and its guards: a test, an alert."""
+"""Send one message through a channel without the ledger and its guards, for tests of a channel and alerts."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ log = structlog.get_logger(__name__)
 
 
 def send_once(channel: Channel, message: Message, timeout: timedelta) -> Outcome:
-    """Blocks until there is an outcome. For threads that run no loop; a bug of the channel counts as unknown, here as
-    in delivery."""
+    """Send and block until there is an outcome. The calling thread must not run an event loop.
+
+    A defect of the channel counts as `Unknown`, as in delivery.
+    """
     if isinstance(channel, ImmediateChannel):
         return channel.send_now(message)
     try:
@@ -29,7 +31,7 @@ def send_once(channel: Channel, message: Message, timeout: timedelta) -> Outcome
 
 async def _once(channel: Channel, message: Message, timeout: timedelta) -> Outcome:
     try:
-        # The channel keeps the deadline itself; this is for the one that does not.
+        # The channel enforces the deadline itself. This timeout covers one that does not.
         return await asyncio.wait_for(channel.send(message, datetime.now(UTC) + timeout), timeout.total_seconds() + 1)
     finally:
         await close_shared_transport()

@@ -1,4 +1,4 @@
-"""Reading a channel's settings strictly: an unknown or misspelt key is an error, never silence."""
+"""Read a channel's settings strictly: an unknown or misspelt key is an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from scheduling.channels.ssrf import PrivateHosts, admit
 
 
 def only(settings: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raises `ValueError("key: is not known here …")` for the first key that is not one of `known`."""
+    """Check that all keys are known.
+
+    Raises:
+        ValueError: "key: …" for the first unknown key.
+    """
     names = sorted(known)
     for key in settings:
         if key not in names:
@@ -20,7 +24,11 @@ def only(settings: Mapping[str, Any], known: Iterable[str]) -> None:
 
 
 def text(settings: Mapping[str, Any], key: str, default: str = "") -> str:
-    """The text under `key`; absent and null mean `default`. Raises `ValueError("key: …")` for anything but text."""
+    """Return the text under `key`, or `default` if it is absent or null.
+
+    Raises:
+        ValueError: "key: …" for another type.
+    """
     value = settings.get(key)
     if value is None:
         return default
@@ -30,7 +38,11 @@ def text(settings: Mapping[str, Any], key: str, default: str = "") -> str:
 
 
 def choice(settings: Mapping[str, Any], key: str, options: tuple[str, ...]) -> str:
-    """One of `options`, the first where absent. Raises `ValueError("key: …")`."""
+    """Return one of `options`, the first one if absent.
+
+    Raises:
+        ValueError: "key: …" for another value.
+    """
     value = text(settings, key, options[0])
     if value not in options:
         raise ValueError(f"{key}: must be one of {', '.join(options)}")
@@ -38,7 +50,11 @@ def choice(settings: Mapping[str, Any], key: str, options: tuple[str, ...]) -> s
 
 
 def url(settings: Mapping[str, Any], key: str = "url") -> str:
-    """A URL that may be posted to. Raises `ValueError("key: …")`; names are not resolved here."""
+    """Return a URL that may be called. Names are not resolved here.
+
+    Raises:
+        ValueError: "key: …" for a missing or refused URL.
+    """
     value = text(settings, key)
     if not value:
         raise ValueError(f"{key}: is missing")
@@ -50,17 +66,21 @@ def url(settings: Mapping[str, Any], key: str = "url") -> str:
 
 
 def positive(timeout: timedelta) -> timedelta:
-    """Raises `ValueError("timeout: …")` unless it is above zero."""
+    """Return `timeout`.
+
+    Raises:
+        ValueError: it is not above zero.
+    """
     if timeout <= timedelta(0):
         raise ValueError("timeout: must be above zero")
     return timeout
 
 
 def time_left(deadline: datetime, timeout: timedelta) -> timedelta:
-    """What an attempt that begins now may take. Zero or less: there is no time for it."""
+    """Return the time limit of an attempt that starts now. Zero or less: no time is left."""
     return min(timeout, deadline - datetime.now(UTC))
 
 
 def opaque_key(kind: str, receiver: str) -> str:
-    """A key that tells receivers apart without naming them: their URLs are secrets."""
+    """Return a key that distinguishes receivers without exposing their URLs, which are secrets."""
     return f"{kind}:{sha256(receiver.encode('utf-8', 'replace')).hexdigest()[:32]}"

@@ -1,7 +1,7 @@
-"""How many messages each target may get now, counted over all workers in Redis by the Redis clock.
+"""Count messages per target over all workers, in Redis and by the Redis clock.
 
-Vendors mute a robot that overruns, so this fails closed: no Redis, no grant. The script is `quota.lua`; a target's keys
-share a hash tag, and a target is only ever named by a hash, as robot URLs are secrets.
+Vendors block a robot that exceeds its quota, so no Redis means no grant. The script is `quota.lua`. The keys of a
+target share a hash tag. A target's name is a hash, because robot URLs are secrets.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from scheduling.redis_client import connect
 SCRIPT = Path(__file__).with_name("quota.lua").read_text(encoding="utf-8")
 SCRIPT_SHA = sha1(SCRIPT.encode(), usedforsecurity=False).hexdigest()
 SOCKET_TIMEOUT = 1.0  # seconds
-BLIND = timedelta(seconds=5)  #: when to ask again after Redis did not answer
-MARGIN = timedelta(milliseconds=200)  #: added to each window: what is granted evenly may arrive unevenly
+BLIND = timedelta(seconds=5)  #: delay before the next query after Redis did not answer
+MARGIN = timedelta(milliseconds=200)  #: added to each window: evenly granted messages may arrive unevenly
 MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`granted` messages may be sent now; the next slot is free `next_in` from now (zero: at once)."""
+    """`granted` messages may be sent now. The next slot is free after `next_in` (zero: at once)."""
 
     granted: int
     next_in: timedelta
 
 
 def receiver_key(channel: Channel, message: Message) -> str:
-    """What a vendor counts: the robot itself, whichever rows of channels lead to it."""
+    """Return the key by which a vendor counts: the robot, independent of the channel row."""
     return f"{channel.kind}:{channel.target_key(message)}"
 
 
 class QuotaGate:
-    """Safe for several threads. Calls block for one round trip, at most about a second where Redis is away."""
+    """Grant quota slots. Thread-safe. A call blocks for one round trip, or about a second if Redis is unavailable."""
 
     def __init__(self, client: redis.Redis, margin: timedelta = MARGIN) -> None:
         self._redis = client
@@ -49,13 +49,13 @@ class QuotaGate:
 
     @classmethod
     def connect(cls, url: str, margin: timedelta = MARGIN) -> Self:
-        """A gate with its own connections."""
+        """Return a gate with its own connections."""
         return cls(connect(url, timeout=SOCKET_TIMEOUT), margin)
 
     def acquire(self, quotas: Sequence[Quota], wanted: Mapping[str, int]) -> dict[str, Grant]:
-        """Slots for each target key, in one round trip. Ask immediately before sending: a slot counts from now.
+        """Take slots for each target key in one round trip. Call it right before sending: a slot counts from now.
 
-        Without quotas everything is granted and Redis is not asked. Never raises for an unreachable Redis: grants 0.
+        Without quotas everything is granted without Redis. An unreachable Redis grants 0 and raises nothing.
         """
         if not quotas:
             return {key: Grant(count, timedelta(0)) for key, count in wanted.items()}
@@ -68,7 +68,7 @@ class QuotaGate:
         return {key: _grant(reply) for key, reply in zip(targets, replies, strict=True)}
 
     def mute(self, target_key: str, span: timedelta) -> bool:
-        """Grant nothing to a target for `span`: its vendor said it is throttled. False where Redis did not answer."""
+        """Grant a throttled target nothing for `span`. Return False if Redis did not answer."""
         _, name = _names(target_key)
         try:
             return bool(self._redis.set(name, 1, px=max(1, span // timedelta(milliseconds=1))))
@@ -81,7 +81,7 @@ class QuotaGate:
     def _run(self, calls: list[tuple[Any, ...]]) -> list[Any]:
         replies = self._pipeline(calls)
         unknown = [place for place, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
-        if unknown:  # a new or flushed server: those calls took nothing
+        if unknown:  # a new or flushed server: these calls took no slot
             self._redis.script_load(SCRIPT)
             for place, reply in zip(unknown, self._pipeline([calls[place] for place in unknown]), strict=True):
                 replies[place] = reply

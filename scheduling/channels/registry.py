@@ -1,4 +1,4 @@
-"""The channel kinds, by dotted path from `settings.CHANNELS`, so that other apps can add theirs."""
+"""Load the channel kinds from dotted paths in `settings.CHANNELS`, so that other apps can add kinds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def channel_kinds() -> dict[str, type[Channel]]:
 
 
 def threads(name: str, most: int) -> ThreadPoolExecutor:
-    """Those of this name in this process, made as they are needed."""
+    """Return the thread pool of this name in this process. It is created on first use."""
     return _threads_of(os.getpid(), name, most)  # a pool does not survive a fork
 
 

@@ -1,9 +1,9 @@
-"""One mail over SMTP with a total deadline, knowing at every moment whether the message may have been taken.
+"""Send one mail over SMTP with a total deadline, and know whether the relay may have taken it.
 
-smtplib blocks, so a conversation runs in a thread; its timeouts count for each read only, so a dripping server is ended
-by shutting the socket down from outside. The border is the first byte of the message after the server's 354: before it
-nothing was delivered (RFC 5321, 4.1.1.4), after it only a final reply can tell. aiosmtplib bounds replies too, but its
-one call sends DATA and the content, so that a lost connection does not tell before from after.
+smtplib blocks, so it runs in a thread. Its timeouts apply to each read, so another thread ends a dripping server by
+shutting the socket down. The border is the first byte of the message after the relay's 354. Before it nothing was
+delivered (RFC 5321, 4.1.1.4); after it only a final reply decides. aiosmtplib also bounds replies, but one call sends
+DATA and content: a lost connection does not show which of them failed.
 """
 
 from __future__ import annotations
@@ -27,30 +27,34 @@ from scheduling.channels.http_client import excerpt, look_up
 from scheduling.channels.registry import threads
 from scheduling.channels.ssrf import PrivateHosts
 
-AT_ONCE = 32  #: mails on their way by one channel, each in a thread
-THREADS = 1_024  #: of all channels together, made as they are needed: a mail whose time runs never waits for one
+AT_ONCE = 32  #: concurrent mails of one channel, each in a thread
+THREADS = 1_024  #: of all channels, created on demand: a mail whose time runs never waits for a thread
 DEFAULT_PORTS = {"smtp": 25, "smtps": 465}
 START_MAIL_INPUT = 354
-MAX_REPLY = 32_768  #: bytes of one reply, all its lines together; RFC 5321 asks for lines of 512
+MAX_REPLY = 32_768  #: bytes of one reply with all its lines; RFC 5321 requires lines of 512
 MAX_REPLY_LINES = 100
 NO_SUCH_MAILBOX = (b"5.1.1", b"5.1.6")  # RFC 3463: bad destination mailbox, mailbox has moved
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """The server that takes our mail."""
+    """The server that accepts the mail."""
 
     host: str
     port: int
     tls: bool = False  #: from the first byte (smtps)
-    starttls: bool = False  #: demanded, not merely tried
+    starttls: bool = False  #: required, not only tried
     user: str = ""
     password: str = ""
-    guarded: bool = False  #: an editor named it, so only an administrator can let it be an address of our own network
+    guarded: bool = False  #: set by a channel editor: a private address needs an administrator's permission
 
 
 def parse_relay(url: str) -> Relay:
-    """`smtp://user:password@host:587?tls=1` or `smtps://…`. Raises `ValueError`, which never repeats the password."""
+    """Parse `smtp://user:password@host:587?tls=1` or `smtps://…`.
+
+    Raises:
+        ValueError: the URL is invalid; the message never contains the password.
+    """
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -72,15 +76,15 @@ def parse_relay(url: str) -> Relay:
 
 
 class Stage(Enum):
-    """How far a conversation has come."""
+    """The progress of a conversation."""
 
-    GREETING = auto()  #: connecting, TLS, login: a refusal here is about us, not about the recipient
+    GREETING = auto()  #: connecting, TLS, login: a refusal here concerns this sender, not the recipient
     ENVELOPE = auto()  #: sender and recipient
-    CONTENT = auto()  #: the message may be on its way
+    CONTENT = auto()  #: the message may have been sent
 
 
 class Abandoned(Exception):
-    """The caller has gone; nothing more may be sent."""
+    """The caller stopped waiting. Nothing more may be sent."""
 
 
 class ReplyTooLong(smtplib.SMTPException):
@@ -88,10 +92,14 @@ class ReplyTooLong(smtplib.SMTPException):
 
 
 class BoundedSMTP(smtplib.SMTP):
-    """smtplib bounds the lines of a reply, not their number."""
+    """smtplib with a limit for the number of reply lines; smtplib limits only their length."""
 
     def getreply(self) -> tuple[int, bytes]:
-        """Raises `ReplyTooLong`, also for one long line: smtplib reports that as a refusal with code 500."""
+        """Return code and text of the reply.
+
+        Raises:
+            ReplyTooLong: also for one long line, which smtplib reports as a refusal with code 500.
+        """
         if self.file is None:
             self.file = self.sock.makefile("rb")  # type: ignore[union-attr]
         said: list[bytes] = []
@@ -116,7 +124,7 @@ class BoundedSMTP(smtplib.SMTP):
 
 
 class Conversation:
-    """Hands one message to the relay. `run` belongs to a thread, `abandon` to whoever waits for it."""
+    """Send one message to the relay. `run` is for the worker thread, `abandon` for the waiting caller."""
 
     def __init__(self, relay: Relay, sender: str, recipient: str, content: bytes, deadline: float) -> None:
         self._relay, self._sender, self._recipient, self._content = relay, sender, recipient, content
@@ -128,7 +136,7 @@ class Conversation:
         self._smtp = BoundedSMTP(local_hostname="localhost")
 
     def run(self) -> Outcome:
-        """The whole exchange. Never raises for what the network or the relay does."""
+        """Run the whole exchange. Raises nothing for behaviour of the network or the relay."""
         try:
             self._enter(Stage.GREETING)
             self._connect()
@@ -150,7 +158,7 @@ class Conversation:
             self._hang_up()
 
     def abandon(self) -> Outcome:
-        """End it now. The answer is final: from here on the thread cannot begin to send the message."""
+        """End the conversation now. The result is final: afterwards the thread cannot start to send the message."""
         with self._lock:
             self._abandoned = True
             if self._line is not None:
@@ -164,7 +172,8 @@ class Conversation:
         if relay.tls:
             wire = context.wrap_socket(wire, server_hostname=relay.host)
         smtp = self._smtp
-        smtp.local_hostname = DNS_NAME.get_fqdn()  # remembered, and asked for in this thread: it can take seconds
+        # the result is cached; the lookup runs in this thread because it can take seconds
+        smtp.local_hostname = DNS_NAME.get_fqdn()
         smtp.sock = wire
         smtp._host = relay.host  # type: ignore[attr-defined]  # what only its own connect() sets; STARTTLS checks it
         code, said = smtp.getreply()
@@ -178,7 +187,7 @@ class Conversation:
             smtp.login(relay.user, relay.password)
 
     def _dial(self) -> socket.socket:
-        """Connect, and keep a second handle: TLS takes the first one over, and `abandon` must still reach the line."""
+        """Connect and keep a second handle. TLS takes over the first one, and `abandon` must still reach the socket."""
         wire = self._reach()
         with self._lock:
             if not self._abandoned:
@@ -188,7 +197,7 @@ class Conversation:
         raise Abandoned
 
     def _reach(self) -> socket.socket:
-        """A guarded relay is connected to at the very addresses that were judged."""
+        """Connect. For a guarded relay use exactly the checked addresses."""
         relay = self._relay
         if not relay.guarded:
             return socket.create_connection((relay.host, relay.port), self._time_left())
@@ -227,7 +236,10 @@ class Conversation:
         return left
 
     def _refused(self, code: int, said: bytes | str) -> Outcome:
-        """4xx may pass; 5xx will not, unless it is about us (login, greeting), which an operator can mend."""
+        """Return the outcome of a refusal: 4xx is transient, 5xx permanent.
+
+        5xx at login or greeting is transient too: it concerns this sender, and an operator can correct it.
+        """
         text = excerpt(said)
         if 500 <= code < 600 and self._stage is not Stage.GREETING:
             gone = isinstance(said, bytes) and said.startswith(NO_SUCH_MAILBOX)
@@ -245,7 +257,7 @@ class Conversation:
         return Transient("connect_timeout" if reason == "timeout" else reason, detail)
 
     def _hang_up(self) -> None:
-        """Without waiting for the reply to QUIT: a dripping relay would hold the thread for it."""
+        """Close without waiting for the reply to QUIT, for which a dripping relay would hold the thread."""
         with suppress(OSError, smtplib.SMTPException):
             self._smtp.putcmd("QUIT")
         self._smtp.close()
@@ -256,7 +268,7 @@ class Conversation:
 
 
 async def converse(relay: Relay, sender: str, recipient: str, content: bytes, seconds: float) -> Outcome:
-    """Deliver `content` (a whole message, CRLF lines) within `seconds`, whatever the relay does."""
+    """Deliver `content` (a whole message with CRLF lines). Return within `seconds`, for any behaviour of the relay."""
     conversation = Conversation(relay, sender, recipient, content, monotonic() + seconds)
     running = asyncio.get_running_loop().run_in_executor(mail_threads(), conversation.run)
     try:
@@ -268,12 +280,12 @@ async def converse(relay: Relay, sender: str, recipient: str, content: bytes, se
 
 
 def mail_threads() -> ThreadPoolExecutor:
-    """Slow relays must not starve each other, either."""
+    """Return a pool large enough that slow relays do not delay each other."""
     return threads("mail", THREADS)
 
 
 def _stuffed(content: bytes) -> bytes:
-    """Dot-stuffed and ended (RFC 5321, 4.5.2). `content` has CRLF line ends already."""
+    """Return the content dot-stuffed and terminated (RFC 5321, 4.5.2). `content` already has CRLF line ends."""
     body = content.replace(b"\r\n.", b"\r\n..")
     if body.startswith(b"."):
         body = b"." + body

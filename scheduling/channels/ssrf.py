@@ -1,8 +1,8 @@
-"""Where a request may go: which URLs are acceptable, and which addresses count as public.
+"""Decide which URLs and addresses a request may use (protection against SSRF, OWASP A10).
 
-A URL comes from whoever may edit a channel, so it must not reach what only this machine can reach (SSRF, OWASP A10).
-Two gates, both needed: `admit` judges the text before anything happens, `is_public` judges every address a name
-resolves to. The text that was judged is the text that is sent: no second parser sees the URL.
+Any user who may edit a channel sets a URL, so a URL must not reach hosts that only this machine can reach. Two checks
+are both needed: `admit` checks the text first, `is_public` checks every resolved address. The checked text is the text
+that is sent; no second parser reads the URL.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ MAX_URL = 2_048  # characters
 HOST_NAME = re.compile(r"(?=.{1,253}\Z)[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?)*")
 NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")  # the WHATWG URL standard's "ends in a number"
 
-# IANA special-purpose registry, and what `ipaddress.is_global` of Python 3.11 lets through (multicast, the 6to4 relay).
+# The IANA special-purpose registry, and addresses that `ipaddress.is_global` of Python 3.11 accepts (multicast, the
+# 6to4 relay).
 NOT_PUBLIC_V4 = (
     IPv4Network("0.0.0.0/8"),  # this network
     IPv4Network("10.0.0.0/8"),  # private
@@ -43,15 +44,15 @@ NOT_PUBLIC_V4 = (
     IPv4Network("240.0.0.0/4"),  # reserved, broadcast
     IPv4Network("168.63.129.16/32"),  # the Azure host agent
 )
-# Only 2000::/3 is handed out as global unicast, so everything else is refused without being named: mapped and
-# compatible addresses, 64:ff9b::/96 (NAT64), unique local, link local, multicast. Inside it: IETF assignments with
-# Teredo and ORCHID, documentation, 6to4.
+# Only 2000::/3 is allocated as global unicast, so all other addresses are refused without a list: mapped and compatible
+# addresses, 64:ff9b::/96 (NAT64), unique local, link local, multicast. Inside it these are refused: IETF assignments
+# with Teredo and ORCHID, documentation, 6to4.
 GLOBAL_UNICAST_V6 = IPv6Network("2000::/3")
 NOT_PUBLIC_V6 = tuple(IPv6Network(network) for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20"))
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is one that any stranger on the internet could reach too."""
+    """Return whether an address is reachable from the public internet."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in NOT_PUBLIC_V4)
     return address in GLOBAL_UNICAST_V6 and not any(address in network for network in NOT_PUBLIC_V6)
@@ -59,10 +60,11 @@ def is_public(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PrivateHosts:
-    """The private places an administrator has opened: names or `host:port` (plain http too), and networks.
+    """The private destinations that an administrator allows: host names or `host:port` (also by plain http), and
+    networks.
 
-    A named host may resolve to anything. A network opens literal addresses in it, and lets names resolve into it, but
-    such names still need https: only the host's own name can vouch for plain http.
+    A named host may resolve to any address. A network allows literal addresses in it, and names that resolve into it.
+    Such names still need https: only an allowed host name permits plain http.
     """
 
     hosts: frozenset[tuple[str, int | None]] = frozenset()
@@ -70,7 +72,11 @@ class PrivateHosts:
 
     @classmethod
     def parse(cls, entries: Iterable[str]) -> Self:
-        """Raises `ValueError` naming the entry that is neither a host, `host:port`, address nor network."""
+        """Parse the setting's entries.
+
+        Raises:
+            ValueError: an entry is no host, `host:port`, address or network; the message contains it.
+        """
         hosts: set[tuple[str, int | None]] = set()
         networks: list[IPv4Network | IPv6Network] = []
         for entry in entries:
@@ -85,7 +91,7 @@ class PrivateHosts:
         return _private_hosts(tuple(settings.AFTERTOUCH_ALLOWED_PRIVATE_HOSTS))
 
     def open(self, url: URL) -> bool:
-        """Whether the host of an admitted URL is opened by its own name or literal address."""
+        """Return whether the host of an admitted URL is allowed by its own name or literal address."""
         host, port = _host(url), url.port or 0
         literal = _literal(host)
         return self.name(str(literal or host), port) or (literal is not None and self.cover(literal))
@@ -97,7 +103,11 @@ class PrivateHosts:
         return any(address in network for network in self.networks)
 
     def usable(self, host: str, port: int, addresses: Iterable[str]) -> list[str]:
-        """Of the addresses of `host` those that may be connected to. Raises `Refused` where it has only others."""
+        """Return the addresses of `host` that a connection may use.
+
+        Raises:
+            Refused: the host has addresses, and none may be used.
+        """
         found = list(dict.fromkeys(addresses))
         opened = self.name(host.removesuffix(".").lower(), port)
         usable = [text for text in found if opened or self._may_use(text)]
@@ -131,10 +141,13 @@ def _host_and_port(entry: str) -> tuple[str, int | None]:
 
 @lru_cache(maxsize=4096)
 def admit(url: str, private: PrivateHosts) -> URL:
-    """The URL, ready to be sent byte for byte. Raises `Refused` ("bad_url", "scheme", "private_address").
+    """Return the URL, to be sent byte for byte.
 
-    Refused are: anything but http(s), http to a host that is not opened, user names in URLs, port 0, zone ids, odd
+    Refused are: schemes other than http(s), http to a host that is not allowed, user names, port 0, zone ids, unusual
     spellings of addresses (`2130706433`, `0x7f.1`, `0177.0.0.1`), literal addresses that are not public, localhost.
+
+    Raises:
+        Refused: with the code "bad_url", "scheme" or "private_address".
     """
     parsed = _parsed(url)
     host = _host(parsed)
@@ -156,7 +169,7 @@ def _parsed(url: str) -> URL:
     if any(character <= " " or character in "\\\x7f" for character in url):
         raise Refused("bad_url", "spaces, control characters and backslashes are not allowed")
     try:
-        # Written in ASCII it is kept byte for byte (a signature's %2F must stay so); else it is encoded once, here.
+        # An ASCII URL is kept byte for byte (%2F of a signature must not change). Other URLs are encoded once, here.
         parsed = URL(url if url.isascii() else str(URL(url)), encoded=True)
         if parsed.raw_fragment:
             parsed = parsed.with_fragment(None)
@@ -169,7 +182,11 @@ def _parsed(url: str) -> URL:
 
 
 def _host(parsed: URL) -> str:
-    """The host in lower case, without the root dot. Raises `Refused` where it is not exactly a name or an address."""
+    """Return the host in lower case without the root dot.
+
+    Raises:
+        Refused: it is neither a valid name nor a plain address.
+    """
     raw = (parsed.raw_host or "").lower()
     host = raw.removesuffix(".")
     if _literal(raw) is not None:

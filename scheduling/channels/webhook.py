@@ -1,6 +1,6 @@
-"""A touch as a signed HTTP request to somebody's own system (Standard Webhooks, standardwebhooks.com).
+"""Send a touch as a signed HTTP request to an external system (Standard Webhooks, standardwebhooks.com).
 
-`webhook-id` is the delivery key: constant over retries, so a receiver that remembers ids sees each touch once.
+`webhook-id` is the delivery key, constant over retries. A receiver that stores ids can drop repeated requests.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ SECRET_BYTES = (24, 64)  # Standard Webhooks, "Signature scheme"
 
 
 class Webhook:
-    """Config: `url`, `secret` (a `whsec_…`; several in a list or separated by spaces while rotating).
+    """A webhook. Config: `url`, `secret` (`whsec_…`; several in a list or separated by spaces during rotation).
 
-    A community's target `{"url", "secret"}` overrides the channel's; without a secret of its own it is signed with the
-    channel's. Without any secret the request is unsigned but carries its id and timestamp.
+    A community's target `{"url", "secret"}` overrides the channel's. Without a secret of its own, the channel's secret
+    signs the request. Without any secret the request is unsigned but carries its id and timestamp.
     """
 
     kind: ClassVar[str] = "webhook"
@@ -47,7 +47,11 @@ class Webhook:
 
     @classmethod
     def validate_target(cls, target: Mapping[str, Any]) -> None:
-        """Raises `ValueError("field: what is wrong")`. An empty target means the channel's own URL."""
+        """Check a target. An empty target means the channel's own URL.
+
+        Raises:
+            ValueError: "field: what is wrong".
+        """
         options.only(target, {"url", "secret"})
         if target:
             options.url(target)
@@ -57,7 +61,7 @@ class Webhook:
         return options.opaque_key(self.kind, str(message.target.get("url") or self._url))
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
-        """Try once. Never `Unknown` for a refused connection, always for a request without an answer."""
+        """Try once. A refused connection never gives `Unknown`; a request without an answer always does."""
         left = options.time_left(deadline, self._timeout)
         if left <= timedelta(0):
             return Transient("no_time", "the deadline had passed before the request began")
@@ -80,7 +84,7 @@ class Webhook:
 
 
 def payload(message: Message, now: datetime) -> bytes:
-    """The body of the request, UTF-8 JSON. `timestamp` is the instant of this attempt."""
+    """Return the request body, UTF-8 JSON. `timestamp` is the time of this attempt."""
     document = {
         "type": EVENT_TYPE,
         "timestamp": now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -99,8 +103,8 @@ def payload(message: Message, now: datetime) -> bytes:
 
 
 def signed_headers(message: Message, body: bytes, now: datetime, secrets: tuple[str, ...]) -> dict[str, str]:
-    """One signature for each secret, separated by spaces, so that receivers can change over one by one."""
-    # The library stamps `timestamp.replace(tzinfo=utc)`: any other zone would be off by its whole offset.
+    """Return the headers with one signature per secret, separated by spaces. Receivers can then rotate one by one."""
+    # The library uses `timestamp.replace(tzinfo=utc)`: another zone would shift the time by its offset.
     now = now.astimezone(UTC)
     headers = {
         "content-type": "application/json; charset=utf-8",
@@ -112,7 +116,11 @@ def signed_headers(message: Message, body: bytes, now: datetime, secrets: tuple[
 
 
 def read_secrets(settings: Mapping[str, Any]) -> tuple[str, ...]:
-    """The `whsec_…` secrets of a config or target. Raises `ValueError("secret: …")`."""
+    """Return the `whsec_…` secrets of a config or target.
+
+    Raises:
+        ValueError: "secret: what is wrong".
+    """
     value = settings.get("secret") or ()
     secrets = tuple(value.split()) if isinstance(value, str) else value
     if not isinstance(secrets, (list, tuple)) or not all(isinstance(secret, str) for secret in secrets):

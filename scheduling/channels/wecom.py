@@ -1,4 +1,4 @@
-"""WeCom (企业微信) group robots. Source: developer.work.weixin.qq.com/document/path/91770, codes path/90313."""
+"""Send to WeCom (企业微信) group robots. Source: developer.work.weixin.qq.com/document/path/91770, codes path/90313."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MINUTE = timedelta(minutes=1)
 
 
 class WeCom(Robot):
-    """The key in the URL is the only secret; a `secret` in the target is ignored, as WeCom robots do not sign."""
+    """A WeCom robot. The key in the URL is the only secret. WeCom does not sign, so a target's `secret` is ignored."""
 
     kind: ClassVar[str] = "wecom"
     quotas: ClassVar[tuple[Quota, ...]] = (Quota(20, MINUTE),)
