@@ -1,4 +1,7 @@
-"""Burying what needs a person: the original, the reason, every attempt, in the same transaction as the end."""
+"""Create failed tasks for work that needs a person.
+
+A failed task keeps the original, the reason and every attempt. It is stored in the transaction that ends the work.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from scheduling.models import FailedTask, Touch
 
 
 def bury_touches(task_ids: Sequence[UUID], *, details: Mapping[UUID, str] | None = None) -> None:
-    """Make a failed task of each of these touches, which have just ended `failed` or `unknown`. `details` says more
-    about those that failed before any attempt."""
+    """Create a failed task for each of these touches, which have just ended `failed` or `unknown`.
+
+    Idempotent: an existing failed task stays unchanged. `details` adds text for touches that failed before any attempt.
+    """
     if not task_ids:
         return
     rows = (
@@ -65,7 +70,11 @@ def _of_touch(row: Touch, detail: str) -> FailedTask:
 
 
 def bury_message(reason: str, body: Any, *, detail: str = "", queue: str = "") -> None:
-    """Keep a broker message that nobody can read or run. The same again is another row of the same fingerprint."""
+    """Create a failed task for a broker message that cannot be read or run.
+
+    Not idempotent: the same message again adds a row with the same fingerprint. The message is cut at 20,000
+    characters.
+    """
     text = body if isinstance(body, str) else repr(body)
     text = text.replace("\0", "\ufffd").encode(errors="replace").decode()[:20_000]
     FailedTask.objects.create(
@@ -80,7 +89,7 @@ def bury_message(reason: str, body: Any, *, detail: str = "", queue: str = "") -
 
 
 def fingerprint(*parts: str) -> str:
-    """The same for failures whose details, the last part, differ only in numbers, ids and addresses."""
+    """Return the same digest for failures whose last part differs only in numbers, ids and addresses."""
     detail = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|0x[0-9a-f]+|\d+", "#", parts[-1].lower())
     normal = "\n".join([*parts[:-1], detail])
     return hashlib.sha256(normal[:2_000].encode()).hexdigest()[:32]

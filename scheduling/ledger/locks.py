@@ -1,5 +1,6 @@
-"""Lock rows in the one order that every writer keeps: customers, then communities, then touches. Each in the order of
-its key, so that two writers cannot wait for each other.
+"""Lock rows in one global order: customers, communities, touches.
+
+Each table is locked in the order of its key, so that two writers cannot deadlock.
 """
 
 from __future__ import annotations
@@ -12,19 +13,22 @@ from scheduling.policy.specs import CustomerSpec
 
 
 def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
-    """Lock the customers of these touches in the order of their ids, as every writer does."""
+    """Lock the customers of these touches in the order of their ids and return them by id."""
     rows = sql.rows(_LOCK_CUSTOMERS, {"ids": list(task_ids)})
     return {row[0]: CustomerSpec(*row) for row in rows}
 
 
 def lock_communities(task_ids: Sequence[UUID]) -> None:
-    """Where a community cap is on: the communities too, after the customers. Unknown ones get a row to lock."""
+    """Lock the communities of these touches, after the customers. Create missing rows first.
+
+    Needed only while a community cap is active.
+    """
     sql.count(_INSERT_COMMUNITIES, {"ids": list(task_ids)})
     sql.rows(_LOCK_COMMUNITIES, {"ids": list(task_ids)})
 
 
-# A touch that is running now may be back in the table before the claim, so its customer is locked as well (and
-# Presence asked about it): nothing is claimed whose customer is not.
+# A touch that runs now may be waiting again before the claim. Its customer is therefore locked too, and Presence is
+# asked about it. No touch is claimed without its customer's lock.
 _LOCK_CUSTOMERS = """
 SELECT id, user_id, name, level, locale, timezone, opted_out, last_active_at, conversation_at, addresses
 FROM scheduling_customer WHERE id = ANY(ARRAY(

@@ -1,4 +1,4 @@
-"""The ledger of touches, and the one write by which a verdict becomes their state."""
+"""Change states of touches. One write turns a verdict into the touch's state."""
 
 from __future__ import annotations
 
@@ -16,52 +16,53 @@ from scheduling.models import Touch
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a touch says, or would have said: only what is sent takes a slot of its customer."""
+    """The content of a touch. Only a touch that is sent takes a cap slot."""
 
     content_type: str
     template_id: int
     template_version: int
-    counts: bool  #: toward the cap
+    counts: bool  #: whether it counts toward the cap
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a verdict makes of a touch. It names none, because most touches of a batch share a few of them.
+    """The state that a verdict gives to touches.
 
-    `running` is for the sender. `delivered` by the same write are those whose channel calls nobody.
+    It names no touch, because most touches of a batch share a few decisions. `running` touches go to the sender.
+    `delivered` is written directly for channels that call no receiver.
     """
 
     state: str
     reason: str = ""
     due_at: datetime | None = None
     parked: str = ""
-    frees_slot: bool = False  #: it certainly was not delivered, so it does not count
+    frees_slot: bool = False  #: certainly not delivered, so it releases its cap slot
     content: Content | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """A claimed touch that is about to be sent, with what may stop it."""
+    """A claimed touch about to be sent, with the conditions that stop it."""
 
     claim: Claim
     node_id: int
     channel_id: int
     marketing: bool  #: an opt-out stops it
-    event_at: datetime | None  #: a conversation that began later stops it; None: its node ignores conversations
+    event_at: datetime | None  #: a later conversation stops it; None: the node ignores conversations
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Why a touch may not be sent: `node_disabled`, `paused`, `channel_retired`, `opted_out` or `conversation`."""
+    """Why a touch must not be sent: `node_disabled`, `paused`, `channel_retired`, `opted_out` or `conversation`."""
 
     code: str
-    scope: str  #: of the pause
+    scope: str  #: scope of the pause
     node_version: int
     conversation_at: datetime | None
 
 
 class Reconfigured(Exception):
-    """The configuration was edited after a batch had read it. Judge the batch again."""
+    """The configuration changed after a batch had read it. The batch must be judged again."""
 
 
 class TouchLedger(Ledger):
@@ -73,11 +74,13 @@ class TouchLedger(Ledger):
         lease: timedelta,
         version: tuple[int, datetime] | None = None,
     ) -> None:
-        """Claim these touches and write what becomes of them, in one write of each row. Only inside the transaction
-        whose `history.lock_due` locked them at `at`; a slot kept from an earlier attempt stays where it was.
+        """Claim these touches and write their states, one write per row.
 
-        `version` is that of the configuration they were judged by; None: do not compare. Raises `Reconfigured` where
-        one is delivered by this very write and the configuration has another version by now.
+        Call it in the transaction whose `due_batch.lock_due` locked them at `at`. A cap slot of an earlier attempt
+        keeps its time. `version` is the configuration version of the verdicts; None skips the comparison.
+
+        Raises:
+            Reconfigured: a touch is delivered by this write and the configuration has changed.
         """
         contents = [each.content for each in decisions]
         task_ids = [task_id for task_ids in decisions.values() for task_id in task_ids]
@@ -130,11 +133,11 @@ class TouchLedger(Ledger):
             raise Reconfigured
 
     def mark_sending(self, sendings: Sequence[Sending], *, margin: timedelta = timedelta(0)) -> dict[UUID, Stop | None]:
-        """Note that the outside will see these now. Only those with None in the answer may be sent.
+        """Mark touches as sending. Only those mapped to None in the result may be sent.
 
-        A `Stop` names what was committed before this statement began and forbids the touch. Not in the answer are
-        touches whose claim does not stand any more, whose lease ends within `margin`, or whose row another transaction
-        has locked. It waits for no lock: all it reads is of one instant, and that is `sending_at`.
+        A `Stop` names a change that was committed before this statement and forbids the touch. Some touches are missing
+        from the result: their claim is lost, their lease ends within `margin`, or another transaction has locked the
+        row. The statement waits for no lock. All data it reads is therefore from one instant, `sending_at`.
         """
         ways = {(each.node_id, each.channel_id): 0 for each in sendings}
         for number, way in enumerate(ways, 1):
@@ -155,12 +158,13 @@ class TouchLedger(Ledger):
         return {task_id: Stop(*stop) if stop[0] else None for task_id, *stop in rows}
 
     def cancel(self, task_ids: Sequence[UUID], *, reason: str, wait: bool = True) -> set[UUID]:
-        """Cancel what is not marked as sending, also where a worker has it: it will not be marked any more. Returns the
-        ids of the touches that it cancelled. What waited for a retry gives its slot back, unless an attempt may have
-        had its effect.
+        """Cancel touches that are not marked as sending, claimed ones included. Return their ids.
 
-        `wait=False` passes over what a worker has and is writing this very moment. Whoever holds locks of other touches
-        has to, as settling locks many touches in any order.
+        A worker cannot mark a cancelled touch as sending. A cancelled retry releases its cap slot, unless an attempt
+        may have had its effect.
+
+        `wait=False` skips claimed touches whose row another transaction has locked. Callers that hold locks on other
+        touches need it: settling locks touches in any order.
         """
         cancelled = self._cancel(_CANCELLABLE if wait else _CANCELLABLE_AT_ONCE, task_ids, reason)
         if cancelled:
@@ -176,12 +180,12 @@ class TouchLedger(Ledger):
         return cancelled
 
     def in_doubt(self, task_ids: Sequence[UUID]) -> set[UUID]:
-        """Those of which an earlier attempt, or the touch that they publish again, may have had its effect."""
+        """Return the touches whose earlier attempt, or whose republished touch, has an unknown outcome."""
         asked = f"SELECT task_id FROM {self.table} AS t WHERE task_id = ANY(%(ids)b) AND {_IN_DOUBT}"
         return {row[0] for row in sql.rows(asked, {"ids": list(task_ids)})}
 
     def free_slot(self, task_id: UUID) -> None:
-        """A person found out that an unknown one was not delivered, or publishes it again under the same key."""
+        """Release the cap slot of an unknown touch that was not delivered or is republished under the same key."""
         sql.count(f"UPDATE {self.table} SET reserved_at = NULL WHERE task_id = %(id)s", {"id": task_id})
 
 
@@ -192,7 +196,7 @@ _CANCELLABLE = """
     ORDER BY task_id FOR UPDATE
 """
 
-# Nothing that waits begins to run meanwhile: for that its customer has to be locked, which the caller has done.
+# No waiting touch can start to run here: a claim needs the customer's lock, which the caller holds.
 _CANCELLABLE_AT_ONCE = """
     SELECT task_id FROM (
         SELECT task_id FROM scheduling_touch
@@ -207,8 +211,8 @@ _CANCELLABLE_AT_ONCE = """
     ) AS running
 """
 
-# A row that another transaction has locked is skipped. To wait for it would be to judge by what was read before the
-# wait: PostgreSQL reads only the awaited row again, not the customer or the pauses that it is joined with.
+# A row that another transaction has locked is skipped. After a wait PostgreSQL reads only that row again. The customer
+# and the pauses joined with it would be as of before the wait.
 _MARK_SENDING = """
 WITH mine AS MATERIALIZED (
     SELECT t.task_id, t.customer_id, v.way, v.marketing, v.event_at

@@ -1,15 +1,16 @@
-"""The only code that moves a ledger row between states.
+"""Move ledger rows between states. No other code does.
 
-Every method is one statement. Time is the database's: `statement_timestamp()`, so that a statement that waited for a
-lock in an older transaction still sees the present. States are literal in the SQL, because PostgreSQL uses a partial
-index only where it can read the condition. Statements that are given ids hide that condition from the planner
-(`COALESCE(state, '')`): where its statistics say that almost nothing waits, it would scan the partial index of all that
-waits instead of looking the ids up by the primary key. For the same reason each of them names its ids as an array, also
-where it joins them: after a bulk load that ANALYZE saw before its commit, PostgreSQL takes the table for empty, and a
-join may read the whole primary key, for each of the ids.
+Every method is one statement. Time is the database's `statement_timestamp()`. A statement that waited for a lock in an
+older transaction therefore still sees the present.
 
-The fence: `claim` raises `lease_no`; whoever writes later names the number it was given, and zero rows mean that the
-claim does not stand any more. `attempt` is no fence: a hold or a retry by a person changes it.
+States are literals in the SQL, because PostgreSQL uses a partial index only where it can read the condition. Statements
+with given ids hide that condition from the planner (`COALESCE(state, '')`). With statistics of an almost empty queue it
+would scan the partial index instead of the primary key. Such statements also name their ids as an array where they join
+them. After a bulk load that ANALYZE saw before its commit, PostgreSQL takes the table for empty. A join may then read
+the whole primary key for each id.
+
+The fence: `claim` increments `lease_no`, and every later write names the number of its claim. Zero rows mean that the
+claim is lost. `attempt` is no fence, because a deferral or a manual retry changes it.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from uuid import UUID
 from scheduling import sql
 from scheduling.models import LedgerRow
 
-MOMENT = timedelta(milliseconds=20)  #: until a hint that was too early is tried again, at least
-JUST_NOW = timedelta(seconds=1)  #: longer than it takes from a claim's look to the question what was early
-HINT_LEASE = timedelta(seconds=10)  #: how long past due a published hint is trusted; doubles with each hint
-UNSEEN = datetime.min.replace(tzinfo=UTC)  #: as old as the oldest message may be in a queue that does not show it
-#: How long past due a hint in such a queue is trusted; doubles with each hint, up to half an hour. So a lost one does
-#: not wait until the queue is empty, and an hour's backlog of a million is published four times more, not at each pass.
+MOMENT = timedelta(milliseconds=20)  #: minimum wait before a premature wake-up message is repeated
+JUST_NOW = timedelta(seconds=1)  #: longer than the time from a claim to the query for premature wake-ups
+HINT_LEASE = timedelta(seconds=10)  #: how long past due a published wake-up is trusted; doubles with each wake-up
+UNSEEN = datetime.min.replace(tzinfo=UTC)  #: age of the oldest message of a queue that does not show it
+#: How long past due a wake-up in such a queue is trusted; doubles with each one, up to half an hour. A lost wake-up
+#: therefore does not wait until the queue is empty. An hour's backlog of a million is published four times more, not at
+#: each pass.
 UNSEEN_LEASE = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A row that was handed over: a message about it is worth publishing."""
+    """A dispatched row, for which a message is worth publishing."""
 
     task_id: UUID
     due_at: datetime
@@ -44,7 +46,7 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claimed row and the number that fences every write about it."""
+    """A claimed row and the fence number of every write about it."""
 
     task_id: UUID
     lease_no: int
@@ -52,7 +54,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How a run ends. State `scheduled` with a `due_at` is a hold or a retry."""
+    """The end of a run. State `scheduled` with a `due_at` is a deferral or a retry."""
 
     task_id: UUID
     lease_no: int
@@ -60,14 +62,14 @@ class Settlement:
     reason: str = ""
     due_at: datetime | None = None
     parked: str = ""
-    frees_slot: bool = False  #: it certainly was not delivered, so it does not count
+    frees_slot: bool = False  #: certainly not delivered, so it releases its cap slot
 
 
 class Ledger:
-    """The moves of one table of ledger rows."""
+    """The state changes of one table of ledger rows."""
 
     def __init__(self, model: type[LedgerRow], *, route: str, frees: str = "") -> None:
-        """`route` is the column that `Hint.route` carries; `frees` one that a settlement with `frees_slot` empties."""
+        """Set the table, the column `route` for choosing a queue, and `frees`, which `frees_slot` empties."""
         self.table = model._meta.db_table
         self.route = route
         self.frees = f", {frees} = CASE WHEN v.frees_slot THEN NULL ELSE row.{frees} END" if frees else ""
@@ -75,8 +77,10 @@ class Ledger:
     # --- scheduled → queued -------------------------------------------------------------------------------------
 
     def hand_over(self, *, horizon: timedelta, limit: int = 1000) -> list[Hint]:
-        """Take up to `limit` rows that fall due within `horizon` for publishing. Safe to run anywhere, any number of
-        times at once: a row is handed over by one of them."""
+        """Mark up to `limit` rows due within `horizon` as dispatched and return them for publishing.
+
+        Safe to run concurrently on any node: only one caller gets a row.
+        """
         return _hints(
             f"""
             WITH due AS MATERIALIZED (
@@ -95,7 +99,7 @@ class Ledger:
         )
 
     def has_lapsed_hints(self) -> bool:
-        """Whether `rescue_hints` would find anything, so that the broker need not be asked."""
+        """Return whether a dispatched row has an expired lease. If not, the caller need not ask the broker."""
         statement = f"""
             SELECT 1 FROM {self.table}
             WHERE state IN ('queued', 'running') AND COALESCE(state, '') = 'queued'
@@ -105,11 +109,18 @@ class Ledger:
         return bool(sql.rows(statement, {}))
 
     def rescue_hints(self, *, trusted_since: dict[int, datetime], limit: int = 1000) -> int:
-        """Put rows whose hint did not come back to `scheduled`, to be handed over anew. Returns how many.
+        """Return rows whose wake-up message was lost to `scheduled`.
 
-        `trusted_since` says, by priority, when the oldest message still in that queue was published: a hint handed
-        over after that is waiting its turn behind it, so its lease is prolonged instead of adding to the backlog.
-        `UNSEEN`: some wait and nobody can say since when; then a hint is trusted for `UNSEEN_LEASE`.
+        A wake-up younger than the oldest message of its queue still waits its turn. Its lease is extended instead, so
+        that the backlog does not grow.
+
+        Args:
+            trusted_since: by priority, publication time of the oldest message in that queue. `UNSEEN`: messages of
+                unknown age wait; a wake-up is then trusted for `UNSEEN_LEASE`.
+            limit: rows per statement.
+
+        Returns:
+            Number of rows changed, extended leases included.
         """
         priorities = list(trusted_since)
         return sql.count(
@@ -147,7 +158,7 @@ class Ledger:
     # --- queued → running ---------------------------------------------------------------------------------------
 
     def claim(self, task_ids: Sequence[UUID], *, lease: timedelta) -> list[Claim]:
-        """Take those of `task_ids` that are due, waiting and in nobody's hands. The others are not touched."""
+        """Claim those of `task_ids` that are due, waiting and not locked. Other rows stay unchanged."""
         return [
             Claim(*row)
             for row in sql.rows(
@@ -170,12 +181,13 @@ class Ledger:
         ]
 
     def early(self, task_ids: Sequence[UUID]) -> list[Hint]:
-        """Those of `task_ids` that are handed over but were not yet due: their hint came too soon and is owed again.
-        Their `due_at` is by this node's clock, which was ahead: by the database's they would be owed again at once, and
-        so on, until they are due.
+        """Return dispatched rows of `task_ids` whose wake-up message arrived before they were due.
 
-        What has fallen due since the claim looked, a moment ago, is among them: nobody else would think of it before
-        its lease runs out. So may be what another worker has in its hands; a little later its second hint finds that.
+        Publish their messages again. The returned `due_at` is by this node's clock, which was ahead. With the
+        database's time the messages would return at once, repeatedly, until the rows are due.
+
+        Rows that fell due since the claim are included: otherwise they would wait until their lease expires. A row that
+        another worker has just claimed may be included; its second message then has no effect.
         """
         return _hints(
             f"""
@@ -189,7 +201,7 @@ class Ledger:
         )
 
     def renew(self, claim: Claim, *, lease: timedelta) -> bool:
-        """Prolong a claim. False: it does not stand any more, stop."""
+        """Extend the lease of a claim. Return False if the claim is lost; the caller must then stop."""
         return (
             sql.count(
                 f"""
@@ -204,7 +216,10 @@ class Ledger:
     # --- running → anywhere -------------------------------------------------------------------------------------
 
     def settle(self, settlements: Sequence[Settlement]) -> set[UUID]:
-        """End these runs. Returns the ids whose claim still stood; drop what you know about the others."""
+        """End these runs. Return the ids whose claim was still valid.
+
+        Discard the results of the others: their claims are lost.
+        """
         if not settlements:
             return set()
         return {
@@ -235,8 +250,10 @@ class Ledger:
         }
 
     def lapsed_runs(self, *, limit: int = 500) -> list[tuple[Claim, bool]]:
-        """Lock and return claims whose holder let the lease run out, each with whether the outside may have seen it.
-        Inside a transaction only: settle them before it ends."""
+        """Lock and return claims with an expired lease, each with whether sending had started.
+
+        Call it in a transaction and settle the claims before it ends.
+        """
         return [
             (Claim(task_id, lease_no), sent)
             for task_id, lease_no, sent in sql.rows(
@@ -253,7 +270,7 @@ class Ledger:
     # --- waiting rows -------------------------------------------------------------------------------------------
 
     def cancel(self, task_ids: Sequence[UUID], *, reason: str) -> set[UUID]:
-        """Cancel what has not begun. Returns the ids of the rows that it cancelled."""
+        """Cancel rows that do not run yet. Return the ids of the cancelled rows."""
         return self._cancel(
             f"""
             SELECT task_id FROM {self.table}
@@ -265,7 +282,7 @@ class Ledger:
         )
 
     def _cancel(self, locked: str, task_ids: Sequence[UUID], reason: str) -> set[UUID]:
-        """`locked` selects and locks the rows."""
+        """Cancel the rows that the query `locked` selects and locks."""
         return {
             row[0]
             for row in sql.rows(
@@ -282,7 +299,10 @@ class Ledger:
         }
 
     def move(self, task_ids: Sequence[UUID], due: Sequence[datetime]) -> int:
-        """Give waiting rows another time. A hint that is already out finds them early, or not at all."""
+        """Set a new due time for waiting rows. Return the number of moved rows.
+
+        A wake-up already published for the old time is premature or has no effect.
+        """
         return sql.count(
             f"""
             WITH waiting AS MATERIALIZED (
@@ -301,7 +321,10 @@ class Ledger:
         )
 
     def unpark(self, scope: str, *, spread: timedelta, limit: int = 5000) -> int:
-        """Let up to `limit` rows that `scope` had parked run again, what is overdue spread evenly over `spread`."""
+        """Resume up to `limit` rows that `scope` had paused. Return their number.
+
+        Overdue rows are spread evenly over `spread`.
+        """
         return sql.count(
             f"""
             WITH parked AS MATERIALIZED (
@@ -316,7 +339,10 @@ class Ledger:
         )
 
     def parked_scopes(self) -> list[str]:
-        """Which pauses keep rows parked, found by skipping through the index: rows may be a million, scopes are few."""
+        """Return the scopes that pause rows.
+
+        Skips through the index: rows may be a million, scopes are few.
+        """
         rows = sql.rows(
             f"""
             WITH RECURSIVE scopes(scope) AS (
