@@ -1,7 +1,7 @@
-"""Hears of a gateway's keys that expire, and turns each into a silence of the store.
+"""Convert expired keys of a gateway into silences of the store.
 
-Redis tells nobody who does not listen, and it tells late: a key is found to be expired when somebody touches it or a
-sampling sweep meets it, seconds after its time. What was heard is never lost again.
+Redis does not queue expiry events: an event without a listener is lost. An event may arrive seconds late, because
+Redis expires a key on access or in a sampling sweep. A received event is kept until the store has recorded it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Pattern:
-    """`session:*`: what stands for the star is the user. Raises `ValueError` unless there is exactly one star."""
+    """A key pattern such as `session:*`; the star is the user id. Raises `ValueError` unless it has one star."""
 
     text: str
 
@@ -43,7 +43,7 @@ class Pattern:
 
 
 def server() -> Server:
-    """Where the gateways' keys are: the server of the live sessions unless a setting says otherwise."""
+    """Return the server of the gateways' keys: `AFTERTOUCH_GATEWAY_REDIS_URL`, by default `REDIS_URL`."""
     return _on(settings.AFTERTOUCH_GATEWAY_REDIS_URL or settings.REDIS_URL)
 
 
@@ -53,7 +53,7 @@ def _on(url: str) -> Server:
 
 
 def is_back(keys: Sequence[str]) -> set[str]:
-    """Which of these keys exist again."""
+    """Return the keys that exist again. Raises `StoreAway`."""
     if not keys:
         return set()
     found = server().ask(lambda pipe: [pipe.exists(key) for key in keys])
@@ -61,13 +61,13 @@ def is_back(keys: Sequence[str]) -> set[str]:
 
 
 BATCH = 500
-LISTEN = 0.5  #: seconds to wait for the first of a batch
+LISTEN = 0.5  #: seconds to wait for the first key of a batch
 PROBE_WITHIN = 5.0  #: seconds
 HOW_TO_CONFIGURE = "Set it in the server's configuration file, or with CONFIG SET notify-keyspace-events Ex."
 
 
 class NotToldOfExpiry(Exception):
-    """The server does not tell when keys expire."""
+    """The server does not publish expiry events."""
 
 
 def _not_allowed(error: NotAllowed) -> NotToldOfExpiry:
@@ -78,7 +78,7 @@ def _not_allowed(error: NotAllowed) -> NotToldOfExpiry:
 
 
 class Listener:
-    """One thread. `check` first: a server that is not configured would leave it in silence for ever."""
+    """Listen in one thread. Call `check` first: a server without expiry events causes no error while listening."""
 
     def __init__(
         self, gateway: Server, store: Store, pattern: Pattern, *, tag: str, window: timedelta, stop: threading.Event
@@ -90,13 +90,18 @@ class Listener:
         self.window = window
         self.stop = stop
         self.connected = threading.Event()
-        self.failure: NotToldOfExpiry | None = None  #: why it gave up, and set `stop`
-        self._heard: list[tuple[str, str]] = []  #: and not yet noted
+        self.failure: NotToldOfExpiry | None = None  #: reason of the final stop; `stop` is then set
+        self._heard: list[tuple[str, str]] = []  #: not yet recorded in the store
         self._backoff = Backoff(0.2, 30.0)
         self._thread = threading.Thread(target=self.run, name="listen-expired", daemon=True)
 
     def check(self) -> None:
-        """Raises `NotToldOfExpiry`, or `StoreAway`."""
+        """Check that the server publishes expiry events.
+
+        Raises:
+            NotToldOfExpiry: the server does not publish them, or the ACL denies the channel.
+            StoreAway: the server does not answer.
+        """
         try:
             with self.gateway.expiries():
                 flags = self.gateway.keyspace_events()
@@ -108,7 +113,7 @@ class Listener:
             raise NotToldOfExpiry(f"notify-keyspace-events is “{flags}” and must have E and x. {HOW_TO_CONFIGURE}")
 
     def _probe(self) -> None:
-        """Where CONFIG is not allowed, as it should be: let a key of ours expire."""
+        """Let a key expire and wait for its event. Used where CONFIG is not permitted, as recommended."""
         heard = self.gateway.hears_expiry(f"{{at:watch}}:probe:{uuid4().hex}", PROBE_WITHIN)
         if heard is None:
             log.warning("keyspace_events_unknown", reason="neither CONFIG GET nor a key of its own is allowed")
@@ -119,7 +124,7 @@ class Listener:
             )
 
     def await_check(self) -> None:
-        """`check`, as soon as the server answers, or `stop`."""
+        """Repeat `check` until the server answers or `stop` is set. Raises `NotToldOfExpiry`."""
         while not self.stop.is_set():
             try:
                 self.check()
@@ -143,12 +148,12 @@ class Listener:
                 self.connected.clear()
                 self._wait(error)
             except NotAllowed as error:
-                # No retry changes that. A process that stayed would look alive and hear nothing.
+                # A retry cannot succeed. A process that continued would look alive and receive nothing.
                 self.connected.clear()
                 self.failure = _not_allowed(error)
                 self.stop.set()
             except Exception:
-                # Nobody sees that a thread has ended, and its process would look alive and hear nothing.
+                # The end of a thread is not visible, and its process would look alive and receive nothing.
                 self.connected.clear()
                 log.exception("listening_failed")
                 self.stop.wait(self._backoff.next())
@@ -180,7 +185,7 @@ class Listener:
                 self._heard.append((user_id, key))
 
     def _note(self) -> None:
-        """Kept until the store has it, so that a store that is away for a while loses nothing."""
+        """Record received keys in the store. A key stays queued until the store has it."""
         while self._heard:
             self.store.note_expired(self._heard[:BATCH], window=self.window, tag=self.tag)
             del self._heard[:BATCH]

@@ -1,18 +1,18 @@
-"""What guide messages bring about, counted: sent, answered, and false.
+"""Count the effect of guide messages: sent, answered and false.
 
-Sent is a message into a silence that its channel delivered. It was *answered* if the user wrote within ten minutes, and
-it was *false* if nobody had to be guided: the user wrote or typed within two seconds of it, or was typing when it went
-out (a typing frame in the ten seconds before, and nothing sent since). A false one is not counted as answered as well.
-What a user does counts for the latest message into their silence.
+*Sent*: the channel delivered a message into a silence. *Answered*: the user wrote within ten minutes. *False*: the
+message was not needed. The user wrote or typed within two seconds, or was typing at that moment (a typing frame in
+the ten seconds before, without a message since). A false message is not counted as answered. An action of the user
+counts for the latest message into their silence.
 
-Two seconds are too few to be measured between two clocks. So the store's clock says how long after the last look at the
-silence (`still_silent`, right before a message goes out) the user did something, and the database's clock how long
-after that look the message was delivered.
+Two seconds are too short to compare two clocks. The store's clock measures the time from the last `still_silent`
+call, right before the message, to the user's action. The database's clock measures the time from that call to the
+delivery.
 
-The store keeps one field a session and a stream of signs that is read every ten seconds and cut; no more than 10,000
-are kept a shard. What is counted is counted once: how far is stored with the counts. A flushed store loses the signs
-of about the last minute and those that would have come to messages that are out by then; what was sent is read from
-the database and is not lost. Gateways that are heard of only by their expiring keys give no signs.
+The store keeps one field per session and a stream of signs per shard, at most 10,000 entries. A pass every ten
+seconds reads and trims the stream. The position is stored with the counts, so each sign counts once. A flushed store
+loses the signs of about the last minute and the future signs of messages already sent. The number sent comes from the
+database and is not lost. Gateways known only by expiring keys give no signs.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from sessions.store.sessions import Store, live
 log = structlog.get_logger(__name__)
 
 TOO_SOON = timedelta(seconds=2)
-SETTLED = timedelta(seconds=60)  #: by then a message that was on its way is settled
-ATTEMPTS, SIGNS = 20_000, 1_000  #: a pass, the signs of each shard
+SETTLED = timedelta(seconds=60)  #: after this time a message that was being sent is settled
+ATTEMPTS, SIGNS = 20_000, 1_000  #: attempts per pass; signs per shard and pass
 KEPT = timedelta(days=90)
 
 
 class Sign(NamedTuple):
     shard: int
     id: str  #: of its entry in the stream
-    silence: str  #: the id of its event
-    kind: str  #: m or t
+    silence: str  #: id of its event
+    kind: str  #: m: message, t: typing
     after_ms: int
-    typed_ms: int | None  #: of a message, when the user had begun to type
+    typed_ms: int | None  #: of a message: time to the user's first typing
 
 
 def count(store: Store | None = None) -> None:
-    """Count what has happened since the last time. Several at once do no harm: one counts, the others leave."""
+    """Count everything new since the last pass. Concurrent passes are safe: one counts, the others return."""
     store = store or live()
     before = _mark().signs_to
     try:
@@ -74,7 +74,7 @@ def count(store: Store | None = None) -> None:
 
 
 def _mark() -> NudgeMark:
-    """A house that has none begins with what comes from now on."""
+    """Return the stored position. A new deployment starts at the newest attempt."""
     found = NudgeMark.objects.filter(pk=1).first()
     if found is None:
         ((last,),) = sql.rows("SELECT coalesce(max(id), 0) FROM scheduling_attempt", {})
@@ -83,7 +83,7 @@ def _mark() -> NudgeMark:
 
 
 def _read(store: Store, before: dict[str, str]) -> list[Sign]:
-    """The oldest that are not counted yet. Raises `StoreAway`."""
+    """Return the oldest signs that are not yet counted. Raises `StoreAway`."""
     (seconds, micros), *found = store.server.ask(
         lambda pipe: [
             pipe.time(),
@@ -106,7 +106,7 @@ def _sign(shard: int, name: str, told: dict[str, str]) -> Sign:
 
 
 def _cut(store: Store, signs_to: dict[str, str]) -> None:
-    """Where that fails the next pass does it."""
+    """Trim counted signs from the streams. The next pass repeats a failed trim."""
     with suppress(StoreAway):
         store.server.ask(
             lambda pipe: [
@@ -116,9 +116,9 @@ def _cut(store: Store, signs_to: dict[str, str]) -> None:
 
 
 def _count_sent(mark: NudgeMark, tags: list[str]) -> None:
-    """Up to a ceiling below which nobody is still writing; then set the next one."""
+    """Count attempts up to a ceiling below which no transaction still writes. Then set the next ceiling."""
     ((newest, following, oldest),) = sql.rows(_HORIZON, {})
-    if mark.ceiling_xid > following:  # of another cluster, from which this database was restored
+    if mark.ceiling_xid > following:  # a transaction id of another cluster: this database was restored from it
         mark.ceiling, mark.ceiling_xid = max(newest, mark.attempts_to), following
     if oldest >= mark.ceiling_xid:
         until = min(mark.ceiling, mark.attempts_to + ATTEMPTS)
@@ -145,7 +145,7 @@ def _count_signs(signs: list[Sign], tags: list[str]) -> None:
 
 
 def lately(span: timedelta = timedelta(hours=24)) -> list[NudgeTally]:
-    """By tag, of the messages that were delivered within this time."""
+    """Return counts by tag of messages delivered within `span`."""
     found = sql.rows(
         """
         SELECT tag, sum(sent)::bigint, sum(answered)::bigint, sum("false")::bigint FROM chat_sessions_nudgetally

@@ -1,4 +1,4 @@
-"""Silence policies on their way from the tables to the store, where the scripts read them."""
+"""Read silence policies from PostgreSQL and push them to the store, where the scripts use them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 
 def current() -> PolicySet:
-    """Read the tables. Raises `PoliciesUnknown` while the database is away: the store then knows what it last held."""
+    """Return the policies. Raises `PoliciesUnknown` without the database: the store then uses those it last held."""
     try:
         return read()
     except Error as error:
@@ -26,7 +26,9 @@ def current() -> PolicySet:
 
 
 def read() -> PolicySet:
-    """What the tables say. Campaigns that are over still count: by the store's clock they may not be."""
+    """Return the policies from the tables. Ended campaigns are included, because the store's clock decides when they
+    end.
+    """
     return PolicySet(
         tags={row.tag: row.spec() for row in SilencePolicy.objects.filter(retired_at=None)},
         campaigns=tuple(row.spec() for row in Campaign.objects.filter(retired_at=None, enabled=True)),
@@ -34,7 +36,7 @@ def read() -> PolicySet:
 
 
 def push() -> None:
-    """Give the store what the tables say. Where it does not answer the watcher does so later."""
+    """Push the policies to the store. If the store does not answer, the watcher pushes them later."""
     try:
         live().push(read())
     except StoreAway as error:

@@ -1,4 +1,4 @@
-"""What the live sessions have against a touch, asked right before it goes out (`settings.PRESENCE`)."""
+"""Check live sessions right before a touch is sent (`settings.PRESENCE`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SILENT = "session.silent"
 
 
 class Live:
-    """Raises `StoreAway` where the store does not answer: then every answer is unknown."""
+    """Presence blocks from the live sessions. Raises `StoreAway`: then presence is unknown for every touch."""
 
     event_types: ClassVar[frozenset[str]] = frozenset({SILENT})
 
@@ -47,7 +47,7 @@ class Live:
         )
         try:
             present = is_back([each for each in stand if isinstance(each, str)])
-        except StoreAway:  # the gateway's server says nothing about the silences of others
+        except StoreAway:  # the other silences do not depend on the gateway's server
             return [
                 "presence_unknown" if isinstance(stands, str) else _answer(question, stands, now)
                 for question, stands in zip(questions, stand, strict=True)
@@ -76,11 +76,11 @@ def _stale(question: Question, now: datetime) -> str:
 
 
 def _stale_after(question: Question) -> datetime:
-    """A guide message that comes minutes late guides nobody. Late is counted from when its node wanted it."""
+    """Return the latest useful send time of a guide message, counted from the time its node planned."""
     return (question.planned_at or question.event_at) + settings.AFTERTOUCH_SILENCE_STALE
 
 
 def silence_of(event_id: str) -> tuple[str, int]:
-    """The session and the arming that an event's id names. Somebody else's id names none: its silence stands."""
+    """Return the session id and the arming of an event id. A foreign id has no arming; its silence always holds."""
     session_id, _, armed_at = event_id.rpartition(":")
     return (session_id, int(armed_at)) if armed_at.isascii() and armed_at.isdigit() else (event_id, 0)

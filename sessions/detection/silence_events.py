@@ -1,4 +1,4 @@
-"""Silences become events of the core, through the same front door as any other event."""
+"""Record silences as events of the core, through the same ingest as other events."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ SOURCE = "/sessions"
 
 
 def hand_in(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
-    """Record them in one transaction; those that were recorded before are not recorded twice.
+    """Record silences in one transaction. Idempotent: a recorded silence is not recorded again.
 
-    Returns those that the database has now. A silence that it refuses for good is missing. So is one whose customer
-    another transaction holds for longer than an intake may wait: the end of its claim's lease brings it back.
+    Returns the silences that the database has now. It leaves out a silence that the database rejects permanently. It
+    also leaves out a silence whose customer row is locked for longer than the lock timeout of ingest. The end of the
+    claim's lease returns that silence.
     """
     if not silences:
         return []
@@ -46,7 +47,7 @@ def hand_in(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
         log.warning("customers_locked", silences=len(silences) - len(free))
         if len(free) < len(silences):
             return hand_in(free, now_ms)
-        # The lock was released since, or it was another row's: the others need not wait for their leases.
+        # The lock was released since, or it was on another row. The other silences need not wait for their leases.
         return _hand_in_halves(silences, now_ms) if len(silences) > 1 else []
     return list(silences)
 
@@ -57,7 +58,9 @@ def _hand_in_halves(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
 
 
 def event_of(silence: Claim, now_ms: int) -> NewEvent:
-    """Its id names the very silence, so that it can be asked at the last moment whether it still stands."""
+    """Build the event of a silence. Its id names the arming, so that delivery can check whether this silence still
+    holds.
+    """
     data = {
         "chat_id": silence.chat_id,
         "session_id": silence.session_id,
@@ -78,12 +81,12 @@ def event_of(silence: Claim, now_ms: int) -> NewEvent:
 
 
 def undelivered(limit: int) -> int:
-    """How many touches for silences are due and on their way; counts no further than `limit`."""
+    """Count due touches for silences that are not yet delivered, up to `limit`."""
     nodes = [node.id for node in current().triggered.get(SILENT, ())]
     return int(sql.rows(_UNDELIVERED, {"nodes": nodes, "limit": limit})[0][0]) if nodes else 0
 
 
-# Both halves read a partial index of work that moves now, never the touches that wait for days.
+# Both parts read a partial index of current work, not the touches that wait for days.
 _UNDELIVERED = """
 SELECT count(*) FROM (
     SELECT FROM scheduling_touch WHERE state IN ('queued', 'running') AND node_id = ANY(%(nodes)b)

@@ -1,7 +1,7 @@
-"""Wakes when a session falls silent, and hands the silence in. Any number of watchers share the work.
+"""Detect silent sessions and record their silences. Any number of watchers share the work.
 
-A pass claims what is due under a lease, records it, and confirms. Dying anywhere in it costs nothing: what was not
-confirmed is claimed again when its lease ends, and what was recorded is not recorded twice.
+A pass claims silences under a lease, records them, and confirms them. A crash loses nothing: an unconfirmed claim is
+claimed again after its lease, and recording is idempotent.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ from sessions.store.sessions import Claim, Claims, Store
 log = structlog.get_logger(__name__)
 
 
-ACTIVITY_BATCH = (
-    300  #: customers a pass: a watcher does this between two looks at its deadlines, and again while more wait
-)
+ACTIVITY_BATCH = 300  #: customers per pass, between two checks of deadlines; repeated while more wait
 
 
 def note(store: Store) -> int:
-    """Note some of what frames have brought. What dies between is noted again. Returns how many customers."""
+    """Store the activity of some customers in PostgreSQL. Idempotent after a crash. Returns the number of customers."""
     by_shard = store.active_users(ACTIVITY_BATCH)
     if not by_shard:
         return 0
@@ -45,32 +43,32 @@ def note(store: Store) -> int:
     return len(noted)
 
 
-BATCH = 500  #: silences a pass
-LEASE = timedelta(seconds=30)  #: a pass takes a fraction of a second; this outlasts a database that restarts
-LONGEST_SLEEP = 1.0  #: seconds; thresholds are at least twice that, so nothing new falls due while it sleeps
-BREATH = 0.02  #: seconds between passes, so that what falls due in that time goes in one transaction
-HOUSEKEEPING = 2.0  #: seconds between looks at policies and at activity
+BATCH = 500  #: silences per pass
+LEASE = timedelta(seconds=30)  #: a pass takes a fraction of a second; the lease outlasts a restart of the database
+LONGEST_SLEEP = 1.0  #: seconds; thresholds are at least twice this, so no new deadline passes during the sleep
+BREATH = 0.02  #: seconds between passes, so that deadlines of this period share a transaction
+HOUSEKEEPING = 2.0  #: seconds between checks of policies and activity
 
 
 class Watcher:
-    """`run` until `stop` is set."""
+    """The detection loop of one process. `run` returns after `stop` is set."""
 
     def __init__(self, store: Store, stop: threading.Event) -> None:
         self.store = store
         self.stop = stop
-        self.held: list[Claim] = []  #: claimed and not yet handed in
+        self.held: list[Claim] = []  #: claimed and not yet recorded
         self.report = stats.Report()
-        self._room = settings.AFTERTOUCH_SILENCE_BACKLOG  #: how many more may be undelivered
-        self._versions: frozenset[str] = frozenset()  #: of the policies that the store has
-        self._turn = 0  #: the shard that is first, where not all can be asked
+        self._room = settings.AFTERTOUCH_SILENCE_BACKLOG  #: how many more silences may be undelivered
+        self._versions: frozenset[str] = frozenset()  #: of the policies in the store
+        self._turn = 0  #: first shard of the next pass, where the limit does not cover all shards
         self._backoff = Backoff(0.1, 2.0)
         self._allowance = Bucket(settings.AFTERTOUCH_SILENCE_RATE)
         self._housekeeping = Every(HOUSEKEEPING)
-        self._more_activity = False  #: more waits to be noted than fits into a pass
+        self._more_activity = False  #: more activity waits than fits into a pass
         self._counting = Every(1.0)
 
     def run(self) -> None:
-        """What is claimed when it stops goes back."""
+        """Run passes until `stop` is set. Then return the claims."""
         log.info("watcher_started")
         while not self.stop.is_set():
             self.stop.wait(self._pass_safely())
@@ -78,7 +76,7 @@ class Watcher:
         log.info("watcher_stopped", handed_in=self.report.handed_in)
 
     def _pass_safely(self) -> float:
-        """One pass; for what is away it waits. Returns how many seconds to sleep."""
+        """Run one pass and handle its errors. Returns the seconds to sleep; backs off while a server is unavailable."""
         try:
             pause = self.run_once()
         except StoreAway as error:
@@ -87,7 +85,7 @@ class Watcher:
         except sql.AWAY as error:
             log.warning("database_away", error=str(error))
         except Exception:
-            # A flaw in one thing must not end the watch over all the others.
+            # A defect in one pass must not stop detection.
             log.exception("pass_failed")
         else:
             self._backoff.reset()
@@ -97,7 +95,7 @@ class Watcher:
         return self._backoff.next()
 
     def run_once(self) -> float:
-        """Claim, hand in, confirm; now and then look after the rest. Returns how many seconds to sleep."""
+        """Claim, record and confirm; run housekeeping when due. Returns the seconds to sleep."""
         limit = min(self._allowance.left(BATCH), self._room_left())
         pause = self._take(limit) if limit > 0 else BREATH * 5
         if self._housekeeping.is_due():
@@ -119,7 +117,7 @@ class Watcher:
         return min(max(claims.seconds_to_next, BREATH), LONGEST_SLEEP) if len(shards) == SHARDS else BREATH
 
     def _shards(self, limit: int) -> list[int]:
-        """All of them, or as many as may be asked, in turn."""
+        """Return all shards, or the next ones in rotation where the limit is below their number."""
         first, count = self._turn, min(limit, SHARDS)
         self._turn = (first + count) % SHARDS
         return [(first + number) % SHARDS for number in range(count)]
@@ -135,7 +133,7 @@ class Watcher:
         self.held = []
 
     def give_back(self) -> None:
-        """Let somebody else take what we hold at once. Where that fails the end of the lease does it."""
+        """Return all held claims to the store. If that fails, the end of the lease returns them."""
         held, self.held = self.held, []
         try:
             self.store.release(held)
@@ -143,7 +141,10 @@ class Watcher:
             log.warning("claims_not_given_back", count=len(held), error=str(error))
 
     def _room_left(self) -> int:
-        """How many more silences delivery can take. Counted once a second: more would only wait elsewhere."""
+        """Return how many more silences may be claimed. Reads the backlog at most once a second.
+
+        Silences above the backlog limit stay in Redis instead of waiting as touches.
+        """
         bound = settings.AFTERTOUCH_SILENCE_BACKLOG
         if self._room < bound and self._counting.is_due():
             was_full, self._room = self._room < 1, bound - undelivered(bound)
@@ -158,5 +159,5 @@ class Watcher:
             self.store.push(wanted)
             log.info("policies_pushed", version=wanted.version)
         self._note_activity()
-        self.store.shards()  # so that pauses which nobody ends are forgotten even where nobody looks
+        self.store.shards()  # removes expired pauses, also where no page reads the counts
         stats.send(self.store, self.report, wanted.tags, waits=self._room < 1)
