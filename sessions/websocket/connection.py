@@ -1,5 +1,4 @@
-"""One WebSocket's way out: a bounded queue that one task empties, and an end that a reader who does not read cannot
-put off."""
+"""Send frames to one WebSocket through a bounded queue, and close it even if the client does not read."""
 
 from __future__ import annotations
 
@@ -11,16 +10,16 @@ from typing import Any
 
 from sessions.websocket.protocol import Close
 
-MOST_WAITING = 128  #: frames that may wait for a slow reader
-END_WITHIN = 10.0  #: seconds in which the close frame has to be on its way
-RATE, BURST = 20.0, 60.0  #: frames a second that may come in, and at once
-EVENT_COST = 4  #: an event is a transaction
+MOST_WAITING = 128  #: frames that may wait for a slow client
+END_WITHIN = 10.0  #: seconds until the close frame must be sent
+RATE, BURST = 20.0, 60.0  #: incoming frames: per second, and in one burst
+EVENT_COST = 4  #: in frames; an event costs a transaction
 
 Send = Callable[[Any], Awaitable[None]]
 
 
 class Allowance:
-    """How many frames may still come. Two numbers a connection, and no timer."""
+    """Token bucket for incoming frames. It holds two numbers per connection and needs no timer."""
 
     __slots__ = ("_level", "_seen_at")
 
@@ -39,7 +38,10 @@ class Allowance:
 
 
 class Outlet:
-    """`put` never blocks. A task exists only while something waits, as most connections are quiet."""
+    """The outgoing queue of one connection. `put` never blocks.
+
+    A task exists only while frames wait, because most connections are idle.
+    """
 
     __slots__ = ("__weakref__", "_ending", "_send", "_sending", "_waiting")
 
@@ -64,21 +66,21 @@ class Outlet:
             self._sending = asyncio.get_running_loop().create_task(self._empty())
 
     def end(self, code: Close, reason: str) -> None:
-        """Close, without what still waits: a page that comes back catches up by its cursor."""
+        """Close the connection and drop waiting frames. A reconnecting page catches up by its cursor."""
         if self.ended:
             return
         self._waiting.clear()
         if self._sending:
-            self._sending.cancel()  # nothing may be sent after the close frame
+            self._sending.cancel()  # no frame may follow the close frame
         self._ending = asyncio.get_running_loop().create_task(self._close(code, reason))
 
     async def emptied(self) -> None:
-        """Wait until the other side has taken what waits."""
+        """Wait until the waiting frames are sent."""
         if self._sending:
             await asyncio.wait([self._sending])
 
     def drop(self) -> None:
-        """The other side is gone."""
+        """Cancel all sending after the client disconnected."""
         self._waiting.clear()
         for task in (self._sending, self._ending):
             if task:
@@ -89,7 +91,7 @@ class Outlet:
             while self._waiting and not self.ended:
                 await self._send({"type": "websocket.send", "text": self._waiting.popleft()})
         except OSError:
-            self._waiting.clear()  # it is gone; the consumer hears of it
+            self._waiting.clear()  # the client is gone; the consumer receives the disconnect
         finally:
             self._sending = None
 
@@ -102,8 +104,11 @@ class Outlet:
 
 
 def cut(send: Send) -> None:
-    """End a connection whose other side takes nothing, not even the close frame. ASGI has no word for it: returning
-    would make uvicorn wait for its buffer to empty, which such a reader prevents for as long as it likes."""
+    """Abort the transport of a client that does not even read the close frame.
+
+    ASGI has no operation for this. A plain return makes uvicorn wait until its buffer is empty, which such a client
+    can delay without limit.
+    """
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     if transport is not None:
         transport.abort()

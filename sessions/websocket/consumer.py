@@ -1,7 +1,8 @@
-"""`/ws/v1/sessions/{session_id}?token=…&cursor=…`: a page, or a gateway, in one session.
+"""Serve `/ws/v1/sessions/{session_id}?token=…&cursor=…`: a page or a gateway in one session.
 
-A connection costs one task and no subscription of its own. It never waits for the store: what comes in is handed to
-the process's desk, what goes out to its outlet. So a slow database or a slow reader is nobody else's concern.
+A connection costs one task and no subscription of its own. It never waits for the store: incoming frames go to the
+frame writer of the process, outgoing frames to a bounded queue. A slow database or a slow client therefore does not
+delay other connections.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ log = structlog.get_logger(__name__)
 
 EVENT_WITHIN = 10.0  #: seconds
 EVENTS_AT_ONCE = 8
-CATCH_UP = 20  #: messages at a time
-MOST_WAITING = 100  #: frames of a connection that are not noted yet
+CATCH_UP = 20  #: messages per read
+MOST_WAITING = 100  #: frames of a connection that are not yet counted
 AWAY = "the live sessions cannot be reached; send it again"
 PONG = '{"type":"pong"}'
 
@@ -43,18 +44,18 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
     admission: tokens.Admission
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Instead of the layer's channel and two tasks for each connection: see `hub`."""
+        """Replace the base class's channel and two tasks per connection; see `hub`."""
         self.scope = scope
         self.outlet = Outlet(send)
         self.allowance = Allowance()
-        self.cursor: tuple[int, int] | None = None  #: of what the other side has; None until it is in
-        self.heard = inbox.START  #: said while it came in
+        self.cursor: tuple[int, int] | None = None  #: of the last message the client has; None before the welcome frame
+        self.heard = inbox.START  #: newest cursor that arrived before the welcome frame
         self.catching_up: asyncio.Task[None] | None = None
-        self.told_more = False  #: of something newer, while it was read
+        self.told_more = False  #: a newer message arrived during a read
         self.events: set[asyncio.Task[None]] = set()
         self.joined = False
-        self.spoken = False  #: its user has written, so a ping arms the session again where Redis has lost it
-        self.waiting = 0  #: frames that are not noted yet
+        self.spoken = False  #: the user has written, so a ping starts the timer again where Redis lost the session
+        self.waiting = 0  #: frames that are not yet counted
         self.expiry: asyncio.TimerHandle | None = None
         try:
             while (message := await receive())["type"] != "websocket.disconnect":
@@ -65,13 +66,13 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         finally:
             await self.websocket_disconnect()
 
-    # --- it comes and goes ----------------------------------------------------------------------------------------
+    # --- connect and disconnect ---------------------------------------------------------------------------------
 
     async def websocket_connect(self, send: Any) -> None:
-        """Accepted in any case, as a browser shows no reason for a handshake that was refused."""
+        """Accept every handshake and close with a reason, because browsers do not expose why a handshake failed."""
         await send({"type": "websocket.accept"})
         query = {name: values[-1] for name, values in parse_qs(self.scope["query_string"].decode("latin-1")).items()}
-        # Nobody needs the headers again, and they are a good part of what a quiet connection costs.
+        # The headers are not used again and are a large part of the memory of an idle connection.
         self.scope = {"path": self.scope["path"], "url_route": self.scope["url_route"]}
         try:
             token = query.get("token", "")
@@ -89,7 +90,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self.outlet.end(Close.AWAY, AWAY)
 
     async def _enter(self, cursor: str) -> None:
-        """First listen, then look: what is said in between comes twice and is known by its cursor."""
+        """Join the hub, then read the last cursor. A message in between arrives twice and is detected by its cursor."""
         wanted = inbox.position(cursor) if cursor else None
         session_id = self.admission.session_id
         async with asyncio.timeout(hub.TELL_WITHIN):
@@ -100,7 +101,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         left = max(0.0, self.admission.ends_at - time.time())
         self.expiry = asyncio.get_running_loop().call_later(left, self._expire)
         if wanted is not None and wanted > inbox.position(last):
-            wanted = inbox.position(inbox.START)  # of an inbox that was lost: see _catch_up
+            wanted = inbox.position(inbox.START)  # the cursor is of a lost inbox: see _catch_up
         self.cursor = wanted if wanted is not None else inbox.position(last)
         self._push({"type": "welcome", "session_id": session_id, "role": self.admission.role, "cursor": last})
         self._look_after(max(last, self.heard, key=inbox.position))
@@ -118,7 +119,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             metrics.socket_opened(self.admission.role, -1)
             await hub.hub().leave(self.admission.session_id, self)
 
-    # --- frames come in -------------------------------------------------------------------------------------------
+    # --- incoming frames ----------------------------------------------------------------------------------------
 
     def websocket_receive(self, message: Any) -> None:
         try:
@@ -146,7 +147,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self.waiting += 1
 
     def _activity(self, frame: Incoming) -> Frame:
-        """What the store makes of it. An event is a sign of its user's attention; of an agent it says nothing."""
+        """Return the frame for the store. An event counts as reading by a user, and as a ping by an agent."""
         kind = frame.kind
         if kind == EVENT:
             kind = "read" if self.admission.role == USER else "ping"
@@ -165,7 +166,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         )  # fmt: skip
 
     def _filed(self, frame: Incoming, slip: Slip, filed: Filed | Exception) -> None:
-        """The store has it, or says why not."""
+        """Handle the result of the store, or its error."""
         self.waiting -= 1
         if isinstance(filed, Exception):
             if not isinstance(filed, StoreAway):
@@ -191,7 +192,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             told = hub.closed(role) if frame.kind == "close" else hub.sign(role, frame.kind)
             hub.hub().tell(self.admission.session_id, told)
 
-    # --- events go to the front door ------------------------------------------------------------------------------
+    # --- events go to ingest ------------------------------------------------------------------------------------
 
     def _take_event(self, frame: Incoming) -> None:
         if not self.allowance.take(EVENT_COST - 1) or len(self.events) >= EVENTS_AT_ONCE:
@@ -217,10 +218,10 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             told = {"source": event.source, "event_id": event.event_id, "touches": [*map(str, receipt.task_ids)]}
             self._push({"type": "ack", "id": frame.id, "duplicate": receipt.duplicate, **told})
 
-    # --- frames go out --------------------------------------------------------------------------------------------
+    # --- outgoing frames ----------------------------------------------------------------------------------------
 
     def hear(self, told: dict[str, Any]) -> None:
-        """The hub tells what was said in this session."""
+        """Handle a notification of the hub about this session."""
         if told["what"] == hub.LOST:
             self._read_on()
         elif told["what"] == hub.MESSAGE:
@@ -239,8 +240,11 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self._push({"type": told["kind"], "from": told["side"]})
 
     def _look_after(self, last: str) -> None:
-        """Read what is between our cursor and this one, if anything is. A cursor below ours is one that we have, or
-        of an inbox that was lost and began again by a slower clock."""
+        """Read the messages between the connection's cursor and this one.
+
+        A lower cursor is a message the client has, or belongs to an inbox that was lost and restarted with a slower
+        clock.
+        """
         if self.cursor is not None and inbox.position(last) != self.cursor:
             self._read_on()
 
@@ -252,11 +256,11 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
             self.catching_up = asyncio.get_running_loop().create_task(self._catch_up())
 
     async def _catch_up(self) -> None:
-        """A few at a time, as fast as they are read, and again until nothing more came meanwhile."""
+        """Read a few messages at a time, as fast as the client takes them, until no new one arrived during a read."""
         assert self.cursor is not None
         try:
             while not self.outlet.ended:
-                self.told_more = False  # what is told from here on may be missing from what is read
+                self.told_more = False  # a message that arrives from here on may be missing from the read
                 after = "{}-{}".format(*self.cursor)
                 missed = await asyncio.to_thread(inbox.live().since, self.admission.session_id, after, CATCH_UP)
                 for entry in missed:
@@ -265,13 +269,17 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
                     return
                 await self.outlet.emptied()
         except StoreAway as error:
-            log.info("not_caught_up", error=str(error))  # the next ping looks again
+            log.info("not_caught_up", error=str(error))  # the next ping reads again
         finally:
             self.catching_up = None
 
     async def _inbox_began_again(self) -> bool:
-        """Whether the inbox was lost, and its cursors are below ours by now: then all of it is new to us. Only while
-        nothing else moves our cursor, or one that is just behind would be taken for it."""
+        """Return whether the inbox was lost and restarted below the connection's cursor. Then all its messages are
+        new.
+
+        Called only while no other code moves the cursor. Otherwise a cursor that is slightly behind would look like a
+        restart.
+        """
         (last,) = await asyncio.to_thread(inbox.live().last_cursors, [self.admission.session_id])
         if self.cursor is None or inbox.position(last) >= self.cursor:
             return False
@@ -288,7 +296,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
         self.outlet.put(json.dumps(frame, ensure_ascii=False))
 
     def _refuse(self, frame: Incoming, reason: str, detail: str) -> None:
-        """A ping needs no answer but its pong: the next one makes up for it."""
+        """Send an error for the frame. A refused ping needs none, because the next ping replaces it."""
         if frame.kind != "ping":
             self._push({"type": "error", "id": frame.id, "reason": reason, "detail": detail, "errors": []})
 

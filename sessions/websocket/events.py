@@ -1,9 +1,10 @@
-"""Events that come over a WebSocket. Its token is in a page, which its customer can rewrite: what an event reaches is
-the token's, not the page's. It is about the token's customer, in the token's chat, and is known among those of its own
-session and side, so nobody takes the place of another one's event, or learns what that one led to.
+"""Validate events that arrive over a WebSocket.
 
-Only types that are registered come this way. A customer tells of what a customer does (as the type says), not of a
-complaint: complaints count against a text for everybody, so they come with an API key.
+A customer can change the page that holds the token. The token therefore limits an event to its own customer and chat.
+The event's source contains session and side, so an event cannot collide with, or reveal, an event of another sender.
+
+Only registered types are accepted. A customer may send only types that are actions of a customer, and no complaint:
+complaints count against a text for all customers, so they require an API key.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ from sessions.websocket.tokens import Admission
 
 COMPLAINT = "complaint.received"
 
-Types = Mapping[str, bool]  #: those that are registered, and whether it is the customer who does it
+Types = Mapping[str, bool]  #: registered types; whether the customer is the actor
 
 
 async def event_of(told: Mapping[str, Any], admission: Admission) -> NewEvent:
-    """What a side tells, as far as it may. Raises `InvalidInput`, and `DatabaseUnavailable` or `Overloaded` where
-    nobody knows yet which types there are."""
+    """Return the event of a frame.
+
+    Raises:
+        InvalidInput: the event exceeds the rights of the token.
+        DatabaseUnavailable, Overloaded: the registered types cannot be read.
+    """
     types = await _asking().ask(None)
     source = f"{SOURCE}/{admission.session_id}/{admission.role}"
     raw = {"subject": admission.user_id, **told, "source": source, "data": _data(told, admission)}
@@ -43,7 +48,7 @@ async def event_of(told: Mapping[str, Any], admission: Admission) -> NewEvent:
 
 
 def _data(told: Mapping[str, Any], admission: Admission) -> Any:
-    """Where it names no chat, it is the token's."""
+    """Return the data of the event. A missing chat is filled from the token."""
     data = told.get("data")
     if not admission.chat_id or not isinstance(data, dict | None):
         return data
@@ -72,7 +77,7 @@ def _objection(kind: str, role: str, types: Types) -> str:
 
 
 def _types(askers: Sequence[None]) -> list[Types]:
-    """In a thread, once for all who ask at this moment."""
+    """Read the types in a thread, once for all concurrent callers."""
     try:
         return [snapshot.current().activity_types] * len(askers)
     except sql.AWAY as error:
@@ -83,7 +88,7 @@ _askings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering[None, Types]] =
 
 
 def _asking() -> Gathering[None, Types]:
-    """The one of the running loop."""
+    """Return the batch reader of the running loop."""
     loop = asyncio.get_running_loop()
     if loop not in _askings:
         _askings[loop] = Gathering(_types, moment=0, name="event-types")

@@ -1,4 +1,4 @@
-"""The frames of all connections and requests of this process, on their way to the store in small batches."""
+"""Write the frames of all connections and requests of this process to the store in small batches."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from sessions.store.inbox import OVERTAKEN, Inbox, Post, Posted
 from sessions.store.sessions import DROPPED, Noted, Store
 
 MOMENT = 0.02  #: seconds
-STALE_SEQ = "stale_seq"  #: why a frame was dropped: its seq is not above the last of its side
+STALE_SEQ = "stale_seq"  #: reason of a dropped frame: its seq is not above the last of its side
 
 
 @dataclass(frozen=True, slots=True)
 class Slip:
-    """A frame; the message that it carries, if it does; and whether its sender wants to know what they may have
-    missed."""
+    """A frame with its message, if it carries one. `look` requests the last cursor of the inbox."""
 
     frame: Frame
     post: Post | None = None
@@ -31,15 +30,15 @@ class Slip:
 class Filed(NamedTuple):
     noted: Noted
     posted: Posted | None
-    last_cursor: str  #: of the inbox, "" where nobody asked
+    last_cursor: str  #: of the inbox; "" if not requested
 
 
 class Clerk:
-    """Files slips, in a thread.
+    """Write frames and messages in a thread.
 
-    Messages go first: where the store goes away in between, the message is kept and not counted; its sender is told
-    that it may not be there, and the repeat is known by its id or seq, and is counted. The other way round it would be
-    counted and then dropped as a repeat.
+    Messages are written before frames. If the store fails in between, the message is stored and not counted. The
+    client receives an error and repeats the message. The repeat is detected by id or seq, and is counted. In the
+    other order it would be counted and then dropped as a repeat.
     """
 
     def __init__(self, store: Store, inbox: Inbox) -> None:
@@ -60,8 +59,11 @@ class Clerk:
 
 
 def _posts(slips: Sequence[Slip]) -> dict[int, Post]:
-    """The messages by their place. What came in one batch with a higher seq before it, or after the next epoch began,
-    is stored no more: the inbox knows only what is counted. Whether it is there already, the inbox knows by its key."""
+    """Return the messages by position in the batch.
+
+    A message is marked `OVERTAKEN` if a higher seq or a newer epoch precedes it in the batch: the inbox stores only
+    what is counted. The inbox detects by key whether the message is already stored.
+    """
     highest: dict[tuple[str, str], tuple[str, int, str]] = {}
     former: set[tuple[str, str, str]] = set()
     posts = {}
@@ -88,7 +90,7 @@ _desks: WeakKeyDictionary[asyncio.AbstractEventLoop, Desk] = WeakKeyDictionary()
 
 
 def desk() -> Desk:
-    """The one of the running loop."""
+    """Return the frame writer of the running loop."""
     from sessions.store import inbox
     from sessions.store import sessions as store
 

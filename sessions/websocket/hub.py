@@ -1,7 +1,7 @@
-"""What is said in a session, on its way to every page that is open on it, in whichever process.
+"""Deliver notifications of a session to every connection of it, in all processes.
 
-The channel layer promises nothing: what it loses while Redis fails over is found in the inbox, at the next message or
-at the next ping. So a process has one channel with it, not one a connection, and joins a group for each session.
+The channel layer may lose messages while Redis fails over. The inbox has them, and connections read it at the next
+message or ping. A process has one channel in the layer, not one per connection, and joins one group per session.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from sessions.store.inbox import Post, Posted
 log = structlog.get_logger(__name__)
 
 
-RECEIVED_LIMIT = 10_000  #: messages that wait in a process; the inbox has what is not taken
+RECEIVED_LIMIT = 10_000  #: messages that wait in a process; dropped ones are in the inbox
 
 
 class BoundedQueue(asyncio.Queue[Any]):
-    """Drops what comes while it is full, instead of growing until memory ends or of raising in the receiver."""
+    """A queue that drops new items while full. It neither grows without bound nor raises in the receiver."""
 
     def __init__(self) -> None:
         super().__init__(RECEIVED_LIMIT)
@@ -49,7 +49,7 @@ class Layer(RedisPubSubChannelLayer):  # type: ignore[misc]  # channels is untyp
         return channel
 
     def overflowed(self, channel: str) -> bool:
-        """Whether messages of this channel were dropped since the last time that this was asked, and none waits."""
+        """Return whether messages of this channel were dropped since the last call. False while messages still wait."""
         queue = self._get_layer().channels.get(channel)
         if not isinstance(queue, BoundedQueue) or not queue.dropped or not queue.empty():
             return False
@@ -57,7 +57,7 @@ class Layer(RedisPubSubChannelLayer):  # type: ignore[misc]  # channels is untyp
         return True
 
     async def group_send_many(self, messages: Sequence[tuple[str, dict[str, Any]]]) -> None:
-        """Each to its group, those to one group in their order."""
+        """Publish each message to its group. Messages to one group keep their order."""
         layer = self._get_layer()
         by_shard: dict[Any, list[tuple[str, bytes]]] = defaultdict(list)
         for group, message in messages:
@@ -81,27 +81,27 @@ TOLD_AT_ONCE = 500
 BREATH = 32
 
 MESSAGE, SIGN, CLOSED, LOST = "message", "sign", "closed", "lost"
-API = "api"  #: the side of who closes a session from outside
+API = "api"  #: side of a client that closes a session by the API
 
 
 class Crowded(Exception):
-    """The session, or the token, has as many connections as it may have in this process."""
+    """The session or the token has its maximum number of connections in this process."""
 
 
 class Ear(Protocol):
-    """A connection as the hub knows it. It must not block."""
+    """A connection, as the hub uses it. Its methods must not block."""
 
     @property
     def side(self) -> str: ...
 
     @property
-    def ticket(self) -> int: ...  # the same for connections with the same token
+    def ticket(self) -> int: ...  # equal for connections with the same token
 
     def hear(self, told: dict[str, Any]) -> None: ...
 
 
 class Hub:
-    """Of one event loop."""
+    """Notifications of one event loop."""
 
     def __init__(self) -> None:
         self._layer: Any = get_channel_layer()
@@ -113,10 +113,15 @@ class Hub:
         self._opening = asyncio.Lock()
 
     async def join(self, session_id: str, ear: Ear) -> None:
-        """From now on it hears what is said. Raises `Crowded`, and what the layer raises where Redis is away."""
+        """Subscribe a connection to its session.
+
+        Raises:
+            Crowded: too many connections.
+            Exception: errors of the channel layer where Redis is unavailable.
+        """
         group = group_of(session_id)
         ears = self._ears.setdefault(group, set())
-        # Each side by itself: a customer with many tabs must not keep the agent out.
+        # Count each side separately: a customer with many tabs must not block the agent.
         if sum(each.side == ear.side for each in ears) >= settings.AFTERTOUCH_SESSION_SOCKETS:
             raise Crowded("session")
         if sum(each.ticket == ear.ticket for each in ears) >= settings.AFTERTOUCH_TOKEN_SOCKETS:
@@ -142,14 +147,17 @@ class Hub:
             return
         del self._ears[group]
         try:
-            # Nothing is awaited between the line above and the layer's lock: a page that joins now subscribes after.
+            # No await between the line above and the layer's lock: a page that joins now subscribes afterwards.
             await self._layer.group_discard(group, self._channel)
         except Exception as error:
             log.info("group_not_left", error=str(error))
 
     def tell(self, session_id: str, told: dict[str, Any]) -> asyncio.Future[None]:
-        """Soon, in order, with whatever else is told at this moment. Awaiting it waits until it is said. Never raises:
-        what cannot be told is found in the inbox."""
+        """Queue a notification. Notifications keep their order and are published in batches.
+
+        The future ends when the batch is published or has failed. Never raises: connections find a lost message in
+        the inbox.
+        """
         loop = asyncio.get_running_loop()
         said: asyncio.Future[None] = loop.create_future()
         if len(self._telling) >= TELLING_LIMIT:
@@ -187,10 +195,10 @@ class Hub:
             except Exception:
                 log.exception("not_understood")
             if number % BREATH == 0:
-                await asyncio.sleep(0)  # a queue that is never empty never lets the outlets send
+                await asyncio.sleep(0)  # a queue that is never empty would not let the outgoing queues send
 
     def _look_again(self) -> None:
-        """More came than this process could pass on, and some is lost: every connection looks into its inbox."""
+        """Make every connection read its inbox, because notifications were dropped."""
         log.warning("told_too_fast", limit=RECEIVED_LIMIT)
         for ears in list(self._ears.values()):
             for ear in list(ears):
@@ -198,12 +206,12 @@ class Hub:
 
 
 def message(post: Post, posted: Posted) -> dict[str, Any]:
-    """A message that is in the inbox."""
+    """Notify about a stored message."""
     return {"what": MESSAGE, "cursor": posted.cursor, "before": posted.before, "body": post.body()}
 
 
 def sign(side: str, kind: str) -> dict[str, Any]:
-    """Something that passes: typing, a tool that runs. Only who is there sees it."""
+    """Notify about a transient frame, such as typing. It is not stored, so only open connections receive it."""
     return {"what": SIGN, "side": side, "kind": kind}
 
 
@@ -212,7 +220,7 @@ def closed(side: str) -> dict[str, Any]:
 
 
 def group_of(session_id: str) -> str:
-    """Group names have letters, digits and few signs; sessions are called what their gateways like."""
+    """Return the group of a session. A hash, because group names permit fewer characters than session ids."""
     return f"session.{sha256(session_id.encode()).hexdigest()[:32]}"
 
 
@@ -220,7 +228,7 @@ _hubs: WeakKeyDictionary[asyncio.AbstractEventLoop, Hub] = WeakKeyDictionary()
 
 
 def hub() -> Hub:
-    """The one of the running loop."""
+    """Return the hub of the running loop."""
     loop = asyncio.get_running_loop()
     if loop not in _hubs:
         _hubs[loop] = Hub()

@@ -1,6 +1,6 @@
-"""What may come in over a WebSocket, read strictly, and the codes with which one ends. Pure.
+"""Parse frames of a WebSocket strictly, and define its close codes. No I/O.
 
-Members that are not known are passed over, among them every time that a client names: the server's clock counts.
+Unknown members are ignored, client timestamps included: the server's clock decides.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ EVENT = "event"
 
 
 class Close(IntEnum):
-    """Why the server ends a connection. The reason in words comes with it."""
+    """Reasons for which the server closes a connection. The close frame carries a text as well."""
 
     DONE = 1000  #: the session was closed
     OVERSIZED = 1009  #: a frame is longer than 16 KB
-    AWAY = 1013  #: the live sessions cannot be reached; come again
+    AWAY = 1013  #: the live sessions are unavailable; reconnect
     BAD_FRAME = 4400  #: binary, not JSON, not an object, or of an unknown type
     BAD_TOKEN = 4401  #: missing, bad, expired, or for another session
-    OTHER_USER = 4403  #: the session belongs to another user than the token's
-    TOO_SLOW = 4408  #: it does not read what is sent to it
-    TOO_MANY = 4409  #: more connections than a session, or a token, may have
-    TOO_FAST = 4429  #: more frames than a connection may send, or may have waiting
+    OTHER_USER = 4403  #: the session belongs to a user other than the token's
+    TOO_SLOW = 4408  #: the client does not read
+    TOO_MANY = 4409  #: more connections than a session or a token may have
+    TOO_FAST = 4429  #: more frames than a connection may send or have waiting
 
 
 class Refused(Exception):
-    """A frame after which there is no going on."""
+    """A frame that closes the connection."""
 
     def __init__(self, code: Close, reason: str) -> None:
         super().__init__(reason)
@@ -44,7 +44,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """A frame of a client. `id` is the client's own name of a message, by which a repeat is known."""
+    """A frame of a client. `id` is the client's name of a message and identifies repeats."""
 
     kind: str
     seq: int | None = None
@@ -52,11 +52,16 @@ class Incoming:
     id: str = ""
     event: Any = None
     epoch: str = ""
-    spoken: bool = False  #: of a ping: the user has written in this session before
+    spoken: bool = False  #: of a ping: the user has already written in this session
 
 
 def read(text: str | None, role: str) -> Incoming:
-    """Raises `Refused`, or `InvalidInput` for a frame that the connection survives."""
+    """Parse a frame.
+
+    Raises:
+        Refused: the connection must close.
+        InvalidInput: the frame is invalid; the connection continues.
+    """
     if text is None:
         raise Refused(Close.BAD_FRAME, "binary")
     if len(text) > LONGEST or len(raw := text.encode()) > LONGEST:
@@ -74,7 +79,7 @@ def read(text: str | None, role: str) -> Incoming:
 
 
 def name_of(text: str) -> str:
-    """The id of a frame that does not fit, however long, so that its sender can let go of it; "" where none is read."""
+    """Return the id of an invalid frame, of any length, for the error message; "" if it cannot be read."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The WebSocket addresses. A session may be called anything that an address can carry."""
+"""Route WebSocket addresses. A session id may contain any character of a URL path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sessions.websocket.consumer import SessionConsumer
 
 
 async def nowhere(scope: Any, receive: Any, send: Any) -> Any:
-    """No such address: the handshake is refused. Without this the router would raise, and a stranger fill the log."""
+    """Refuse the handshake of an unknown address. Without this route the router raises and fills the log."""
     await receive()
     await send({"type": "websocket.close"})
 

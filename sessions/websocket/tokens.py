@@ -1,4 +1,4 @@
-"""What lets a page into one session: signed, short-lived, for one user and one side."""
+"""Issue and verify the signed, short-lived tokens that admit one user and one side to one session."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sessions.frames import Frame
 
 SALT = "sessions.token"
 LONGEST = timedelta(hours=1)
-LONGEST_TOKEN = 6_000  #: characters; more is not looked at
+LONGEST_TOKEN = 6_000  #: characters; a longer token is not parsed
 
 
 class BadToken(Exception):
-    """The token does not let in: `missing`, `bad`, `expired`, or it is for another session."""
+    """The token is `missing`, `bad`, `expired`, or belongs to another session."""
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who may speak in which session, as which side."""
+    """The session, user and side of a token."""
 
     session_id: str
     user_id: str
@@ -31,7 +31,7 @@ class Admission:
     ends_at: float = field(default=0.0, compare=False)  #: Unix time
 
     def frame(self, kind: str, seq: int | None = None, *, epoch: str = "", spoken: bool = False) -> Frame:
-        """The token's tag is for a session without one: who issued it knew the tag of that moment."""
+        """Build a frame. The token's tag applies only to a session without one, because it may be outdated."""
         return Frame(
             self.session_id, self.user_id, self.chat_id, self.role, kind, seq, self.tag,
             epoch=epoch, spoken=spoken, first_tag=True,
@@ -39,7 +39,7 @@ class Admission:
 
 
 def issue(admission: Admission, lifetime: timedelta) -> tuple[str, datetime]:
-    """A token and when it ends; a connection that it opened ends then too. Raises `InvalidInput`."""
+    """Return a token and its end. A connection opened with it closes at that time. Raises `InvalidInput`."""
     admission.frame("ping")
     ends_at = int(time.time()) + int(lifetime.total_seconds())
     each = admission
@@ -48,7 +48,7 @@ def issue(admission: Admission, lifetime: timedelta) -> tuple[str, datetime]:
 
 
 def read(token: str, session_id: str) -> Admission:
-    """Raises `BadToken`."""
+    """Verify a token for a session. Raises `BadToken`."""
     if not token:
         raise BadToken("missing")
     try:
