@@ -1,4 +1,4 @@
-"""Sessions over HTTP, for gateways with their own sockets."""
+"""HTTP API of sessions, for gateways that keep their own sockets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from sessions.websocket.frame_writer import STALE_SEQ, Slip, desk
 from sessions.websocket.tokens import LONGEST
 
 Side = Literal["user", "agent"]
-Text = str  #: how long a text may be and what it may hold is the frame's to say, whichever way it came in
+Text = str  #: length and characters are checked by `Frame`, as for WebSockets
 
 
 class ActivityIn(Request):
@@ -57,7 +57,7 @@ class NotedOut(Schema):
     `dropped` is `stale_seq` (its seq is not above the last) or `rate` (the key's rate admits no new session)."""
 
     outcome: Literal["counted", "dropped", "idle"]
-    deadline: datetime | None  #: when the session will have been silent too long; null while it is not armed
+    deadline: datetime | None  #: when the timer ends; null without a timer
     dropped: Literal["stale_seq", "rate"] | None = None
 
 
@@ -87,11 +87,11 @@ class SessionOut(Schema):
     chat_id: str
     state: Literal["idle", "armed", "paused", "silent", "closed"]
     tags: list[str]
-    policy: str  #: the tag whose policy holds
+    policy: str  #: the tag whose policy applies
     deadline: datetime | None
     last_user_at: datetime | None  #: pings do not count
     last_agent_at: datetime | None
-    nudges: int  #: guide messages that went out since the user's last word
+    nudges: int  #: guide messages sent since the user's last message
 
 
 class TokenIn(Request):
@@ -110,7 +110,7 @@ class TokenOut(Schema):
 router = Router(tags=["sessions"], auth=ApiKeyAuth("sessions"))
 PROBLEMS = (400, 401, 403, 404, 413, 422, 429, 503)
 BATCH_LIMIT = 500
-UNCHARGED = ApiKeyAuth("sessions", charged=False)  #: the view charges, once it knows whose frames these are
+UNCHARGED = ApiKeyAuth("sessions", charged=False)  #: the view charges after it knows the owners of the frames
 OTHER_USER = "must be the user of this session, in frames of the agent as well"
 OUTCOMES = {COUNTED: "counted", DROPPED: "dropped", IDLE: "idle"}
 
@@ -208,9 +208,14 @@ def _frame(session_id: str, told: ActivityIn) -> Frame:
 
 
 async def _admitted(request: HttpRequest, frames: Sequence[Frame], *, batch: bool) -> list[bool]:
-    """Charge the frames to the key, and return which of them may be noted. Where the rate is spent these are the
-    frames of known sessions: chats whose renewals were refused would all fall silent together. Raises a `Problem` with
-    status 429 where there is none."""
+    """Charge the frames to the key and return which of them are admitted.
+
+    Above the rate, frames of known sessions are admitted. Otherwise all chats whose renewals were rejected would fall
+    silent together.
+
+    Raises:
+        Problem: status 429 without an admitted frame; status 503 if the store does not answer.
+    """
     try:
         await charge_request(principal_of(request))
         if batch:
@@ -229,7 +234,7 @@ async def _admitted(request: HttpRequest, frames: Sequence[Frame], *, batch: boo
 
 
 async def _note(frames: Sequence[Frame]) -> list[Noted]:
-    """Together with what comes in over WebSockets at this moment."""
+    """Write frames in the batch of the frame writer, together with frames of WebSockets."""
     try:
         filed = await desk().ask_all([Slip(frame) for frame in frames])
     except StoreAway as error:

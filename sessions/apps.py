@@ -6,7 +6,7 @@ from django.utils.translation import gettext_lazy as _
 
 class SessionsConfig(AppConfig):
     name = "sessions"
-    label = "chat_sessions"  # "sessions" is Django's own
+    label = "chat_sessions"  # "sessions" is Django's own label
     verbose_name = _("Live chats")
 
     def ready(self) -> None:

@@ -1,12 +1,12 @@
-"""A client for gateways that let Aftertouch keep the socket: one side of one session, which comes back by itself.
+"""Client for one side of one session, with automatic reconnection, for gateways that use Aftertouch's sockets.
 
     async with SessionClient("https://aftertouch.example", "session-1", token) as chat:
         await chat.message("hello")
         async for frame in chat:
             print(frame["from"], frame["text"])
 
-It needs nothing but aiohttp, and can be copied into another project as it is. `token` is an async function without
-arguments that fetches a fresh one (`POST /api/v1/sessions/{id}/token`): it is asked before each connection.
+Requires only aiohttp, and can be copied into another project unchanged. `token` is an async function without
+arguments. It fetches a new token (`POST /api/v1/sessions/{id}/token`) before each connection.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from urllib.parse import quote
 import aiohttp
 
 PING_EVERY = 15.0  #: seconds
-PATIENCE = 10.0  #: seconds for a connection, and for a sign of life after a ping
+PATIENCE = 10.0  #: seconds for a connection, and for a frame after a ping
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 MOST_DOUBLINGS = 16  #: of the pause
-FINAL = {1000, 1009, 4400}  #: coming back would end the same way
-FINAL_ERRORS = {"invalid", "replayed"}  #: so would sending it again
-AT_ONCE, PACE = 30, 0.1  #: messages that are repeated together after a reconnect, and seconds between those after them
-WAITING_LIMIT = 1_000  #: frames that nobody has read yet, and messages that are not acknowledged
+FINAL = {1000, 1009, 4400}  #: close codes after which a new connection would end in the same way
+FINAL_ERRORS = {"invalid", "replayed"}  #: reasons after which a repeated message would be rejected again
+AT_ONCE, PACE = 30, 0.1  #: messages repeated at once after a reconnect; seconds between further ones
+WAITING_LIMIT = 1_000  #: unread frames, and messages without an acknowledgement
 
 
 class Ended(Exception):
-    """The server ended it for good. `code` and `reason` are those of the close frame."""
+    """The server closed the connection permanently. `code` and `reason` are those of the close frame."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(f"{code} {reason}")
@@ -41,9 +41,12 @@ class Ended(Exception):
 
 
 class SessionClient:
-    """Messages that were not acknowledged are sent again after a reconnect, under the same id, so they are there once.
-    What was missed meanwhile comes first, by the cursor. Iterating ends when it is closed, or raises `Ended`,
-    or what else went wrong for good, as in `token`."""
+    """One side of one session.
+
+    Messages without an acknowledgement are sent again after a reconnect, under the same id, so the server stores them
+    once. Missed messages arrive first, by the cursor. Iteration ends when the session is closed. It raises `Ended` or
+    any other permanent error, such as one of `token`.
+    """
 
     def __init__(
         self,
@@ -64,8 +67,8 @@ class SessionClient:
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._task: asyncio.Task[None] | None = None
         self._repeating: asyncio.Task[None] | None = None
-        self._in_order = False  #: nothing waits that has to go first
-        self._spoken = False  #: a message was acknowledged: pings say so, in case Redis loses the session
+        self._in_order = False  #: no earlier message waits to be repeated
+        self._spoken = False  #: a message was acknowledged: pings carry `spoken`, in case Redis loses the session
 
     async def __aenter__(self) -> SessionClient:
         self._task = asyncio.create_task(self._run())
@@ -80,7 +83,11 @@ class SessionClient:
     # --- frames ---------------------------------------------------------------------------------------------------
 
     async def message(self, text: str, *, seq: int | None = None, id: str = "") -> str:
-        """Sent now, or as soon as there is a connection. Returns its id, which the acknowledgement names."""
+        """Send a message now, or after the next connect. Returns its id, which the acknowledgement repeats.
+
+        Raises:
+            OverflowError: too many messages wait for an acknowledgement.
+        """
         if len(self._unacknowledged) >= WAITING_LIMIT:
             raise OverflowError(f"{WAITING_LIMIT} messages wait to be acknowledged")
         frame = {"type": "message", "text": text, "id": id or uuid.uuid4().hex}
@@ -88,24 +95,27 @@ class SessionClient:
             frame["seq"] = seq  # type: ignore[assignment]
         self._unacknowledged[str(frame["id"])] = frame
         if self._in_order:
-            await self._send(frame)  # else those before it have to go first
+            await self._send(frame)  # otherwise earlier messages must be sent first
         return str(frame["id"])
 
     async def sign(self, kind: str) -> None:
-        """Typing, read, and for agents tool, transfer, queue, resume: lost where there is no connection."""
+        """Send typing or read, as an agent also tool, transfer, queue or resume. Lost without a connection."""
         await self._send({"type": kind})
 
     async def event(self, event: dict[str, Any], *, id: str = "") -> None:
-        """A CloudEvent about the user of this session: `specversion`, `id`, a `type` that is registered, perhaps `time`
-        and `data`. Whose it is, its chat and its source are the token's. `ack` or `error` with this id answers."""
+        """Send a CloudEvent about the session's user: `specversion`, `id`, a registered `type`, optional `time` and
+        `data`.
+
+        The token determines customer, chat and source. The server answers with `ack` or `error` and this id.
+        """
         await self._send({"type": "event", "event": event, "id": id})
 
     async def close_session(self) -> None:
-        """The conversation is over: nothing more is sent for its silence."""
+        """Close the session. No guide message is sent for it afterwards."""
         await self._send({"type": "close"})
 
     async def leave(self) -> None:
-        """Go away without ending the session."""
+        """Disconnect without closing the session."""
         if self._task:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -120,17 +130,18 @@ class SessionClient:
     async def _send(self, frame: dict[str, Any]) -> None:
         if self._socket is not None and not self._socket.closed:
             text = json.dumps(frame, ensure_ascii=False)
-            # Should it go again, its id is enough: a later seq may be stored by then, and this one would be ignored.
+            # A repeat is identified by its id. With its seq it could be ignored, because a later seq may be stored by
+            # then.
             frame.pop("seq", None)
             try:
                 await self._socket.send_str(text)
             except (ConnectionError, aiohttp.ClientError):
-                return  # the reader notices it too, and comes back
+                return  # the reader notices the error as well and reconnects
 
     # --- the connection -------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Whatever ends it is told to who reads, who would wait for ever."""
+        """Pass the end or error of the connection to the reader, which would otherwise wait without end."""
         try:
             ended: Exception | None = await self._come_back()
         except Exception as error:
@@ -139,7 +150,7 @@ class SessionClient:
         await self._frames.put(ended)
 
     async def _come_back(self) -> Ended | None:
-        """Until it is ended for good; the pause between tries grows, with some chance in it."""
+        """Reconnect until a permanent end. The pause doubles up to 30 s, with jitter."""
         failures = 0
         async with aiohttp.ClientSession() as http:
             while True:
@@ -154,7 +165,7 @@ class SessionClient:
                 await asyncio.sleep(min(FIRST_PAUSE * 2**failures, LONGEST_PAUSE) * random.uniform(0.5, 1))  # noqa: S311
 
     async def _connect(self, http: aiohttp.ClientSession) -> tuple[int, str]:
-        """One connection, to its end. Returns the code and the reason of the close frame, 0 where none came."""
+        """Run one connection to its end. Returns code and reason of the close frame, 0 without one."""
         query = {"token": await self._token(), **({"cursor": self.cursor} if self.cursor else {})}
         timeout = aiohttp.ClientWSTimeout(ws_receive=self._ping_every + PATIENCE, ws_close=PATIENCE)
         async with asyncio.timeout(PATIENCE):
@@ -194,8 +205,10 @@ class SessionClient:
             await self._frames.put(frame)
 
     async def _send_waiting(self) -> None:
-        """In their order, with what is said while they go: a seq that is overtaken would be ignored. No faster than the
-        server allows, or a long absence would end each connection that follows it."""
+        """Send waiting messages in order, including new ones, because a message with a lower seq would be ignored.
+
+        The pace stays below the server's limit. Otherwise a long disconnection would end every following connection.
+        """
         sent: set[str] = set()
         while left := [name for name in self._unacknowledged if name not in sent]:
             for name in left:
@@ -211,7 +224,7 @@ class SessionClient:
             self._again = asyncio.ensure_future(self._send(self._unacknowledged[name]))
 
     async def _ping(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """What keeps the session from falling silent while its page is there."""
+        """Ping while connected, so that the session does not fall silent."""
         while not socket.closed:
             await self._send({"type": "ping", **({"spoken": True} if self._spoken else {})})
             await asyncio.sleep(self._ping_every)

@@ -1,4 +1,4 @@
-"""`silence_policies` and `campaigns` in the configuration file."""
+"""The sections `silence_policies` and `campaigns` of the configuration file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sessions.models import Campaign, SilencePolicy
 
 
 class Instant:
-    """A date and time with its offset, in quotes because of the colons: "2026-11-11T00:00:00+08:00"."""
+    """A date and time with offset, quoted because of the colons: "2026-11-11T00:00:00+08:00"."""
 
     def read(self, given: Any) -> datetime:
         try:
@@ -30,7 +30,7 @@ class Instant:
 
 
 class SilencePolicies(RowSection):
-    """The policy of the tag `default` holds for every tag without one. A file that leaves it out leaves it alone."""
+    """Silence policies by tag. The tag `default` applies to every tag without a policy; a file may omit it."""
 
     name = "silence_policies"
     noun = "silence policy"

@@ -1,7 +1,6 @@
-"""The demo chat: a customer and an agent side by side, and beneath them what became of each silence.
+"""Demo chat: a customer and an agent side by side, with the outcome of each silence.
 
-For demos only; production settings have no address for it. The sessions that it opens have names of their own, and it
-opens no others.
+For demos only: production settings have no route to it. It can open only sessions with the prefix `demo-`.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from sessions.store.sessions import live
 from sessions.websocket import tokens
 
 TAG = "demo"
-THRESHOLD = timedelta(seconds=5)  #: of the demo's own tag, so that nobody waits a minute for it
+THRESHOLD = timedelta(seconds=5)  #: of the demo's tag, so that a silence occurs within seconds
 LIFETIME = timedelta(minutes=30)
 SHOWN = 10  #: silences
 SESSION = re.compile(r"demo-[A-Za-z0-9_-]{6,32}", re.ASCII)
@@ -52,7 +51,7 @@ View = Callable[[HttpRequest], HttpResponse]
 
 
 def in_demo_only(view: View) -> View:
-    """Answer 404 outside of a demo, also to staff: the tokens plan touches and speak as an agent."""
+    """Answer 404 outside a demo, also to staff: the tokens plan touches and act as an agent."""
 
     @wraps(view)
     def answer(request: HttpRequest) -> HttpResponse:
@@ -81,7 +80,7 @@ def page(request: HttpRequest) -> HttpResponse:
 @require_POST
 @in_demo_only
 def begin(request: HttpRequest) -> HttpResponse:
-    """Tokens for both sides of a new session, or of the one that another tab has opened."""
+    """Issue tokens for both sides of a new session, or of a session from another tab."""
     known = request.POST.get("session", "")
     session_id = known or f"demo-{secrets.token_urlsafe(9)}"
     tag = request.POST.get("tag", "")
@@ -89,7 +88,7 @@ def begin(request: HttpRequest) -> HttpResponse:
         return JsonResponse({"error": _("The page does not know this session or tag.")}, status=422)
     user_id = _user_of(session_id)
     if not known:
-        put_customer(user_id, {"locale": request.LANGUAGE_CODE})  # the guide message speaks as the page does
+        put_customer(user_id, {"locale": request.LANGUAGE_CODE})  # the guide message uses the page's language
     sides = {
         role: tokens.issue(tokens.Admission(session_id, user_id, session_id, tag, role), LIFETIME)[0]
         for role in (USER, AGENT)
@@ -101,7 +100,7 @@ def begin(request: HttpRequest) -> HttpResponse:
 @require_safe
 @in_demo_only
 def state(request: HttpRequest) -> HttpResponse:
-    """How the session stands now, and its latest silences with what became of them."""
+    """Return the session's state and its latest silences with their touches."""
     session_id = request.GET.get("session", "")
     if not SESSION.fullmatch(session_id):
         return JsonResponse({"error": _("The page does not know this session or tag.")}, status=422)
@@ -127,7 +126,7 @@ def _user_of(session_id: str) -> str:
 
 
 def _tags() -> list[dict[str, Any]]:
-    """Every tag with its threshold. A demo has one of its own, so that silence comes soon; the first look makes it."""
+    """Return every tag with its threshold. In a demo, creates the demo's own tag on first use."""
     if getattr(settings, "AFTERTOUCH_DEMO", False):
         SilencePolicy.objects.get_or_create(tag=TAG, defaults={"threshold": THRESHOLD})
     policies = SilencePolicy.objects.filter(retired_at=None)
@@ -179,7 +178,7 @@ def _told(touch: Touch) -> dict[str, Any]:
 
 
 def _words() -> dict[str, str]:
-    """What the page's script says."""
+    """Return the translated strings of the page's script."""
     return {
         "connecting": _("Connecting"),
         "open": _("Connected"),

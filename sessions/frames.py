@@ -1,4 +1,4 @@
-"""What happens in a chat, as a gateway tells it. Pure."""
+"""Define the frames of a chat and validate them. No I/O."""
 
 from __future__ import annotations
 
@@ -8,25 +8,28 @@ from dataclasses import dataclass
 from scheduling.errors import Findings, InvalidInput
 
 USER, AGENT = "user", "agent"
-#: A ping says that the page is there; a close ends the session. Everything else of the user is a sign of attention.
+#: A ping reports that the page is open; a close ends the session. Every other kind is activity of the user.
 USER_KINDS = frozenset({"message", "typing", "read", "ping", "close"})
 #: `tool`, `transfer` and `queue` pause until the agent's next message or `resume`; so does `typing`, for two minutes.
 AGENT_KINDS = frozenset({"message", "typing", "tool", "transfer", "queue", "resume", "ping", "close"})
 KINDS = {USER: USER_KINDS, AGENT: AGENT_KINDS}
 
-ID_LENGTH = 128  #: of a session's id: an event's id is that and an instant
+ID_LENGTH = 128  #: of a session id; an event id is that plus an arming
 USER_LENGTH = CHAT_LENGTH = 200
 TAG_LENGTH = EPOCH_LENGTH = 64
-MAX_SEQ = 2**53 - 1  #: what JSON and Lua count exactly
+MAX_SEQ = 2**53 - 1  #: largest integer that JSON and Lua represent exactly
 
 _UNSTORABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame of one side. `user_id` is the session's user, in frames of the agent as well. `seq` grows over the life
-    of the session, for each side alone: one that is not above the last is a duplicate or came too late, and is dropped.
-    A frame without one always counts. Under a new `epoch` the counter may start again. Raises `InvalidInput`."""
+    """One frame of one side of a session. Raises `InvalidInput`.
+
+    `user_id` is the session's user, also in frames of the agent. `seq` increases over the life of the session,
+    separately for each side. A frame whose seq is not above the last is dropped. A frame without seq always counts. A
+    new `epoch` restarts the counter.
+    """
 
     session_id: str
     user_id: str
@@ -34,10 +37,10 @@ class Frame:
     sender: str = USER
     kind: str = "message"
     seq: int | None = None
-    tag: str = ""  #: "": the one that the session has, else "default"
-    epoch: str = ""  #: of the counter; "": the one that it has
-    spoken: bool = False  #: the user has written before, so a ping of theirs arms a session that Redis has lost
-    first_tag: bool = False  #: the tag is only for a session that has none
+    tag: str = ""  #: "": the session's tag, else "default"
+    epoch: str = ""  #: of the counter; "": the current one
+    spoken: bool = False  #: the user has written before, so their ping starts the timer of a session that Redis lost
+    first_tag: bool = False  #: the tag applies only to a session without one
 
     def __post_init__(self) -> None:
         if self._fits():
@@ -54,7 +57,9 @@ class Frame:
         found.settle()
 
     def _fits(self) -> bool:
-        """The same in one go, because it is done for every frame of 100,000 chats."""
+        """Check all fields in one expression. This runs for every frame of 100,000 chats; errors are formatted
+        separately.
+        """
         texts = (self.session_id, self.user_id, self.chat_id, self.tag, self.epoch)
         return (
             all(type(text) is str for text in texts)
@@ -92,7 +97,7 @@ def has_control_characters(text: str) -> bool:
 
 
 def check_id(session_id: str) -> None:
-    """Raises `InvalidInput`."""
+    """Validate a session id. Raises `InvalidInput`."""
     found = Findings()
     _check_text(found, "session_id", session_id, ID_LENGTH, 1)
     found.settle()

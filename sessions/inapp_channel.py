@@ -1,7 +1,7 @@
-"""The channel `inapp`: a touch that appears in the customer's open chat.
+"""Channel `inapp`: a touch appears in the customer's open chat.
 
-Delivered means: it is in the inbox of a session that the store knows. Pages that are open see it at once, others when
-they come back with their cursor. The inbox knows the delivery key, so however often a touch is sent, it is there once.
+Delivered means stored in the inbox of a known session. Open pages receive it at once, others when they reconnect with
+their cursor. The delivery key is the inbox key, so a repeated send stores the message once.
 """
 
 from __future__ import annotations
@@ -29,15 +29,18 @@ SYSTEM = "system"
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """A post; where it names no session, its user's live one is looked up."""
+    """A post and its user. Without a session id, the session of the user's last frame is used."""
 
     post: Post
     user_id: str
 
 
 class InApp:
-    """No config. Target: `address`, the id of a session, from the customer's address `inapp`; without one, the session
-    that fell silent, else the one in which the customer was last heard of."""
+    """Sends to the inbox of a session. No configuration.
+
+    The optional `address`, from the customer's address `inapp`, is a session id. Without it, uses the session that
+    fell silent, else the session of the customer's last frame.
+    """
 
     kind: ClassVar[str] = "inapp"
     needs_target: ClassVar[bool] = False
@@ -60,7 +63,7 @@ class InApp:
         return self.kind
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
-        """Put it into the inbox, then tell the pages. Repeating it is safe, so what went wrong is tried again."""
+        """Store the message, then notify open pages. Idempotent, so errors are retried."""
         left = options.time_left(deadline, self.timeout)
         if left <= timedelta(0):
             return Transient("no_time")
@@ -80,7 +83,7 @@ class InApp:
 
 
 def _post(message: Message) -> Post:
-    """`seq` is none: the house has no side in the order of frames."""
+    """Build the post of a message. `seq` is None, because the system has no order of frames."""
     address = str(message.target.get("address") or "")
     if message.event.get("type") == SILENT:
         address = silence_of(str(message.event.get("id", "")))[0]
@@ -91,7 +94,7 @@ def _post(message: Message) -> Post:
 
 
 def _run(errands: Sequence[Errand]) -> list[tuple[Post, Posted]]:
-    """In a thread: find the sessions, then put."""
+    """Find missing session ids, then store the posts. Runs in a thread."""
     lost = [errand.user_id for errand in errands if not errand.post.session_id]
     found = iter(sessions.live().sessions_of(lost) if lost else ())
     posts = [

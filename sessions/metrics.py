@@ -39,7 +39,7 @@ class SessionMetrics(Collector):
 
 
 def _nudges() -> Metric:
-    """As `nudges` says."""
+    """Return the counts of `nudge_stats` as a gauge."""
     family = GaugeMetricFamily(
         "aftertouch_nudges",
         "Guide messages of the last 24 hours, by tag and outcome.",

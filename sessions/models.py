@@ -1,4 +1,4 @@
-"""How long silence may last: by tag, and for everybody while a campaign runs."""
+"""Define silence policies, campaigns and counts of guide messages."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from sessions.policy import DEFAULT_TAG, Override, Policy
 
 
 class SilencePolicy(Versioned):
-    """When sessions with a tag are silent. An edit holds from the next arming on, never for one that is armed."""
+    """Policy of sessions with a tag. An edit applies from the next arming; deadlines already set do not change."""
 
     tag = models.CharField(_("tag"), max_length=64, unique=True, validators=[key_validator])
     threshold = models.DurationField(_("silent after"), default=timedelta(seconds=60))
-    #: Up to so much more, by chance, so that sessions that fell silent together do not all come at once.
+    #: Random extra time, so that sessions that fell silent together are not due at the same moment.
     jitter = models.DurationField(_("and up to"), default=timedelta(0))
-    #: So much longer, once, for a user who began to write and did not send it.
+    #: One-time extension for a user who typed and did not send.
     grace = models.DurationField(_("longer while writing"), default=timedelta(0))
-    #: How many messages go into one silence.
+    #: Maximum number of messages in one silence.
     max_nudges = models.PositiveSmallIntegerField(
         _("most messages"), default=1, validators=[MinValueValidator(1), MaxValueValidator(10)]
     )
-    #: Each gap between messages is so many times the one before.
+    #: Factor between the gaps of consecutive messages.
     growth = models.FloatField(
         _("growth of the gaps"), default=2.0, validators=[MinValueValidator(1), MaxValueValidator(10)]
     )
@@ -45,7 +45,7 @@ class SilencePolicy(Versioned):
 
     @property
     def is_default(self) -> bool:
-        """It holds for every tag without a policy of its own, and is never retired."""
+        """Whether the policy applies to all tags without a policy. It cannot be retired."""
         return self.tag == DEFAULT_TAG
 
     def spec(self) -> Policy:
@@ -53,7 +53,7 @@ class SilencePolicy(Versioned):
 
 
 class Campaign(Versioned):
-    """One threshold for all tags during a sale. Of several at once the latest to begin holds."""
+    """One threshold for all tags during a sale. Of overlapping campaigns the latest to start applies."""
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
     threshold = models.DurationField(_("silent after"), default=timedelta(seconds=90))
@@ -79,8 +79,10 @@ class Campaign(Versioned):
 
 
 class NudgeTally(models.Model):
-    """Of the guide messages that were delivered within five minutes, how many there were and what users did then (see
-    `nudges`). A message is counted where it was delivered, and at most once as answered or as false."""
+    """Counts of guide messages delivered within five minutes, and of users' reactions (see `nudge_stats`).
+
+    A message counts in the interval of its delivery, and at most once as answered or false.
+    """
 
     at = models.DateTimeField(_("from"))
     tag = models.CharField(_("tag"), max_length=64)
@@ -98,14 +100,14 @@ class NudgeTally(models.Model):
 
 
 class NudgeMark(models.Model):
-    """One row: how far guide messages and signs of users are counted."""
+    """Single row: the position up to which guide messages and signs of users are counted."""
 
     attempts_to = models.BigIntegerField(default=0)
-    #: Attempts up to here may be counted as soon as every transaction before this one has ended: a number that was
-    #: taken earlier is written by then, or never.
+    #: Attempts up to this id may be counted after all transactions before `ceiling_xid` have ended. Lower ids are
+    #: then committed or will never exist.
     ceiling = models.BigIntegerField(default=0)
     ceiling_xid = models.BigIntegerField(default=0)
-    #: By shard, the last entry of its stream of signs.
+    #: Last counted entry of the stream of signs, by shard.
     signs_to = models.JSONField(default=dict)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The silence policies as the store's scripts read them. Pure."""
+"""Define silence policies in the form that the store's scripts use. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_TAG = "default"
 
 @dataclass(frozen=True)
 class Policy:
-    """How long the sessions of a tag may be silent, and how often they are nudged."""
+    """Thresholds of a tag and its number of guide messages."""
 
     threshold: timedelta = timedelta(seconds=60)
     jitter: timedelta = timedelta(0)
@@ -25,7 +25,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Override:
-    """A campaign: one threshold for all tags while it runs."""
+    """A campaign: one threshold for all tags while it is active."""
 
     starts_at: datetime
     ends_at: datetime
@@ -33,7 +33,7 @@ class Override:
 
 
 class PoliciesUnknown(Exception):
-    """The tables cannot be read."""
+    """The policy tables cannot be read."""
 
 
 SHIPPED_DEFAULT = Policy(jitter=timedelta(seconds=5))
@@ -41,8 +41,11 @@ SHIPPED_DEFAULT = Policy(jitter=timedelta(seconds=5))
 
 @dataclass(frozen=True)
 class PolicySet:
-    """All of them at one time. The version is made from what they say, so it tells a flushed or an older set apart
-    from this one without a counter that could come back."""
+    """All policies at one time.
+
+    The version is a hash of the content. It distinguishes a flushed or older set without a counter, which could be
+    reset.
+    """
 
     tags: Mapping[str, Policy]
     campaigns: Sequence[Override] = field(default_factory=tuple)

@@ -1,4 +1,4 @@
-"""How often and how fast. All by the monotonic clock of this process, which nobody sets. Pure."""
+"""Limit rates and schedule retries by the monotonic clock of this process. No I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Clock = Callable[[], float]
 
 
 class Every:
-    """Due once in so many seconds, and at first."""
+    """Due at the first call, then once per period."""
 
     def __init__(self, seconds: float, clock: Clock = time.monotonic) -> None:
         self._seconds = seconds
@@ -27,7 +27,7 @@ class Every:
 
 
 class Bucket:
-    """So many a second, and after a pause no more at once than a quarter of a second's worth."""
+    """Token bucket with a burst of a quarter of a second."""
 
     BURST = 0.25
 
@@ -38,7 +38,7 @@ class Bucket:
         self._seen_at = clock()
 
     def left(self, most: int) -> int:
-        """How many may be had now, at most `most`."""
+        """Return how many tokens are available, at most `most`."""
         now = self._clock()
         self._level = min(self._level + (now - self._seen_at) * self._rate, self._most)
         self._seen_at = now
@@ -49,13 +49,13 @@ class Bucket:
 
 
 class Recent:
-    """How many there were in the last minute, to the second."""
+    """Count of the last minute, in one-second steps."""
 
     SECONDS = 60
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
-        self._counts: deque[tuple[int, int]] = deque()  #: a second, and how many
+        self._counts: deque[tuple[int, int]] = deque()  #: second, count
 
     def add(self, count: int) -> None:
         self._counts.append((int(self._clock()), count))
@@ -72,7 +72,7 @@ class Recent:
 
 
 class Backoff:
-    """Longer and longer, with some chance in it so that not everybody comes back at once."""
+    """Exponential backoff with jitter, so that clients do not reconnect at the same moment."""
 
     def __init__(self, first: float, longest: float) -> None:
         self._first = first
@@ -80,7 +80,7 @@ class Backoff:
         self._failures: int = 0
 
     def next(self) -> float:
-        """Seconds until the next try."""
+        """Return the seconds until the next try."""
         span = min(self._first * 2.0**self._failures, self._longest)
         self._failures = min(self._failures + 1, 16)
         return span * random.uniform(0.5, 1.0)  # noqa: S311  no secret

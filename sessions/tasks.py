@@ -1,4 +1,4 @@
-"""Celery's way in. Each task only calls the domain."""
+"""Celery tasks of sessions. Each task only calls a domain function."""
 
 from __future__ import annotations
 

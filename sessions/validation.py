@@ -1,5 +1,7 @@
-"""What silence policies and campaigns may say, for the admin's forms and for configuration files: values by the names
-of the model's fields, absent ones are passed over, and one `InvalidInput` names everything that is wrong."""
+"""Validate silence policies and campaigns for admin forms and configuration files.
+
+Values are keyed by field name; absent ones are not checked. One `InvalidInput` lists all errors.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from typing import Any
 from scheduling.durations import format_duration
 from scheduling.errors import Findings
 
-#: The watcher looks at least once a second; what is armed for longer than that cannot be missed.
+#: The watcher checks at least once a second, so it cannot miss a timer longer than that.
 MIN_THRESHOLD, MAX_THRESHOLD = timedelta(seconds=2), timedelta(hours=12)
 MAX_JITTER = timedelta(hours=1)
 MAX_GRACE = timedelta(minutes=10)

@@ -1,4 +1,4 @@
-"""The back office of live chats. One module a noun; importing them registers their pages."""
+"""Register the back-office pages of live chats on import. One module per noun."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""How the live chats stand, for ops: a page that keeps itself up to date (see scheduling/live.js). Each look costs the
-store one short script a shard and the database a few rows of tallies, however many chats there are."""
+"""Show the state of live chats: a page that refreshes itself (see scheduling/live.js) and a dashboard card.
+
+A view costs one short script per shard and a few rows of counts. The cost does not depend on the number of chats.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,12 @@ from sessions.store.client import StoreAway
 from sessions.store.stats import Overview, TagCount, WatcherState
 
 MOST_TAGS = 100  #: rows
-LATE = 1_000  #: ms behind; the promise is a tenth of it
+LATE = 1_000  #: ms of delay that is shown as bad; the promise is a tenth of it
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A tag: its chats now, and what became of its guide messages."""
+    """A tag with its current chats and the outcomes of its guide messages."""
 
     tag: str
     armed: str
@@ -51,7 +53,7 @@ class Row:
 
 
 def page(pages: OpsAdmin, request: HttpRequest) -> HttpResponse:
-    """Who may look at the policies may look here."""
+    """Render the overview. Requires the view permission for silence policies."""
     if not pages.has_view_or_change_permission(request):
         raise PermissionDenied
     found, tallies = _look(), patiently(nudge_stats.lately)
@@ -169,7 +171,7 @@ GUIDES = Series("guides", gettext_lazy("Guide messages"), "hue1")
 
 
 def guides_sent(since: datetime, until: datetime) -> dict[datetime, Counter[str]]:
-    """By the hour in which they were delivered, counted from `since`: read from what is counted anyway."""
+    """Count delivered guide messages by hour from `since`. Reads the five-minute counts, not the attempts."""
     found: dict[datetime, Counter[str]] = {hour: Counter() for hour in hours_between(since, until)}
     for hour, count in sql.rows(_SENT, {"since": since, "until": until}):
         found[hour][GUIDES.key] += count
@@ -202,7 +204,7 @@ def silences(spans: list[Span], patience: Patience) -> Chart:
 
 
 def _links(since: datetime, until: datetime) -> dict[str, str]:
-    """A list has the guide messages where one node sends them."""
+    """Return links to the lists behind a bar. Guide messages have a link only if a single node sends them."""
     links = {SILENCES.key: span_link("scheduling_event", "received_at", since, until, type=SILENT)}
     nodes = current().triggered.get(SILENT, ())
     if len(nodes) == 1:
@@ -212,11 +214,11 @@ def _links(since: datetime, until: datetime) -> dict[str, str]:
 
 
 LATE_AFTER = timedelta(seconds=5)
-PATIENCE = 1.0  #: seconds, for the chart
+PATIENCE = 1.0  #: seconds; time limit of the chart
 
 
 def card(request: HttpRequest) -> Card | None:
-    """How many are watched, by how many watchers, whether these keep up, and what came of it by the hour."""
+    """Show watched chats, watchers, their delay, and silences with guide messages by hour."""
     if not request.user.has_perms(["scheduling.view_event", "scheduling.view_touch"]):
         return None
     link = _page(request)
@@ -249,7 +251,7 @@ def _page(request: HttpRequest) -> str:
 
 
 def _guides() -> str:
-    """Where one node answers silences: its touches that wait."""
+    """Return the list of waiting touches, filtered by node if a single node answers silences."""
     nodes = current().triggered.get(SILENT, ())
     link = f"{reverse('admin:scheduling_touch_changelist')}?stands=waiting"
     return f"{link}&node__id__exact={nodes[0].id}" if len(nodes) == 1 else link

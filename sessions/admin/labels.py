@@ -1,4 +1,4 @@
-"""What live chats add to the sidebar."""
+"""Define the sidebar entries and translated terms of live chats."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MENU: list[tuple[str | Promise, list[tuple[str | Promise, str, str, str]]]] = [
 ]  # fmt: skip
 
 
-#: The plain name of a table, which the list of permissions shows.
+#: Plain name of a table, shown in the list of permissions.
 PLAIN = (gettext_noop("nudge mark"),)
 
 learn(

@@ -1,4 +1,4 @@
-""""""
+"""Edit silence policies and campaigns in the back office."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class SilencePolicyAdmin(KeepsOthersEdits, WithHistory, Retirable):
         return [*fields, "tag"] if obj else fields
 
     def in_use(self, row: SilencePolicy) -> bool:
-        """Chats were judged by it, and its history says how."""
+        """Return True: sessions were judged by the policy, and its history must remain."""
         return True
 
     def keeps_from_retiring(self, row: SilencePolicy) -> str:
@@ -101,7 +101,7 @@ class SilencePolicyAdmin(KeepsOthersEdits, WithHistory, Retirable):
 
     @display(description=_("messages after"))  # type: ignore[untyped-decorator]
     def ladder(self, row: SilencePolicy) -> str:
-        """When each message of one silence goes out, counted from the last frame."""
+        """Return the times of the messages of one silence, counted from the last frame."""
         at, spans = timedelta(0), []
         for number in range(row.max_nudges):
             at += row.threshold * row.growth**number
@@ -154,7 +154,7 @@ class CampaignAdmin(KeepsOthersEdits, WithHistory, Retirable):
         return [*fields, "key"] if obj else fields
 
     def in_use(self, row: Campaign) -> bool:
-        """Chats were judged by it, unless it never began."""
+        """Return whether the campaign has started, so that sessions were judged by it."""
         return bool(row.starts_at <= now())
 
     @display(description=_("silent after"), ordering="threshold")  # type: ignore[untyped-decorator]
@@ -178,6 +178,6 @@ class CampaignAdmin(KeepsOthersEdits, WithHistory, Retirable):
 
 
 def _whole(span: timedelta) -> timedelta:
-    """Nobody reads seconds here, unless there is nothing else."""
+    """Round down to whole minutes, at least one."""
     minute = timedelta(minutes=1)
     return span // minute * minute if span >= minute else minute

@@ -1,4 +1,4 @@
-"""`manage.py listen_expired --pattern 'session:*'`"""
+"""Run the listener for expired gateway keys: `manage.py listen_expired --pattern 'session:*'`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Command(BaseCommand):
         except NotToldOfExpiry as error:
             raise CommandError(str(error)) from error
         listener.start()
-        # What it hears of is handed in like any other silence, by this process too where no watcher runs.
+        # This process also runs a watcher, so silences are recorded without another one.
         Watcher(live(), stop).run()
         listener.join()
         if listener.failure:

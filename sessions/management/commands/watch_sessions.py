@@ -1,4 +1,4 @@
-"""`manage.py watch_sessions`"""
+"""Run a watcher: `manage.py watch_sessions`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// One side of one live session, for browsers: it pings, comes back by itself, and catches up on what it missed.
+// One side of one live session, for browsers: pings, reconnects, and reads missed messages.
 //
 //     import { SessionClient } from "/static/chat_sessions/client.js";
 //     const chat = new SessionClient({ sessionId: "s-1", token: async () => (await fetch("/my/token")).text() });
@@ -7,18 +7,18 @@
 //     chat.connect();
 //     chat.message("hello");
 //
-// Events: `state` (connecting, open, waiting, ended), and one for each frame of the server, named by its type, with the
-// frame as its detail: message, typing, ack, error, closed …. A message that was not acknowledged is sent again after
-// a reconnect, under the same id, so it is there once. `token` is asked before each connection, as tokens are short.
-// `cursor: "0"` asks for what is still kept; "" for what comes from now on.
+// Events: `state` (connecting, open, waiting, ended), and one for each frame of the server. A frame's event has the
+// frame's type as name and the frame as detail: message, typing, ack, error, closed …. A message without acknowledgement
+// is sent again after a reconnect, under the same id, so the server stores it once. `token` is called before each
+// connection, as tokens are short-lived. `cursor: "0"` requests all kept messages; "" requests only new ones.
 
-const FINAL = new Set([1000, 1009, 4400]); // coming back would end the same way
-const FINAL_ERRORS = new Set(["invalid", "replayed"]); // so would sending it again
+const FINAL = new Set([1000, 1009, 4400]); // a new connection would end in the same way
+const FINAL_ERRORS = new Set(["invalid", "replayed"]); // a repeated message would be rejected again
 const FIRST_PAUSE = 500;
 const LONGEST_PAUSE = 30000;
-const AT_ONCE = 30; // messages that are repeated together after a reconnect: the server allows 60, and 20 a second
-const PACE = 100; // between those after them
-const PATIENCE = 10000; // for a sign of life after a ping
+const AT_ONCE = 30; // messages repeated at once after a reconnect: the server permits 60, and 20 a second
+const PACE = 100; // ms between further ones
+const PATIENCE = 10000; // ms until a frame must arrive after a ping
 
 export class SessionClient extends EventTarget {
     constructor({ sessionId, token, server = location.origin, cursor = "", pingEvery = 15000 }) {
@@ -27,12 +27,12 @@ export class SessionClient extends EventTarget {
         this.token = token;
         this.cursor = cursor;
         this.pingEvery = pingEvery;
-        this.spoken = false; // a message was acknowledged: pings say so, in case Redis loses the session
-        this.present = true; // false: no pings, as from a page that is gone
+        this.spoken = false; // a message was acknowledged: pings carry `spoken`, in case Redis loses the session
+        this.present = true; // false: no pings, as from a closed page
         this.state = "ended";
         this.unacknowledged = new Map();
         this.failures = 0;
-        this.attempt = 0; // older connections that end late are nobody's concern
+        this.attempt = 0; // older connections that end late are ignored
         this.online = () => this.state === "waiting" && this.#open();
     }
 

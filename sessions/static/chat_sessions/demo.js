@@ -1,4 +1,4 @@
-// The demo chat: both sides of a session, each with a socket of its own, and the story of its silences beneath.
+// Demo chat: both sides of a session with a socket each, and the history of its silences.
 import { SessionClient } from "./client.js";
 
 const settled = JSON.parse(document.getElementById("settled").textContent);
@@ -194,7 +194,7 @@ async function open(session, tag) {
     $("second").href = `?${query}`;
     $("session").textContent = told.session;
     const pingEvery = Math.min(15000, chosen.seconds * 1000 / 3);
-    let fresh = told.tokens; // the first connection of each side needs no second request
+    let fresh = told.tokens; // the first connection of each side uses these tokens without a second request
     for (const [role, side] of Object.entries(sides)) {
         let first = fresh[role];
         side.enter(told.session, async () => {
