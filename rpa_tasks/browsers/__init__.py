@@ -1,4 +1,4 @@
-"""The browsers of this node, one a shop, shared by all its worker processes through the state directory."""
+"""Browsers of this node, one per shop, which all worker processes share through the state directory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which processes belong to a browser.
+"""Find the processes, sockets and memory of a browser.
 
-Chromium scatters: its crash handlers leave for sessions of their own, its renderers overwrite their environment. What
-keeps the session or the mark in its environment is ours. The profile on a command line says less: a person may have
-opened it. A flow can write both, so neither counts for a profile that its process cannot reach.
+Chromium's crash handlers leave its session, and its renderers overwrite their environment. A process belongs to a
+browser by its session or by the mark in its environment. The profile on a command line is weaker: a person may have
+opened it. A flow can forge mark and command line, so they count only for a profile that the process can reach.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def is_alive(pid: int, ticks: int) -> bool:
-    """Whether the process that started then is still there."""
+    """Return whether the process with this start time is still running."""
     process = look(pid)
     return process is not None and not process.gone and process.started == ticks
 
 
 def family(*, marker: str, leader: tuple[int, int], profile: str = "") -> list[Process]:
-    """Everyone alive of the browser started with this marker and, as far as known, as this (pid, ticks) and on this
-    profile."""
+    """Return the running processes of the browser with this marker and, if known, this (pid, ticks) and profile."""
     marks = {MARKER: marker}
     in_session = _session_test(*leader)
     return [
@@ -40,9 +39,11 @@ def family(*, marker: str, leader: tuple[int, int], profile: str = "") -> list[P
 
 
 def _session_test(pid: int, ticks: int) -> Callable[[Process], bool]:
-    """Whether a process is in the session that this one led. A session's number can be given again once all of the
-    session is gone; so where the leader is dead, only what looks like Chromium's counts: some daemon may be called by
-    that number today."""
+    """Return a test for membership in the session of this leader.
+
+    The kernel reuses the number of a session that has ended. If the leader is dead, only processes that look like
+    Chromium's count: another daemon may have the number.
+    """
     head = look(pid) if pid else None
     if not pid or (head is not None and head.started != ticks):
         return lambda process: False
@@ -52,29 +53,31 @@ def _session_test(pid: int, ticks: int) -> Callable[[Process], bool]:
 
 
 def marked_slots(browsers: str) -> set[int]:
-    """The slots of this folder that some process claims to belong to."""
+    """Return the slots in this folder that the marker of a running process names."""
     found = (re.fullmatch(rf"{re.escape(browsers)}/slot-(\d+)", marker) for marker in map(_marker, everyone()))
     return {int(match[1]) for match in found if match}
 
 
 def left_on(profile: str) -> list[Process]:
-    """Browsers on this profile that a pool started."""
+    """Return browsers on this profile that a pool started."""
     return [each for each in users_of(profile) if _marker(each)]
 
 
 def strangers(profile: str) -> list[int]:
-    """Pids of browsers on this profile that no pool started: a person's."""
+    """Return pids of browsers on this profile that a person started."""
     return [
         process.pid
         for process in users_of(profile)
-        if "--type=" not in command_line(process.pid)  # renderers and the like have overwritten their mark
+        if "--type=" not in command_line(process.pid)  # renderers and helpers have overwritten their mark
         and not _marker(process)
     ]
 
 
 def users_of(profile: str) -> Iterator[Process]:
-    """Processes that name this profile and can reach it. A run's own are none: bwrap itself has the words of the
-    command and is not confined."""
+    """Yield processes that name this profile and can reach it.
+
+    Processes of a run do not count: bwrap has the words of the command and is not confined.
+    """
     for process in everyone():
         if (
             names_profile(command_line(process.pid), profile)
@@ -85,10 +88,10 @@ def users_of(profile: str) -> Iterator[Process]:
 
 
 def reaches(pid: int, folder: str) -> bool:
-    """Whether this directory of ours has the same path for the process. Isolation hides a profile from other shops.
+    """Return whether our directory has the same path for this process. Isolation hides a profile from other shops.
 
-    Links in the process's root are not followed: they would be resolved in ours. A root that we may not look into is
-    another user's, or of a process that hides; of these only root's can open a profile.
+    Links in the root of the process are not followed, because they would be resolved in ours. An unreadable root
+    belongs to another user or to a process that hides. Of these only a process of root can open a profile.
     """
     ours = os.path.realpath(folder)
     try:
@@ -114,7 +117,7 @@ def names_profile(line: str, profile: str) -> bool:
 
 
 def command_line(pid: int) -> str:
-    """Joined by spaces, as Chromium does with that of its renderers."""
+    """Return the command line joined by spaces, as Chromium does with that of its renderers."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").rstrip()
     except OSError:
@@ -122,8 +125,10 @@ def command_line(pid: int) -> str:
 
 
 def listens(pid: int, port: int) -> bool:
-    """Whether the socket that listens on this port belongs to the process or, where that only holds the browser's
-    sandbox, to one of its session."""
+    """Return whether the process, or one of its session, listens on this port.
+
+    The session counts because the process itself may only be the browser's sandbox.
+    """
     sockets = _listening(port)
     if not sockets:
         return False
@@ -142,8 +147,10 @@ def _holds(pid: int, sockets: set[str]) -> bool:
 
 
 def memory_by_session() -> dict[int, int]:
-    """Bytes that each session's processes have in memory. Chromium's processes share hundreds of MB of code; that is
-    counted once, for the one that has most of it."""
+    """Return the resident bytes of each session.
+
+    Chromium's processes share hundreds of MB of code. Shared memory counts once, for the process that has most of it.
+    """
     own: Counter[int] = Counter()
     shared: dict[int, int] = {}
     for process in everyone():
@@ -159,7 +166,7 @@ def _marker(process: Process) -> str:
 
 
 def _listening(port: int) -> set[str]:
-    """`socket:[inode]` of what listens on the port, on IPv4."""
+    """Return `socket:[inode]` of each IPv4 socket that listens on the port."""
     wanted = f":{port:04X}"
     with open("/proc/net/tcp", encoding="ascii") as table:
         return {

@@ -1,4 +1,4 @@
-"""Starting one Chromium on a shop's profile."""
+"""Start Chromium on the profile of a shop."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rpa_tasks.browsers.singleton import release_singleton
 from rpa_tasks.supervisor.processes import end, look
 
 START_TIMEOUT = 20.0  #: seconds, beyond the wait for a slot
-LEAST_FREE = 100 * 1024 * 1024  #: bytes without which Chromium damages the profile instead of failing
+LEAST_FREE = 100 * 1024 * 1024  #: bytes; with less free space Chromium damages the profile instead of failing
 SPAWNER = Path(__file__).with_name("spawn_process.py")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATH = "/usr/local/bin:/usr/bin:/bin:/snap/bin"
 
 FLAGS = [
     "--headless=new",
-    # The kernel picks a free port and Chromium says which: no two ever want the same one.
+    # The kernel assigns a free port and Chromium reports it, so two browsers never collide.
     "--remote-debugging-port=0",
     "--no-first-run",
     "--no-default-browser-check",
@@ -47,7 +47,7 @@ FLAGS = [
     "--password-store=basic",
     "--mute-audio",
     "--disable-gpu",
-    # Pages that nobody looks at must not be slowed down.
+    # Pages in the background must run at full speed.
     "--disable-background-timer-throttling",
     "--disable-backgrounding-occluded-windows",
     "--disable-renderer-backgrounding",
@@ -67,7 +67,7 @@ class Running:
 
 
 def find_chromium() -> str:
-    """NoBrowser: there is none."""
+    """Return the path of Chromium. Raises `NoBrowser` if there is none."""
     wanted = settings.RPA_CHROMIUM_PATH
     for name in [wanted] if wanted else NAMES:
         if found := shutil.which(name):
@@ -77,13 +77,15 @@ def find_chromium() -> str:
 
 def start(slot: int, profile_id: str) -> Running:
     """Start a browser and wait until it answers. The caller has slot and profile, and its record names both.
-    NoBrowser: what was started may still live; end it."""
+
+    Raises: `NoBrowser`. A process may be running then; the caller ends it.
+    """
     profile = registry.profile(profile_id)
     if shutil.disk_usage(profile).free < LEAST_FREE:
         raise NoBrowser(DISK_FULL, f"Less than {LEAST_FREE // 2**20} MB are free.")
     if others := strangers(str(profile)):
         raise NoBrowser(PROFILE_BUSY, f"A browser that is not ours uses the profile: {others}.")
-    # Whoever has the profile's lock may end what is on it: no record names it, so nobody else would.
+    # The holder of the profile's lock may end browsers on it. No record names them, so no other process would.
     end(lambda: left_on(str(profile)), grace=2.0)
     release_singleton(profile)
     port_file = profile / "DevToolsActivePort"
@@ -94,7 +96,7 @@ def start(slot: int, profile_id: str) -> Running:
     for _ in _moments(START_TIMEOUT):
         if process is None or not is_alive(pid, process.started):
             break
-        # The profile is not ours alone to write: the port must be this very browser's.
+        # Other processes can write to the profile: the port must belong to this browser.
         if (found := _port(port_file)) and listens(pid, found[0]) and _answers(*found):
             return Running(pid, process.started, *found)
     raise NoBrowser(BROWSER_FAILED, f"Chromium did not start: {_last_words(log)}")
@@ -107,14 +109,14 @@ def _flags(profile: Path) -> list[str]:
     except isolation.CannotIsolate as error:
         raise NoBrowser(BROWSER_FAILED, str(error)) from error
     if (os.geteuid() == 0 and kind != isolation.UID) or not may_use_namespaces():
-        flags.append("--no-sandbox")  # it refuses to run as root, or without namespaces, otherwise
+        flags.append("--no-sandbox")  # otherwise it refuses to run as root, or without namespaces
     if shutil.disk_usage("/dev/shm").free < 512 * 1024 * 1024:  # noqa: S108  (the kernel's, not ours)
         flags.append("--disable-dev-shm-usage")
     return [*flags, "about:blank"]
 
 
 def may_use_namespaces() -> bool:
-    """Whether the kernel lets an ordinary user make user namespaces, of which Chromium makes its sandbox."""
+    """Return whether the kernel lets an ordinary user create user namespaces, which Chromium's sandbox needs."""
     try:
         return int(Path("/proc/sys/user/max_user_namespaces").read_text()) > 0
     except (OSError, ValueError):
@@ -122,7 +124,7 @@ def may_use_namespaces() -> bool:
 
 
 def _spawn(command: list[str], *, log: Path, slot: int, profile: Path, profile_id: str) -> int:
-    """The pid. NoBrowser: it cannot be executed."""
+    """Start the command and return its pid. Raises `NoBrowser` if it cannot be executed."""
     try:
         with isolation.plan_for_browser(profile_id) as plan:
             answer = subprocess.run(  # noqa: S603  (our own script; the words are ours)
@@ -145,9 +147,10 @@ def _spawn(command: list[str], *, log: Path, slot: int, profile: Path, profile_i
 
 
 def _environment(slot: int, profile: Path) -> dict[str, str]:
-    """Nothing of the worker's: neither its secrets nor the markers of a run, which would make it a run's process.
+    """Return the environment of a browser: neither secrets nor run markers, which would make it a process of a run.
 
-    The mark of a test run stays, because a test run ends all its processes (`config.local.reaper`)."""
+    The mark of a test run stays, because a test run ends all its processes (`config.local.reaper`).
+    """
     return {
         **{name: os.environ[name] for name in ("AFTERTOUCH_RUN",) if name in os.environ},
         "PATH": PATH,
@@ -174,7 +177,7 @@ def _answers(port: int, path: str) -> bool:
 
 
 def _moments(seconds: float) -> Iterator[None]:
-    """Every 20 ms until the time is over."""
+    """Yield every 20 ms until the time is over."""
     ends_at = time.monotonic() + seconds
     while time.monotonic() < ends_at:
         yield
@@ -182,7 +185,7 @@ def _moments(seconds: float) -> Iterator[None]:
 
 
 def _last_words(log: Path) -> str:
-    """Without the NUL bytes of a log that was cut under its writer: PostgreSQL keeps none."""
+    """Return the end of the log. NUL bytes, which follow a truncation, are replaced: PostgreSQL refuses them."""
     try:
         return log.read_text(errors="replace")[-500:].replace("\0", "\ufffd").strip()
     except OSError as error:

@@ -1,6 +1,6 @@
-"""The few words the pool itself speaks to a browser: who are you, close your pages, clear cookies, end.
+"""DevTools commands of the pool: identify, close pages, clear cookies, close the browser.
 
-HTTP for what HTTP can, one WebSocket a command for the rest. Everything goes to the loopback, never through a proxy.
+It uses HTTP where possible, otherwise one WebSocket per command. All connections go to the loopback, without a proxy.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
 HOST = "127.0.0.1"
-TIMEOUT = 3.0  #: seconds, unless the caller says otherwise
-CLOSING = 2.0  #: seconds for pages to go; one that asks whether it may be left stays
+TIMEOUT = 3.0  #: seconds, unless the caller gives a timeout
+CLOSING = 2.0  #: seconds for pages to close; a page with a leave confirmation stays
 
 
 class NoAnswer(Exception):
-    """The browser did not answer in time, or not as a browser does."""
+    """The browser did not answer in time, or another program answered."""
 
 
 def address(port: int, *, timeout: float | None = None) -> str:
-    """The path of the browser's own WebSocket, with its random part. NoAnswer."""
+    """Return the path of the browser's own WebSocket, with its random part. Raises `NoAnswer`."""
     answer = _get(port, "/json/version", TIMEOUT if timeout is None else timeout)
     if not isinstance(answer, dict) or not isinstance(url := answer.get("webSocketDebuggerUrl"), str):
         raise NoAnswer(f"Port {port} answers, but not as a browser.")
@@ -33,7 +33,7 @@ def address(port: int, *, timeout: float | None = None) -> str:
 
 
 def pages(port: int) -> list[dict[str, Any]]:
-    """Its tabs, the latest first. NoAnswer."""
+    """Return the tabs, the latest first. Raises `NoAnswer`."""
     answer = _get(port, "/json/list", TIMEOUT)
     if not isinstance(answer, list):
         raise NoAnswer(f"Port {port} answers, but not as a browser.")
@@ -41,12 +41,14 @@ def pages(port: int) -> list[dict[str, Any]]:
 
 
 def leave_one_blank_page(port: int) -> bool:
-    """Close what a run left open, so that no page goes on working, or fills memory, behind the next run's back. False:
-    a page would not go. NoAnswer."""
+    """Close the pages that a run left open, so that none works or fills memory during the next run.
+
+    Returns False if a page does not close. Raises `NoAnswer`.
+    """
     open_pages = pages(port)
     if [page["url"] for page in open_pages] == ["about:blank"]:
         return True
-    _get(port, "/json/new?about:blank", TIMEOUT, method="PUT")  # first: a browser without a page may end itself
+    _get(port, "/json/new?about:blank", TIMEOUT, method="PUT")  # first: a browser without a page may exit
     for page in open_pages:
         with suppress(NoAnswer):
             _get(port, f"/json/close/{page['id']}", TIMEOUT, text=True)
@@ -58,7 +60,7 @@ def leave_one_blank_page(port: int) -> bool:
 
 
 def call(port: int, path: str, method: str, *, timeout: float | None = None, **params: Any) -> dict[str, Any]:
-    """One command to the browser itself. NoAnswer, also where it refuses."""
+    """Send one command to the browser. Raises `NoAnswer`, also if the browser refuses it."""
     timeout = TIMEOUT if timeout is None else timeout
     try:
         with connect(
@@ -80,7 +82,7 @@ def call(port: int, path: str, method: str, *, timeout: float | None = None, **p
 
 
 def clear_cookies(port: int) -> None:
-    """Forget every cookie of the profile. NoAnswer."""
+    """Delete all cookies of the profile. Raises `NoAnswer`."""
     call(port, address(port), "Storage.clearCookies")
 
 

@@ -1,8 +1,8 @@
-"""A real page in every idle browser, once a minute. A browser can answer its port for hours and be unable to show
-anything, or take ten times as long as in its first minute.
+"""Check every idle browser once a minute with a real page.
 
-The slot is locked only for the page itself, some tens of milliseconds; connecting, which takes longer, comes before. A
-browser that hangs is ended when its time is over, however long its shop then waits: it had none anyway.
+A browser can answer its port for hours but show no page, or take ten times as long as at first. The slot is locked only
+for the page, some tens of milliseconds; connecting takes longer and comes before. A browser that hangs is ended after
+its time limit.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from rpa_tasks.browsers.slots import Slot, unused
 log = structlog.get_logger(__name__)
 
 EVERY = 60.0  #: seconds
-START = 60.0  #: seconds for the examiner itself to be there; no browser's fault
+START = 60.0  #: seconds for the start of the examiner process, which does not count against a browser
 PATIENCE = 10.0  #: seconds for connecting, and for the page
 SLOWER = 3.0  #: times its first page
-NOTICED = 0.5  #: seconds below which slower is only a busy machine
+NOTICED = 0.5  #: seconds; a slower page below this only shows a busy machine
 
 
 def check_idle() -> None:
-    """Examine the idle browsers that are due; end those that do not pass."""
+    """Check the idle browsers that are due; end those that fail."""
     due = [record for record in recorded(IDLE) if time.time() - record.checked_at >= EVERY]
     if not due:
         return
     with _examiner() as examiner:
         if not _is_ready(examiner):
-            log.warning("examiner_not_started")  # which says nothing about the browsers
+            log.warning("examiner_not_started")  # the state of the browsers is unknown
             return
         for record in due:
             _ask(examiner, record, "connect")
@@ -51,7 +51,7 @@ def check_idle() -> None:
                 if slot and slot.record == record:  # not used since
                     _examine(examiner, slot, record)
             if examiner.poll() is not None:
-                return  # nobody asked the others: they are due still, and the next look has an examiner of its own
+                return  # the others were not asked and stay due; the next check starts a new examiner
 
 
 def _examine(examiner: subprocess.Popen[bytes], slot: Slot, record: Record) -> None:
@@ -76,7 +76,7 @@ def _complaint(health: dict[str, Any], baseline: float) -> str:
 
 @contextmanager
 def _examiner() -> Iterator[subprocess.Popen[bytes]]:
-    """A process of its own: whatever a sick browser does to it, the maintainer goes on."""
+    """Start the examiner as a separate process, so that a broken browser cannot affect the maintainer."""
     with subprocess.Popen(
         [sys.executable, "-m", "rpa_tasks.browsers.playwright_driver", "examine"],
         stdin=subprocess.PIPE,
@@ -92,19 +92,22 @@ def _examiner() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def minimal_environment() -> dict[str, str]:
-    """Of a helper that speaks to a browser: what a hostile page made of it would find there. No secret of ours."""
+    """Return an environment without secrets for a helper that a hostile page might take over."""
     names = ("PATH", "HOME", "TMPDIR", "LANG", "TZ", "PYTHONPATH", "DJANGO_SETTINGS_MODULE")
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def _is_ready(examiner: subprocess.Popen[bytes]) -> bool:
-    """Waits for it. Python, Playwright and its driver may need longer than a browser is given."""
+    """Wait for the examiner. Python, Playwright and its driver may need longer than the time limit of a browser."""
     assert examiner.stdout
     return bool(select.select([examiner.stdout], [], [], START)[0] and examiner.stdout.readline())
 
 
 def _ask(examiner: subprocess.Popen[bytes], record: Record, what: str) -> dict[str, Any]:
-    """Its health. The examiner is killed where it does not answer in time; the next question then fails at once."""
+    """Return the browser's health.
+
+    An examiner that does not answer in time is killed; the next question then fails at once.
+    """
     question = {"do": what, "port": record.port, "profile": str(registry.profile(record.profile)), "seconds": PATIENCE}
     assert examiner.stdin
     assert examiner.stdout

@@ -1,9 +1,9 @@
-"""Playwright, as far as the pool and the evidence need it: a timed page, a picture of what is shown.
+"""Run Playwright for the pool and the evidence, in a separate process: timed checks and snapshots.
 
     python -m rpa_tasks.browsers.playwright_driver snapshot --port 9222 --dir DIR
 
-prints one JSON object and ends 0, or `{"error": …}` and ends 1. A worker runs it like that, so that no event loop and
-no driver process live in a worker. `examine` does checks on request, for the maintainer: one question a line.
+prints one JSON object and exits with 0, or `{"error": …}` and 1. So no event loop and no driver process run in a
+worker. `examine` checks browsers for the maintainer: one question per line.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from playwright.sync_api import Browser, Error, Page, Playwright, sync_playwrigh
 
 from rpa_tasks.browsers import devtools
 
-LIMIT = 1_000_000  #: bytes of a snapshot's picture, and of its HTML
+LIMIT = 1_000_000  #: bytes of a snapshot's screenshot, and of its HTML
 TIMEOUT = 10.0  #: seconds
 PAGE = "data:text/html,<title>check</title><p>checked</p>"
-#: A picture smaller than the limit is found among these.
+#: The first of these whose screenshot is within the limit is used.
 PICTURES: tuple[dict[str, Any], ...] = (
     {"type": "png"},
     {"type": "jpeg", "quality": 70},
@@ -37,7 +37,7 @@ PICTURES: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How a page was shown."""
+    """Result of a timed page."""
 
     ok: bool
     seconds: float
@@ -55,7 +55,10 @@ class Snapshot:
 
 
 def snapshot(port: int, *, timeout: float = TIMEOUT) -> Snapshot:
-    """What the browser shows, each piece at most 1 MB. playwright.Error, devtools.NoAnswer."""
+    """Return the page that the browser shows, screenshot and HTML at most 1 MB each.
+
+    Raises: `playwright.Error`, `devtools.NoAnswer`.
+    """
     with _connected(port, timeout) as browser:
         page = _latest(browser, port)
         html = page.content().encode(errors="replace")[:LIMIT].decode(errors="ignore")
@@ -69,7 +72,7 @@ def _connected(port: int, timeout: float) -> Iterator[Browser]:
 
 
 def _connect(playwright: Playwright, port: int, timeout: float) -> Browser:
-    """Leaving Playwright lets go of the browser; closing it would end a browser that is not ours to end."""
+    """Connect to the browser. Leaving Playwright disconnects; closing would end a browser that other processes use."""
     return playwright.chromium.connect_over_cdp(f"http://127.0.0.1:{port}", timeout=timeout * 1000)
 
 
@@ -95,7 +98,7 @@ def _navigate(browser: Browser, profile_dir: str, timeout: float) -> Health:
 
 
 def _latest(browser: Browser, port: int) -> Page:
-    """The page that was active last, by the browser's own account; Playwright's order says nothing about that."""
+    """Return the page that was active last, by the browser's order. Playwright's order does not show that."""
     ids = [page["id"] for page in devtools.pages(port)]
     ranked: list[tuple[bool, int, Page]] = []
     for page in (page for context in browser.contexts for page in context.pages):
@@ -127,7 +130,7 @@ def main(words: list[str]) -> int:
     if order.what == "examine":
         examine()
         return 0
-    # Some of a page's answers have no time limit of their own: a script without an end would keep us for ever.
+    # Some answers of a page have no time limit: an endless script would block this process forever.
     signal.alarm(int(order.timeout) + 5)
     try:
         _say(_snapshot(order))
@@ -138,8 +141,10 @@ def main(words: list[str]) -> int:
 
 
 def examine() -> None:
-    """Says {"ready": true}; then one question a line: {"do": "connect" | "navigate", "port", "profile", "seconds"}, and
-    one health a line back."""
+    """Print {"ready": true}; then answer one question per line with one health per line.
+
+    A question is {"do": "connect" | "navigate", "port", "profile", "seconds"}.
+    """
     with sync_playwright() as playwright:
         _say({"ready": True})
         browsers: dict[int, Browser] = {}

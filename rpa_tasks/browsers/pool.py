@@ -1,4 +1,4 @@
-"""Lending a shop its browser for one run."""
+"""Acquire the browser of a shop for one run, and release it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from rpa_tasks.browsers.slots import Slot, own_records, take_slot
 log = structlog.get_logger(__name__)
 
 LOOK_EVERY = 0.03  #: seconds
-ALIVE_WITHIN = 1.0  #: seconds in which a browser that is in order says who it is
-TIME_TO_START = 1.0  #: seconds of the wait that must be left to start a browser, except at the first look
+ALIVE_WITHIN = 1.0  #: seconds in which a healthy browser returns its address
+TIME_TO_START = 1.0  #: seconds of the wait that must remain to start a browser, except at the first attempt
 
 
 class Borrowed:
-    """A browser that is this process's until it is given back. As a context manager it is given back at the end, dirty
-    where an exception ended it."""
+    """A browser that this process holds until its release.
+
+    As a context manager it releases the browser at the end, as dirty after an exception.
+    """
 
     def __init__(self, slot: Slot, profile_lock: Lock, record: Record, *, waited: timedelta, warm: bool) -> None:
         self.port = record.port
@@ -36,27 +38,27 @@ class Borrowed:
         self.profile_id = record.profile
         self.profile_dir: Path = registry.profile(record.profile)
         self.waited = waited  #: from the request to the browser
-        self.warm = warm  #: it was running already
+        self.warm = warm  #: it was already running
         self._slot = slot
         self._profile_lock = profile_lock
         self._given_back = False
 
     def give_back(self, dirty: bool = False) -> None:
-        """Once is enough, twice does no harm. `dirty`: nobody knows what state it is in, so it is ended."""
+        """Release the browser. Idempotent. `dirty`: its state is unknown, so it is ended."""
         if self._given_back or not self._slot.held:
             return
-        self._given_back = True  # before anything that can be interrupted
+        self._given_back = True  # before any step that can be interrupted
         try:
             _put_back(self._slot, "dirty" if dirty else "")
         except OSError as error:
-            # Still marked busy with a free lock: the next who comes ends it.
+            # Its record is still busy and its lock free: the next process that takes the slot ends it.
             log.warning("browser_not_recorded", slot=self.slot, error=str(error))
         finally:
             self._slot.release()
             self._profile_lock.release()
 
     def clear_cookies(self) -> None:
-        """Of the whole profile. NoBrowser: it would not."""
+        """Delete all cookies of the profile. Raises `NoBrowser` if the browser does not answer."""
         try:
             devtools.clear_cookies(self.port)
             profiles.forget(self.profile_dir)
@@ -71,8 +73,10 @@ class Borrowed:
 
 
 def borrow(profile_id: str, shop: str, *, wait: timedelta, lease_no: int) -> Borrowed:
-    """The shop's browser, for nobody else until it is given back. Waits at most `wait` for profile and slot; starting
-    one may take `chromium.START_TIMEOUT` more. NoBrowser."""
+    """Acquire the shop's browser exclusively. Waits at most `wait` for profile and slot.
+
+    Starting a browser may take `chromium.START_TIMEOUT` more. Raises `NoBrowser`.
+    """
     began = time.monotonic()
     ends_at = began + wait.total_seconds()
     try:
@@ -112,7 +116,7 @@ def _take_slot(profile_id: str, ends_at: float) -> Slot:
 
 
 def _looks(ends_at: float) -> Iterator[int]:
-    """At once, then again and again until the time is over."""
+    """Yield at once, then every 30 ms until the time is over."""
     look = 0
     while look == 0 or time.monotonic() < ends_at:
         yield look
@@ -121,7 +125,7 @@ def _looks(ends_at: float) -> Iterator[int]:
 
 
 def _ready(slot: Slot, profile_id: str, shop: str, lease_no: int) -> tuple[Record, bool]:
-    """Mark it busy with its own browser, if that is in order, or a fresh one."""
+    """Mark the slot busy with its own browser if that is healthy, otherwise with a new one."""
     found = slot.record
     if found and found.state == IDLE and is_in_order(found):
         slot.write(replace(found, state=BUSY, shop=shop, lease_no=lease_no))
@@ -133,7 +137,10 @@ def _ready(slot: Slot, profile_id: str, shop: str, lease_no: int) -> tuple[Recor
 
 
 def started(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record:
-    """Start the shop's browser in this empty slot, marked busy. NoBrowser: the slot is empty again, or quarantined."""
+    """Start the shop's browser in this empty slot, marked busy.
+
+    Raises: `NoBrowser`. The slot is empty then, or quarantined.
+    """
     slot.write(Record(slot=slot.number, state=BUSY, shop=shop, profile=profile_id, lease_no=lease_no))
     assert slot.record is not None
     try:
@@ -159,7 +166,7 @@ def started(slot: Slot, profile_id: str, shop: str, lease_no: int = 0) -> Record
 
 
 def is_in_order(record: Record) -> bool:
-    """Whether it is the very browser that was recorded: process, profile, port and its own random address."""
+    """Return whether it is the recorded browser, by process, profile, port and its random address."""
     profile = str(registry.profile(record.profile))
     if not (
         is_alive(record.pid, record.ticks)

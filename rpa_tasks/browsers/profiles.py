@@ -1,7 +1,7 @@
-"""The cookies that Chromium forgets when it ends: many shops keep a login in one that is meant for "this session".
+"""Keep session cookies across restarts of a browser, and delete profiles that are no longer needed.
 
-A browser is ended whenever its slot is needed by another shop, or it has grown old. To the shop's platform that must
-not look like a person who logs out; so these cookies are kept beside the profile and given to its next browser.
+Chromium drops session cookies when it ends, and many shops keep a login in one. A browser is ended when another shop
+needs its slot, or when it is old. So its session cookies are stored beside the profile and given to its next browser.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ log = structlog.get_logger(__name__)
 
 
 NAME = ".session-cookies.json"
-ANSWER_WITHIN = 2.0  #: seconds for a browser to say what it has
+ANSWER_WITHIN = 2.0  #: seconds for a browser to return its cookies
 KEPT = ("name", "value", "domain", "path", "secure", "httpOnly", "sameSite", "priority", "sourceScheme", "partitionKey")
 
 
 def keep(port: int, path: str, profile: Path) -> None:
-    """Before the browser is asked to close. devtools.NoAnswer."""
+    """Store the session cookies before the browser is asked to close. Raises `devtools.NoAnswer`."""
     cookies = devtools.call(port, path, "Storage.getCookies", timeout=ANSWER_WITHIN)["cookies"]
     lasting = [{key: cookie[key] for key in KEPT if key in cookie} for cookie in cookies if cookie["session"]]
     try:
@@ -43,7 +43,7 @@ def keep(port: int, path: str, profile: Path) -> None:
 
 
 def bring_back(port: int, path: str, profile: Path) -> None:
-    """To the profile's fresh browser. One that it has already is newer."""
+    """Restore the cookies in the profile's new browser. A cookie that it already has is newer and stays."""
     try:
         kept = json.loads(registry.read_own(profile / NAME))
     except (OSError, ValueError):
@@ -72,10 +72,10 @@ def _write(path: Path, cookies: list[dict[str, Any]]) -> None:
     draft.replace(path)
 
 
-#: Who retires a shop by mistake, or moves it for a few weeks, finds its login again; hardly one lasts longer by itself.
+#: A shop that was retired by mistake, or moved for weeks, finds its login again. Few logins last longer.
 KEPT_FOR = timedelta(days=30)
 LOOK_EVERY = 600.0  #: seconds
-LEFT = ".left"  #: a file in a profile: since when it is not needed, by the database's clock
+LEFT = ".left"  #: a file in a profile: since when it is not needed, by PostgreSQL's clock
 
 
 class OldProfiles:
@@ -83,8 +83,10 @@ class OldProfiles:
         self._looked_at: float | None = None
 
     def delete_one(self) -> bool:
-        """One a pass, for `isolation.DELETE_FOR` seconds at most. When none is left, it is a while until the next look.
-        Returns whether the next pass goes on."""
+        """Delete one old profile per pass, for at most `isolation.DELETE_FOR` seconds.
+
+        Returns whether the next pass continues. If no old profile is left, the next look follows after `LOOK_EVERY`.
+        """
         if self._looked_at is not None and time.monotonic() - self._looked_at < LOOK_EVERY:
             return False
         at, ends_at = sql.now(), time.monotonic() + isolation.DELETE_FOR
@@ -96,7 +98,7 @@ class OldProfiles:
 
 
 def _not_needed() -> list[Path]:
-    """Directories of profiles, also of one that only has a home."""
+    """Return directories of profiles, including those that only have a home."""
     needed = _needed()
     found = []
     for name in sorted({*os.listdir(registry.profiles()), *os.listdir(registry.homes())}):
@@ -112,8 +114,11 @@ def _not_needed() -> list[Path]:
 
 
 def _needed() -> set[str]:
-    """Names of folders. A shop without a home may be served by this node next; so may one whose home nobody has heard
-    of for as long, which may be this very node under its former name."""
+    """Return the directory names of profiles that this node may serve.
+
+    These are profiles of shops without a preferred node, or whose node has not reported for `KEPT_FOR`. That may be
+    this node under a former name.
+    """
     others = ExecutionNode.objects.filter(seen_at__gt=Now() - KEPT_FOR).exclude(name=settings.AFTERTOUCH_NODE)
     shops = Shop.objects.filter(retired_at=None, platform__retired_at=None).exclude(
         lane__home__in=others.values("name")
@@ -122,28 +127,31 @@ def _needed() -> set[str]:
 
 
 def _left_at(folder: Path, now: datetime) -> datetime:
-    """Since when this node knows that it is not needed."""
+    """Return since when this node knows that the profile is not needed."""
     try:
         return datetime.fromisoformat(registry.read_own(folder / LEFT).decode())
     except (OSError, ValueError):
         registry.write_own(folder / LEFT, now.isoformat())
-        registry.forget_recent(folder.name)  # else its browser could be kept warm for ever
+        registry.forget_recent(folder.name)  # otherwise its browser could be kept running forever
         return now
 
 
 def _delete(folder: Path, ends_at: float) -> bool:
-    """With the shop's home. All but its lock: of two who come later one could hold the old file and one a new one."""
+    """Delete the profile with the shop's home, except its lock file.
+
+    Without that file two later processes could hold different locks: the old file and a new one.
+    """
     lock = Lock(folder / registry.LOCK)
     if not lock.take():
         return False
     try:
-        if folder.name in _needed() or _is_open(folder):  # it may have come home since the look
+        if folder.name in _needed() or _is_open(folder):  # the shop may have returned to this node since the look
             return False
         names = set(os.listdir(folder)) - {registry.LOCK, LEFT}
         for path in (registry.homes() / folder.name, *(folder / name for name in names)):
             if not isolation.delete_directory(path, ends_at - time.monotonic()):
                 return False
-        (folder / LEFT).unlink()  # the last: who is interrupted begins anew
+        (folder / LEFT).unlink()  # last, so that an interrupted deletion starts again
     finally:
         lock.release()
     log.info("profile_deleted", profile=folder.name)
@@ -151,7 +159,7 @@ def _delete(folder: Path, ends_at: float) -> bool:
 
 
 def _is_open(folder: Path) -> bool:
-    """Some browser has it, be it an idle one or a person's."""
+    """Return whether a browser has the profile, including an idle one or that of a person."""
     records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
     if any(record and record.profile and registry.directory_name(record.profile) == folder.name for record in records):
         return True

@@ -1,5 +1,8 @@
-"""What the maintainer does about browsers that nobody is using. Each step takes the slot's lock for as long as it needs
-it and leaves alone what somebody has, so all of it may run beside any number of borrowers."""
+"""Maintain unused browsers: end, recycle and describe them.
+
+Each step holds the lock of a slot only as long as needed and skips slots in use. So the steps may run concurrently with
+any number of runs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 
 def reason(record: Record) -> str:
-    """Why it should be replaced; empty: it should not."""
+    """Return why the browser must be recycled (uses, age or memory), or ""."""
     if record.uses >= settings.AFTERTOUCH_RPA_BROWSER_USES:
         return "uses"
     if time.time() - record.started_at >= settings.AFTERTOUCH_RPA_BROWSER_AGE.total_seconds():
@@ -30,17 +33,17 @@ def reason(record: Record) -> str:
     return ""
 
 
-IDLE_FOR = 600.0  #: seconds until an idle browser beyond the warm ones is ended
+IDLE_FOR = 600.0  #: seconds until an idle browser beyond the pre-warmed ones is ended
 
 
 def end_abandoned() -> None:
-    """Busy with a free lock: whoever had it was killed."""
+    """End busy browsers whose lock is free: their worker process was killed."""
     for slot in in_state(BUSY):
         slot.empty("its user died")
 
 
 def end_unrecorded() -> None:
-    """A browser of ours whose record was deleted by hand, or went with a disk that was full."""
+    """End browsers of this node without a record: it was deleted by hand, or lost on a full disk."""
     for number in marked_slots(str(registry.browsers().resolve())):
         with unused(number) as slot:
             if slot and slot.record is None:
@@ -48,7 +51,7 @@ def end_unrecorded() -> None:
 
 
 def free_quarantined() -> None:
-    """Proven dead after all."""
+    """Free quarantined slots whose processes have ended since."""
     for slot in in_state(QUARANTINED):
         if slot.empty("quarantined"):
             log.info("slot_freed", slot=slot.number)
@@ -62,7 +65,7 @@ def end_worn() -> None:
 
 
 def end_surplus() -> None:
-    """Idle too long, or in a slot that the settings have taken away since. The warm ones, used last, stay."""
+    """End browsers that are idle too long, or in a slot beyond the setting. The pre-warmed ones, used last, stay."""
     idle = sorted(recorded(IDLE), key=lambda record: record.last_used_at, reverse=True)
     stale = time.time() - IDLE_FOR
     surplus = {
@@ -77,14 +80,14 @@ def end_surplus() -> None:
 
 
 def end_unused() -> int:
-    """Everything that nobody is using, as the worker is gone. Returns how many browsers are left."""
+    """End all unused browsers after the end of the worker. Returns how many browsers remain."""
     for slot in in_state(IDLE, BUSY, QUARANTINED):
         slot.empty("the worker ended")
     return len(recorded(IDLE, BUSY))
 
 
 def in_state(*states: str) -> Iterator[Slot]:
-    """The slots in these states that nobody has, each locked while it is looked at."""
+    """Yield the unused slots in these states, each locked during its turn."""
     for record in recorded(*states):
         with unused(record.slot) as slot:
             if slot and slot.record and slot.record.state in states:
@@ -92,7 +95,7 @@ def in_state(*states: str) -> Iterator[Slot]:
 
 
 def recorded(*states: str) -> list[Record]:
-    """What the registry says, of all slots."""
+    """Return the records in these states, of all slots."""
     records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
     return [record for record in records if record and record.state in states]
 
@@ -101,7 +104,7 @@ EMPTY = "empty"
 
 
 def describe() -> list[dict[str, Any]]:
-    """One entry a slot, also for an empty one. Instants are ISO 8601, UTC."""
+    """Describe each slot, including empty ones. Instants are ISO 8601, UTC."""
     memory = memory_by_session()
     return [
         {

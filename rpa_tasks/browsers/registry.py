@@ -1,7 +1,8 @@
-"""What each slot holds, in one small file a slot. Written by rename and only by who has the slot's lock; read by all.
+"""Paths, slot records, locks and recent uses of browsers in the state directory.
 
-A record is written before its browser is started and removed after the browser is proven gone. So a browser of ours
-lives only under the profile that some record names, whatever was killed in between.
+There is one small file per slot. Only the holder of the slot's lock writes it, by rename; any process reads it. A
+record is written before its browser starts and removed after the browser's end is proven. So a running browser of the
+pool always has its profile in a record, whatever process was killed.
 """
 
 from __future__ import annotations
@@ -54,12 +55,12 @@ def profiles() -> Path:
 
 
 def profile(profile_id: str) -> Path:
-    """The profile's directory. ValueError: no profile id."""
+    """Return the directory of the profile. Raises `ValueError` for an empty id."""
     return _made(profiles() / directory_name(profile_id))
 
 
 def directory_name(profile_id: str) -> str:
-    """A file name that no other profile id has, and that stays inside its folder."""
+    """Return a file name that is unique for the profile id and stays inside its folder."""
     if not profile_id:
         raise ValueError("A browser profile needs an id.")
     name = re.sub(r"^\.", "%2E", quote(profile_id, safe=""))
@@ -81,26 +82,30 @@ def slot_record(slot: int) -> Path:
 
 
 def marker(slot: int) -> str:
-    """What every process of the slot's browser has in its environment, as `AFTERTOUCH_BROWSER`: it finds them even
-    when the record was lost. The path tells two stacks on one machine apart."""
+    """Return the value of `AFTERTOUCH_BROWSER` in the environment of every process of the slot's browser.
+
+    It finds them even after the loss of the record. The path distinguishes two deployments on one machine.
+    """
     return str(browsers().resolve() / f"slot-{slot}")
 
 
 def read_own(path: Path) -> bytes:
-    """A file in a directory that a shop's programs may write to: a link in its place is not followed. Raises
-    `OSError`."""
+    """Read a file in a directory that programs of a shop may write to, without following a link. At most 1 MB.
+
+    Raises: `OSError`.
+    """
     with open(path, "rb", opener=_without_links) as file:
         return file.read(1_000_000)
 
 
 def write_own(path: Path, text: str) -> None:
-    """As `read_own`. Raises `OSError`."""
+    """Write a file under the conditions of `read_own`. Raises `OSError`."""
     with open(path, "w", encoding="utf-8", opener=_without_links) as file:
         file.write(text)
 
 
 def _without_links(path: str, flags: int) -> int:
-    # A named pipe in its place does not make us wait.
+    # A named pipe in its place must not block.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
 
 
@@ -117,11 +122,11 @@ class Record:
     """A slot and its browser. Instants are seconds since the epoch."""
 
     slot: int
-    state: str  #: `busy` with a free lock: whoever had it died
+    state: str  #: `busy` with a free lock: its worker process has died
     shop: str = ""
     profile: str = ""
-    pid: int = 0  #: 0: it was about to be started
-    ticks: int = 0  #: the process's start, in clock ticks since boot: tells it from a later one with the same pid
+    pid: int = 0  #: 0: before its start
+    ticks: int = 0  #: start in clock ticks since boot; distinguishes it from a later process with this pid
     port: int = 0
     path: str = ""  #: of its DevTools address; has a random part that no other browser knows
     uses: int = 0
@@ -134,7 +139,7 @@ class Record:
 
 
 def read(slot: int) -> Record | None:
-    """None: no browser. A file that says nothing readable counts as a browser whose user died."""
+    """Return the record, or None without a browser. An unreadable file counts as an abandoned browser."""
     try:
         found = json.loads(slot_record(slot).read_bytes())
         return Record(**{**found, "slot": slot})
@@ -145,9 +150,9 @@ def read(slot: int) -> Record | None:
 
 
 def write(record: Record) -> None:
-    """OSError where the disk is full; the old record then stands."""
+    """Write the record. Raises `OSError`, for example on a full disk; the old record stays then."""
     path = slot_record(record.slot)
-    draft = path.with_suffix(".tmp")  # one is enough: only one process has the lock
+    draft = path.with_suffix(".tmp")  # one name is enough: only one process has the lock
     try:
         draft.write_text(json.dumps(dataclasses.asdict(record)))
         draft.replace(path)
@@ -157,12 +162,12 @@ def write(record: Record) -> None:
 
 
 def forget(slot: int) -> None:
-    """The slot has no browser any more."""
+    """Remove the record of the slot."""
     slot_record(slot).unlink(missing_ok=True)
 
 
 def slots(most: int) -> list[int]:
-    """1 to `most`, and those beyond that still hold a browser since `most` was lowered."""
+    """Return the slots 1 to `most`, and those beyond that hold a browser because `most` was lowered."""
     beyond = {int(found[1]) for name in os.listdir(browsers()) if (found := re.match(r"slot-(\d+)\.json$", name))}
     return sorted(beyond.union(range(1, most + 1)))
 
@@ -175,8 +180,10 @@ _held: set[Lock] = set()
 
 
 class Lock:
-    """An exclusive flock. Open it after the fork: a descriptor that was inherited shares the lock instead of
-    competing for it. Close-on-exec keeps it from commands, and `_forget_in_child` from children that never exec."""
+    """An exclusive flock. Open it after the fork: an inherited descriptor shares the lock instead of competing for it.
+
+    Close-on-exec hides it from commands, and `_forget_in_child` from children that never exec.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -187,7 +194,7 @@ class Lock:
         return self._descriptor is not None
 
     def take(self) -> bool:
-        """Take it if nobody has it. Never waits. OSError where the file cannot be made."""
+        """Try to take the lock, without waiting. Raises `OSError` if the file cannot be created."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -201,11 +208,11 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Give it up; a second time does nothing."""
+        """Release the lock. Idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         _held.discard(self)
         if descriptor is not None:
-            # Unlocked by word, not by closing: a child between fork and exec still has the descriptor.
+            # Unlocked explicitly: a child between fork and exec still has the descriptor.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -235,12 +242,12 @@ def remember(profile: str, shop: str) -> None:
 
 
 def forget_recent(folder: str) -> None:
-    """The profile of this name, as `places.directory_name` tells it."""
+    """Remove the profile with this `directory_name` from the recent uses."""
     _write(lambda uses: [use for use in uses if directory_name(use.profile) != folder])
 
 
 def _write(change: Callable[[list[Use]], list[Use]]) -> None:
-    """Nobody waits for this: where somebody else is just writing, it is left out, and the next use puts it in."""
+    """Change the recent uses. If another process is writing, the change is skipped: the next use records it."""
     lock = Lock(browsers() / "recent.lock")
     if not lock.take():
         return
@@ -253,7 +260,7 @@ def _write(change: Callable[[list[Use]], list[Use]]) -> None:
 
 
 def last_uses() -> list[Use]:
-    """The latest first."""
+    """Return the recent uses, the latest first."""
     try:
         return [Use(*use) for use in json.loads((browsers() / "recent.json").read_bytes())]
     except (OSError, ValueError, TypeError):

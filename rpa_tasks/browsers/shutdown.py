@@ -1,4 +1,4 @@
-"""Ending a browser, and proving that it is gone before anybody uses its slot or its profile again."""
+"""End a browser and prove its end before its slot or profile is used again."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from rpa_tasks.supervisor.processes import Process
 
 log = structlog.get_logger(__name__)
 
-ANSWER_WITHIN = 2.0  #: seconds for a browser to take in that it is to close
-CLOSING = 3.0  #: seconds for a browser that was asked to close: it writes its cookies
+ANSWER_WITHIN = 2.0  #: seconds for a browser to accept the close command
+CLOSING = 3.0  #: seconds for a browser to close: it writes its cookies
 GRACE = 2.0  #: seconds between SIGTERM and SIGKILL
 
 
 def end(record: Record, why: str) -> bool:
-    """End the slot's browser with everything it started. False: something could not be proven dead.
+    """End the slot's browser with all its processes. Returns False if the end of one is not proven.
 
-    Asked to close first: a Chromium that is terminated drops the cookies of its last half minute, and with them a
-    fresh login. What it would forget in any case is kept by `logins`. Its port needs no proof of its own: where nothing
-    of it is left, nothing of it listens.
+    The browser is asked to close first. A terminated Chromium loses the cookies of its last 30 seconds, and with them a
+    new login. `profiles` keeps the session cookies. The port needs no proof: without a process nothing listens.
     """
     record = record if record.pid else _recognised(record)
     if _asked_to_close(record):
@@ -42,14 +41,16 @@ def end(record: Record, why: str) -> bool:
 
 
 def remaining(record: Record) -> list[Process]:
-    """What still lives of the slot's browser."""
+    """Return the running processes of the slot's browser."""
     profile = str(registry.profile(record.profile)) if record.profile else ""
     return family(marker=registry.marker(record.slot), leader=(record.pid, record.ticks), profile=profile)
 
 
 def _recognised(record: Record) -> Record:
-    """With the browser's main process, where its starter was killed before it could record it: the zygotes carry no
-    other mark than its session."""
+    """Return the record with the browser's main process, if its starter was killed before recording it.
+
+    The zygotes have no mark other than its session.
+    """
     for process in remaining(record):
         line = command_line(process.pid)
         if process.session == process.pid and "--user-data-dir=" in line and "--type=" not in line:
@@ -58,7 +59,7 @@ def _recognised(record: Record) -> Record:
 
 
 def _asked_to_close(record: Record) -> bool:
-    """Only our own browser: on its port somebody else may listen by now."""
+    """Ask the browser to close. Only if it is the recorded one: another program may listen on its port."""
     if not (record.port and is_alive(record.pid, record.ticks)):
         return False
     try:
@@ -70,7 +71,7 @@ def _asked_to_close(record: Record) -> bool:
 
 
 def _wait_for(pid: int, seconds: float) -> None:
-    """Sleep until the process ends, or the time is over."""
+    """Wait until the process ends, or the time is over."""
     try:
         handle = os.pidfd_open(pid)
     except OSError:

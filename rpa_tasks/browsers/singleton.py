@@ -1,4 +1,4 @@
-"""Chromium's own lock on a profile, and what is left of it by a Chromium that was killed."""
+"""Remove Chromium's own lock on a profile after a crash."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ SINGLETON_FILES = ("SingletonLock", "SingletonSocket", "SingletonCookie")
 
 
 def release_singleton(profile: Path) -> bool:
-    """Remove the lock if its owner is proven dead. Chromium would take care of its own host's dead, but not of those
-    of a container that had another name. False: the owner lives."""
+    """Remove the lock if its owner is proven dead. Returns False if the owner runs.
+
+    Chromium itself does this only for owners on the same host name, which a former container does not have.
+    """
     try:
         host, _, pid = os.readlink(profile / "SingletonLock").rpartition("-")
     except OSError:
@@ -39,8 +41,10 @@ def _somebody_listens(path: Path) -> bool:
 
 
 def _remove(profile: Path) -> None:
-    """With the folder of its socket, which a killed Chromium leaves in the temporary directory. The link is the
-    browser's to write, so nothing elsewhere is deleted."""
+    """Remove the lock files and the socket's folder, which a killed Chromium leaves in the temporary directory.
+
+    The browser can write the link, so no folder elsewhere is deleted.
+    """
     with suppress(OSError):
         folder = Path(os.readlink(profile / "SingletonSocket")).parent
         chromium_made_it = "org.chromium." in folder.name or "com.google.Chrome" in folder.name

@@ -1,8 +1,8 @@
-"""Finding a slot for a shop's browser.
+"""Find a slot for the browser of a shop.
 
-What keeps two processes apart: a slot is changed only by who has its lock, and a browser is started on a profile only
-by who has the profile's lock. A shop whose browser somebody is just evicting sees its own slot locked and waits until
-the record names another shop; by then the old browser is proven dead.
+Only the holder of a slot's lock changes the slot. Only the holder of a profile's lock starts a browser on it. While
+another process evicts a shop's browser, the shop finds its own slot locked. It waits until the record names another
+shop; the end of the old browser is proven by then.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Slot:
         return self._lock.held
 
     def take(self) -> bool:
-        """Try to get it, with what it holds now."""
+        """Try to take the slot and read its record."""
         if not self._lock.take():
             return False
         self.record = registry.read(self.number)
@@ -41,7 +41,7 @@ class Slot:
         self.record = record
 
     def empty(self, why: str) -> bool:
-        """End its browser. What cannot be proven dead is quarantined, and the answer False."""
+        """End the slot's browser. Returns False, and quarantines the slot, if the end is not proven."""
         if self.record is None:
             return True
         if not shutdown.end(self.record, why):
@@ -57,7 +57,7 @@ class Slot:
 
 @contextmanager
 def unused(number: int) -> Iterator[Slot | None]:
-    """The slot for a moment, if nobody has it."""
+    """Lock the slot for a moment; None if another process has it."""
     slot = Slot(number)
     if not slot.take():
         yield None
@@ -69,9 +69,12 @@ def unused(number: int) -> Iterator[Slot | None]:
 
 
 def take_slot(profile_id: str, *, may_start: bool) -> Slot | None:
-    """One look: this shop's own browser, else a slot without one, else one whose user died, else the place of the
-    idle browser that was used longest ago. The slot is locked; it holds the shop's own browser or none. The caller
-    has the profile's lock. OSError where the disk is full."""
+    """Try once to take a slot for the shop. The caller has the profile's lock.
+
+    The order is: the shop's own browser, an empty slot, one whose worker process died, the idle browser that was used
+    longest ago. The slot is locked and holds the shop's own browser or none. Raises `OSError`, for example on a full
+    disk.
+    """
     if own := own_records(profile_id):
         return next((slot for record in own if (slot := _own(record.slot, profile_id))), None)
     if not may_start:
@@ -80,7 +83,7 @@ def take_slot(profile_id: str, *, may_start: bool) -> Slot | None:
 
 
 def own_records(profile_id: str) -> list[Record]:
-    """Where a browser of this profile is, or is said to be; at most one."""
+    """Return the records that name this profile; at most one."""
     known = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
     return [record for record in known if record and record.profile == profile_id]
 

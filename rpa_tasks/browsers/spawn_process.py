@@ -1,8 +1,8 @@
-"""Starts a command away from its starter: in a session of its own, with a parent that is gone at once.
+"""Start a command in a new session, with a parent that exits at once.
 
-A browser outlives the run, and often the worker process, that started it; as its child it would end as a zombie that
-nobody reaps. Run as `python -I -S spawn_process.py LOG PLAN COMMAND…`, where PLAN says in JSON how the command is
-confined (`rpa_tasks.supervisor.confine`); prints {"pid": …} or {"error": …}.
+A browser outlives its run, and often its worker process; as a child of that it would stay a zombie. Usage: `python -I
+-S spawn_process.py LOG PLAN COMMAND…`, with the plan of `rpa_tasks.supervisor.confine` as JSON. It prints {"pid": …} or
+{"error": …}.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rpa_tasks.supervisor import confine
 
 
 def main(log: str, plan: str, command: list[str]) -> None:
-    error_out, error_in = os.pipe()  # closes itself where the command starts
+    error_out, error_in = os.pipe()  # closed by a successful exec
     pid = os.fork()
     if pid == 0:
         _become(command, json.loads(plan), log, error_in)
@@ -32,7 +32,7 @@ def _become(command: list[str], plan: dict[str, object], log: str, error_in: int
         os.setsid()
         os.umask(0o077)
         nothing = os.open(os.devnull, os.O_RDWR)
-        # Appending, so that a log cut down by the maintainer starts anew instead of keeping a hole.
+        # Append mode, so that a log truncated by the maintainer starts at 0 instead of keeping a hole.
         output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         for target, source in enumerate((nothing, output, output)):
             os.dup2(source, target)

@@ -1,4 +1,4 @@
-"""Keeping the browsers of the shops that ran last ready for their next run, in slots that nobody needs."""
+"""Pre-warm browsers of the shops that ran last, in free slots."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from rpa_tasks.browsers.slots import Slot, unused
 
 log = structlog.get_logger(__name__)
 
-RETRY_AFTER = 300.0  #: seconds until a shop whose browser did not start is tried again
+RETRY_AFTER = 300.0  #: seconds until a failed start is repeated for the same shop
 
 
 class Warmth:
     def __init__(self) -> None:
-        self._failed: dict[str, float] = {}  #: by profile, when
+        self._failed: dict[str, float] = {}  #: time of the failure by profile
 
     def keep(self) -> None:
-        """Start what is lacking to the number of idle browsers, the shop that ran last first."""
+        """Start browsers up to the number of pre-warmed ones, for the shops that ran last."""
         lacking = settings.AFTERTOUCH_RPA_WARM_BROWSERS - len(recorded(IDLE))
         for use in registry.last_uses():
             if lacking > 0 and self._may_try(use.profile) and not _has_browser(use.profile):
@@ -40,7 +40,7 @@ class Warmth:
     def _start(self, use: registry.Use) -> bool:
         try:
             with _profile_alone(use.profile) as alone, _empty_slot() as slot:
-                # Looked at again: its run may have started one before the lock was ours.
+                # Checked again: a run may have started one before this process got the lock.
                 if not alone or slot is None or _has_browser(use.profile):
                     return False
                 slot.write(replace(started(slot, use.profile, use.shop), state=IDLE, last_used_at=use.at))
