@@ -1,7 +1,7 @@
-"""The channel `rpa`: a touch that a flow delivers, for platforms that offer no API to write to their buyers.
+"""Channel `rpa`: deliver a touch through a flow, for platforms without an API for messages to buyers.
 
-Delivered means: the job is stored, once for this delivery key, however often the touch is sent. What then becomes of
-it is the job's story: its retries take minutes, and if it fails it waits in the failed tasks under its own name.
+Delivered means that the job is stored, once per delivery key, however often the touch is sent. Later retries and the
+failed task belong to the job, not to the touch.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Quo
 from scheduling.channels.registry import threads
 from scheduling.errors import InvalidInput
 
-THREADS = 4  #: each with a connection to the database while it stores a job
+THREADS = 4  #: each with a connection to PostgreSQL while it stores a job
 PLACEHOLDERS = ("user_id", "chat_id", "node", "content_type", "subject", "body", "delivery_key")
 
 
 class Rpa:
-    """Config: `platform`, `task_type`, `shop_id` (where the target names none) and `payload`, in whose texts
-    `{body}`, `{user_id}` … are filled in. Target: `shop_id`."""
+    """Store one job per touch.
+
+    Config: `platform`, `task_type`, `shop_id` (if the target has none) and `payload`, in whose texts placeholders such
+    as `{body}` and `{user_id}` are replaced. Target: `shop_id`.
+    """
 
     kind: ClassVar[str] = "rpa"
     needs_target: ClassVar[bool] = False
@@ -58,8 +61,7 @@ class Rpa:
         return f"{self.kind}:{self.platform}"
 
     async def send(self, message: Message, deadline: datetime) -> Outcome:
-        """Store the job. Refusals are the touch's: a full backlog may have room later, a shop that is not there may
-        not."""
+        """Store the job. A full backlog is a transient error, an invalid shop a permanent one."""
         left = options.time_left(deadline, self.timeout)
         if left <= timedelta(0):
             return Transient("no_time")

@@ -1,4 +1,4 @@
-"""System checks of what a person would otherwise find out at 3 a.m."""
+"""System checks of RPA: lease length, isolation of commands, and programs of flows."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from rpa_tasks.supervisor.command import validate_command
 
 @register
 def a_lease_outlasts_its_renewals(**_: Any) -> list[CheckMessage]:
-    """Two renewals may be lost before a run loses its lease (I7)."""
-    from rpa_tasks.worker.runner import LEASE, RENEW  # the runner is no part of a web process until somebody asks
+    """Check that a run keeps its lease if two renewals are lost (I7)."""
+    from rpa_tasks.worker.runner import (
+        LEASE,
+        RENEW,
+    )  # the runner is not imported by a web process until this check runs
 
     if LEASE.total_seconds() >= 3 * RENEW:
         return []
@@ -32,8 +35,10 @@ def a_lease_outlasts_its_renewals(**_: Any) -> list[CheckMessage]:
 
 @register
 def commands_are_isolated(**_: Any) -> list[CheckMessage]:
-    """On a machine that runs jobs. In production that is known of the role execution alone; a worker of any role looks
-    again when it starts."""
+    """Check the isolation on a machine that runs jobs.
+
+    In production only the role execution shows that. A worker of any role checks again when it starts.
+    """
     runs_jobs = settings.AFTERTOUCH_ROLE == "execution" or (
         settings.AFTERTOUCH_ROLE == "all" and not settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED
     )
@@ -86,8 +91,11 @@ def _shares_no_uids() -> list[CheckMessage]:
 
 @register(Tags.database)
 def commands_resolve(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Of every living flow. Runs where the database may be asked: at each `migrate`, and with
-    `check --database default`, which is worth doing on every execution node, as programs are per machine."""
+    """Check the command of every active flow on this machine.
+
+    Runs at each `migrate`, and with `check --database default`. Use the latter on every execution node, because
+    programs differ per machine.
+    """
     if "default" not in (databases or ()) or not _is_migrated():
         return []
     flows = Flow.objects.filter(retired_at=None, platform__retired_at=None).select_related("platform")
@@ -103,7 +111,7 @@ def commands_resolve(databases: Sequence[str] | None = None, **_: Any) -> list[C
 
 
 def _is_migrated() -> bool:
-    """At the first `migrate` there is no table yet, and in the middle of an upgrade a column may be missing."""
+    """Return whether the table and all columns exist. At the first `migrate` or in an upgrade they may not."""
     connection = connections["default"]
     with connection.cursor() as cursor:
         tables = connection.introspection.table_names(cursor)

@@ -1,7 +1,7 @@
-"""Keep a flow's command, and the browser that it directs, from the application and from other shops.
+"""Isolate a flow's command, and the browser that it controls, from the application and from other shops.
 
-Both run under the same plan, because whoever directs a browser reads files and connects to ports through it. See
-`docs/decisions/0026-confine-commands-and-browsers.md`.
+Both run under the same plan, because the command reads files and connects to ports through the browser. The module also
+owns the shops' directories and uids. See `docs/decisions/0026-confine-commands-and-browsers.md`.
 """
 
 from __future__ import annotations
@@ -36,29 +36,29 @@ log = structlog.get_logger(__name__)
 
 AUTO, UID, BUBBLEWRAP, NONE = "auto", "uid", "bubblewrap", "none"
 TRIAL_TIMEOUT = 20.0  #: seconds
-DELETE_TIMEOUT = 20.0  #: seconds; well below the lease of a run
-DELETE_FOR = 5.0  #: seconds that one step of the housekeeping deletes: the node reports between its passes
+DELETE_TIMEOUT = 20.0  #: seconds; much less than the lease of a run
+DELETE_FOR = 5.0  #: seconds of one deletion step of the housekeeping; the node reports between its passes
 SUBORDINATE = ("/etc/subuid", "/etc/subgid")
-#: Sockets of local services lie in /run: some let in by uid alone.
+#: Sockets of local services are in /run: some accept a client by uid alone.
 PRIVATE = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108  (covered, not used)
 
 
 class CannotIsolate(RuntimeError):
-    """The isolation that is asked for does not work here."""
+    """The requested isolation does not work here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How one program is confined. An empty one changes nothing."""
+    """How one program is confined. An empty plan changes nothing."""
 
-    #: Words in front of the command.
+    #: Words before the command.
     prefix: tuple[str, ...] = ()
     #: See `rpa_tasks.supervisor.confine`.
     confine: dict[str, Any] = field(default_factory=dict)
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """What the process that starts the program must inherit."""
+        """Return the descriptors that the process which starts the program must inherit."""
         ruleset = self.confine.get("ruleset", -1)
         return (ruleset,) if ruleset >= 0 else ()
 
@@ -67,10 +67,10 @@ class Plan:
 
 
 def mode() -> str:
-    """Return `UID`, `BUBBLEWRAP` or `NONE`. `auto` takes the first that works, and `NONE` where none does.
+    """Return `UID`, `BUBBLEWRAP` or `NONE`. `auto` selects the first that works, otherwise `NONE`.
 
     Raises:
-        CannotIsolate: the setting names a mode that does not work, or `auto` finds none where isolation is required.
+        CannotIsolate: the selected mode does not work, or `auto` finds none although isolation is required.
     """
     wanted: str = settings.AFTERTOUCH_RPA_ISOLATION
     if wanted == AUTO:
@@ -84,7 +84,7 @@ def mode() -> str:
 
 
 def complaint() -> str:
-    """Why commands would run here without isolation although no setting says so; empty where all is as it should be."""
+    """Return why commands would run here without isolation although no setting requests that, or ""."""
     try:
         if mode() != NONE or settings.AFTERTOUCH_RPA_ISOLATION == NONE:
             return ""
@@ -99,12 +99,12 @@ def _nothing_works() -> str:
 
 
 def may_start() -> bool:
-    """Whether an execution worker may start in spite of a complaint."""
+    """Return whether an execution worker may start in spite of a complaint."""
     return settings.AFTERTOUCH_RPA_ISOLATION == AUTO and not settings.AFTERTOUCH_RPA_ISOLATION_REQUIRED
 
 
 def problems() -> dict[str, str]:
-    """Why `UID` and `BUBBLEWRAP` do not work here; empty for one that does."""
+    """Return why `UID` and `BUBBLEWRAP` do not work here; empty for a mode that works."""
     return {each: _problem(each) for each in (UID, BUBBLEWRAP)}
 
 
@@ -113,7 +113,7 @@ def _problem(kind: str) -> str:
     return _prove(kind, os.geteuid(), uids, os.environ.get("PATH", ""))
 
 
-#: Modes that worked once in this process. A failure is not kept: a trial may time out on a busy machine.
+#: Modes that worked once in this process. Failures are not cached: a trial may time out on a busy machine.
 _proved: set[tuple[str, int, tuple[int, int], str]] = set()
 
 
@@ -126,8 +126,10 @@ def _prove(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
 
 
 def _try(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
-    """Run a program in an empty sandbox. Its uid is the last of the range, which no shop is given: a sweep after a
-    shop's processes must not end it."""
+    """Run a program in an empty sandbox and return why that failed, or "".
+
+    Its uid is the last of the range, which no shop has: a sweep of a shop's processes must not end it.
+    """
     if kind == UID and uid != 0:
         return "only root can give commands a uid of their own"
     if kind == UID and (taken := _accounts_in(*uids)):
@@ -157,15 +159,17 @@ def _try(kind: str, uid: int, uids: tuple[int, int], path: str) -> str:
 
 
 def _accounts_in(first: int, last: int) -> list[str]:
-    """Accounts and groups of this machine with a number in the range: a command would have their rights."""
+    """Return accounts and groups of this machine with a number in the range: a command would have their rights."""
     numbers = [(each.pw_name, each.pw_uid) for each in pwd.getpwall()]
     numbers += [(each.gr_name, each.gr_gid) for each in grp.getgrall()]
     return sorted({name for name, number in numbers if first <= number <= last})
 
 
 def subordinate_ids() -> list[str]:
-    """Lines of /etc/subuid and /etc/subgid that share numbers with AFTERTOUCH_RPA_UIDS: the users that they name may
-    become these in a user namespace, and signal or trace what has them."""
+    """Return lines of /etc/subuid and /etc/subgid that overlap AFTERTOUCH_RPA_UIDS.
+
+    Their users may take these uids in a user namespace, and signal or trace processes of shops.
+    """
     first, last = settings.AFTERTOUCH_RPA_UIDS
     found = []
     for path in SUBORDINATE:
@@ -184,7 +188,7 @@ def _starter(plan: Plan) -> list[str]:
 
 
 def limits_ports() -> bool:
-    """Whether this kernel can keep a flow from the debug ports of other shops."""
+    """Return whether this kernel can block a flow's access to the debug ports of other shops."""
     descriptor = confine.ruleset(())
     if descriptor >= 0:
         os.close(descriptor)
@@ -196,10 +200,10 @@ def limits_ports() -> bool:
 
 @contextmanager
 def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | None) -> Iterator[Plan]:
-    """Of a shop's command: its run's directory and its home are writable, its browser's profile can be read.
+    """Return the plan of a shop's command: run directory and home are writable, the browser's profile is readable.
 
-    `reads` are directories that it needs besides; nothing in them may come from whoever defines flows. The shop's
-    browser listens on `port`. The descriptors of the plan are closed at the end.
+    `reads` are additional readable directories. Authors of flows must not control their content. The shop's browser
+    listens on `port`. The descriptors of the plan are closed at the end.
     """
     kind = mode()
     binds = dict.fromkeys(reads, confine.READ)
@@ -214,7 +218,7 @@ def plan_for_run(profile_id: str, run: Path, reads: Iterable[str], port: int | N
 
 @contextmanager
 def plan_for_browser(profile_id: str) -> Iterator[Plan]:
-    """Of a shop's browser: its profile is writable. It reaches no debug port, not even its own."""
+    """Return the plan of a shop's browser: its profile is writable. It reaches no debug port, not even its own."""
     kind = mode()
     profile = registry.profile(profile_id)
     owner = _owner(profile_id, kind)
@@ -225,7 +229,7 @@ def plan_for_browser(profile_id: str) -> Iterator[Plan]:
 
 
 def _plan_of(kind: str, owner: int, binds: dict[str, str], ruleset: int, *, lasting: bool = False) -> Plan:
-    """`lasting`: the program outlives the process that starts it."""
+    """Build the plan. `lasting`: the program outlives the process that starts it."""
     if kind == NONE:
         return Plan()
     limits = {"ruleset": ruleset, "seal": ruleset >= 0}
@@ -245,8 +249,10 @@ def _plan_of(kind: str, owner: int, binds: dict[str, str], ruleset: int, *, last
 
 
 def _mounts(binds: dict[str, str]) -> list[tuple[str, str]]:
-    """Outermost first. Only what would be hidden is bound, and of our state only what the caller says is writable or
-    lies in a directory of a shop."""
+    """Return the mounts, outermost first.
+
+    Only directories below a hidden one are bound. Of the state directory only directories of shops are bound.
+    """
     hidden = _hidden()
     state = os.path.realpath(registry.root().parent)
     shops = tuple(str(folder) for folder in (registry.runs(), registry.homes(), registry.profiles()))
@@ -266,17 +272,17 @@ def _mounts(binds: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def _hidden() -> set[str]:
-    """Directories with what belongs to others."""
+    """Return the directories to hide, which contain data of other users or of the application."""
     own = [os.path.expanduser("~")]
     with suppress(KeyError):
         own.append(pwd.getpwuid(os.geteuid()).pw_dir)
     wanted = (*PRIVATE, "/root", *own, str(registry.root().parent), str(settings.BASE_DIR / ".state"))
-    needed = set(map(os.path.realpath, _needed()))  # a home may be the checkout itself
+    needed = set(map(os.path.realpath, _needed()))  # a home directory may be the checkout itself
     return {os.path.realpath(path) for path in wanted if path and os.path.isdir(path)} - needed - {"/"}
 
 
 def _needed() -> list[str]:
-    """What a program of ours needs of the directories that are hidden."""
+    """Return the directories that programs of this project need, even below hidden ones."""
     resolver = os.path.dirname(os.path.realpath("/etc/resolv.conf"))
     return [sys.prefix, sys.base_prefix, str(settings.BASE_DIR), resolver, *settings.AFTERTOUCH_RPA_PATHS]
 
@@ -288,12 +294,12 @@ def _below(path: str, above: Iterable[str]) -> bool:
 # --- TCP ports ----------------------------------------------------------------------------------------------------
 
 _rulesets: dict[int | None, int] = {}
-MOST_RULESETS = 2  #: kept by a process: one has a rule for each of some 30,000 ports
+MOST_RULESETS = 2  #: kept by a process: one ruleset has a rule for each of about 30,000 ports
 
 
 @contextmanager
 def _ruleset(kind: str, port: int | None) -> Iterator[int]:
-    """A duplicate of the ruleset for this debug port, closed at the end."""
+    """Return a duplicate of the ruleset for this debug port, closed at the end."""
     if kind == NONE:
         yield -1
         return
@@ -314,8 +320,10 @@ def _ruleset(kind: str, port: int | None) -> Iterator[int]:
 
 
 def reachable_browser_ports() -> str:
-    """The range of ports from which the kernel gives browsers theirs, where AFTERTOUCH_RPA_PORTS has some of it; else
-    empty."""
+    """Return the kernel's range of local ports if AFTERTOUCH_RPA_PORTS overlaps it, or "".
+
+    Browsers get their debug ports from that range.
+    """
     try:
         first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
     except (OSError, ValueError):
@@ -333,18 +341,18 @@ def _ports() -> set[int]:
 
 
 def home(profile_id: str) -> Path:
-    """The shop's HOME, which its runs share. Raises `OSError`."""
+    """Return the shop's HOME, which its runs share. Raises `OSError`."""
     return _owned(registry.homes() / registry.directory_name(profile_id), profile_id)
 
 
 def make_run_directory(profile_id: str, folder: Path) -> None:
-    """Make the working directory of one run, with `tmp` in it. Raises `OSError`."""
+    """Create the working directory of one run, with `tmp` in it. Raises `OSError`."""
     _owned(folder, profile_id)
     _owned(folder / "tmp", profile_id)
 
 
 def store_file(profile_id: str, path: Path, text: str) -> None:
-    """Write a new file that the shop's commands alone read. Follows no link. Raises `OSError`."""
+    """Write a new file that only the shop's commands can read, without following links. Raises `OSError`."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
         if os.geteuid() == 0:
@@ -354,15 +362,14 @@ def store_file(profile_id: str, path: Path, text: str) -> None:
 
 
 def delete_directory(folder: Path, within: float = DELETE_TIMEOUT) -> bool:
-    """Delete what commands or a browser could write to, with all that is in it, in about `within` seconds. Idempotent:
-    what is left is for the next call. Returns whether it is gone.
+    """Delete a directory that commands or a browser could write to, in about `within` seconds. Idempotent.
 
-    A command chose the names, the modes and the depth. `rm` follows no link and knows no greatest depth, unlike
-    `shutil.rmtree`.
+    Returns whether it is gone; the next call deletes the rest. A command chose the names, modes and depth. `rm` follows
+    no link and has no depth limit, unlike `shutil.rmtree`.
     """
     ends_at = time.monotonic() + within
     steps = [["rm", "-rf", "--one-file-system"], ["chmod", "-R", "u+rwx"], ["rm", "-rf", "--one-file-system"]]
-    for words in steps[:1] if folder.is_symlink() else steps:  # chmod would follow it
+    for words in steps[:1] if folder.is_symlink() else steps:  # chmod would follow the link
         if not os.path.lexists(folder):
             return True
         with suppress(subprocess.TimeoutExpired):
@@ -390,8 +397,10 @@ def _owner(profile_id: str, kind: str) -> int:
 
 
 def uid_of(profile_id: str) -> int:
-    """The uid of this shop on this node: kept for each profile, never given to two shops of it. Raises `OSError`
-    where the range of AFTERTOUCH_RPA_UIDS is used up."""
+    """Return the uid of this shop on this node. It is stored per profile and never given to two shops.
+
+    Raises: `OSError` if the range of AFTERTOUCH_RPA_UIDS is used up.
+    """
     first, last = settings.AFTERTOUCH_RPA_UIDS
     name = registry.directory_name(profile_id)
     known = _uids()
@@ -414,8 +423,11 @@ def uid_of(profile_id: str) -> int:
 
 
 def _in_turn(first: int, last: int) -> Iterator[int]:
-    """All but the last, which is for trials. Each state directory starts elsewhere: two on one machine would otherwise
-    give the same uids, and one would end the other's processes."""
+    """Yield all uids but the last, which is for trials.
+
+    Each state directory starts elsewhere. Otherwise two on one machine would assign the same uids, and each would end
+    the processes of the other.
+    """
     size = last - first
     start = zlib.crc32(os.fsencode(registry.root())) % size if size else 0
     return (first + (start + step) % size for step in range(size))
@@ -429,34 +441,36 @@ def _uids() -> dict[str, int]:
 
 
 def shop_uids() -> dict[int, str]:
-    """By uid, the name of the profile's directory."""
+    """Map each uid to the name of the profile's directory."""
     return {uid: name for name, uid in _uids().items()}
 
 
 def uids_of_others(profile_id: str) -> set[int]:
-    """The uids of all shops but this one."""
+    """Return the uids of all shops except this one."""
     own = registry.directory_name(profile_id)
     return {uid for uid, name in shop_uids().items() if name != own}
 
 
 def left_by_runs(uids: Container[int]) -> list[Process]:
-    """Processes with the uid of one of these shops that belong to no browser of the pool: runs', in whatever session
-    and environment they hide. A browser whose record was lost is one of them."""
+    """Return processes with the uid of one of these shops that belong to no browser of the pool.
+
+    They belong to runs, whatever their session and environment. A browser whose record was lost counts as well.
+    """
     found = [(each, uid) for each in everyone() if (uid := real_uid(each.pid)) in uids]
     if not found:
         return []
     names = shop_uids()
-    # Read after the processes: a record is written before its browser is started.
+    # Read after the processes: a record is written before its browser starts.
     records = registry.records(settings.AFTERTOUCH_RPA_BROWSERS).values()
     browsers = {registry.directory_name(record.profile): record for record in records if record and record.profile}
     return [each for each, uid in found if not _of_browser(each, browsers.get(names.get(uid, "")))]
 
 
 def _of_browser(process: Process, record: Record | None) -> bool:
-    """Whether it belongs to the browser that its shop's slot records. A run's process can forge the mark in an
-    environment, but cannot enter the session or the mount namespace of a browser.
+    """Return whether the process belongs to the browser in the record of its shop's slot.
 
-    Until the pid is recorded the mark has to do. Who forges it is found as soon as the browser has started.
+    A run's process can forge the mark in an environment, but cannot enter the session or mount namespace of a browser.
+    Before the pid is recorded only the mark is available. A forged mark is found as soon as the browser has started.
     """
     if record is None:
         return False
@@ -472,10 +486,10 @@ def _of_browser(process: Process, record: Record | None) -> bool:
 
 
 def _hand_over(folder: Path, owner: int) -> None:
-    """Give a directory with all that is in it to this uid. Follows no link."""
+    """Change the owner of a directory with its contents. Follows no link."""
     if folder.lstat().st_uid == owner:
         return
     for _, names, files, above in os.fwalk(folder, follow_symlinks=False):
         for name in (*names, *files):
             os.chown(name, owner, owner, dir_fd=above, follow_symlinks=False)
-    os.chown(folder, owner, owner, follow_symlinks=False)  # last: an interrupted walk begins again
+    os.chown(folder, owner, owner, follow_symlinks=False)  # last, so that an interrupted walk starts again

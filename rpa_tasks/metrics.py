@@ -1,5 +1,7 @@
-"""Metrics of RPA: process metrics of runs, and cluster metrics from PostgreSQL. Without PostgreSQL the latter have no
-series, not zero."""
+"""Metrics of RPA: process metrics of runs, cluster metrics and alert conditions from PostgreSQL.
+
+Without PostgreSQL the cluster metrics have no series, not zero.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def _waiting() -> Metric:
     return family
 
 
-# By two indexes, `rpa_job_due` in the order of what is due and `rpa_job_leased`.
+# Uses two indexes: `rpa_job_due` for due jobs and `rpa_job_leased`.
 _WAITING = """
 SELECT priority, due_at <= statement_timestamp(), count(*)
 FROM (

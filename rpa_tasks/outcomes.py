@@ -1,4 +1,4 @@
-"""PURE. How a run ended → what it means for the job."""
+"""PURE. Judge the end of a run and compute the delay of a retry."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from enum import StrEnum
 from typing import Any
 
 DEFAULT_DELAYS = (30.0, 60.0, 120.0)
-#: At most this share on top of a delay, so that many shops that failed together do not come back together. It never
-#: exceeds the longest delay, which is the cap.
+#: Largest share added to a delay, so that shops that failed together do not retry together. The sum never exceeds the
+#: longest delay.
 JITTER = 0.1
 
 
 class Outcome(StrEnum):
-    """The values of `Run.Outcome`, for those who may not import Django."""
+    """Values of `Run.Outcome` for modules that may not import Django."""
 
     SUCCEEDED = "succeeded"
     TRANSIENT = "transient"
@@ -28,30 +28,30 @@ class Outcome(StrEnum):
 
 
 class Ended(StrEnum):
-    """Why a command came to its end."""
+    """Why a command ended."""
 
-    EXITED = "exited"  #: by itself, be it by a signal that was not ours
+    EXITED = "exited"  #: by itself, or by a signal from another process
     TIMEOUT = "timeout"
-    LEASE_LOST = "lease_lost"  #: the runner extended nothing in time
+    LEASE_LOST = "lease_lost"  #: no extension from the runner in time
     CANCELLED = "cancelled"
     NODE_STOPPING = "node_stopping"
     RUNNER_LOST = "runner_lost"  #: the runner's end of the pipe was closed
-    NOT_STARTED = "not_started"  #: nothing of it ever ran
-    GUARD_LOST = "guard_lost"  #: the guard itself was killed
+    NOT_STARTED = "not_started"  #: no part of it ran
+    GUARD_LOST = "guard_lost"  #: the supervisor process itself was killed
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The last that is known of a command. When it is reported, nothing of it is alive, except `survivors`."""
+    """Final report on a command. All its processes have ended, except `survivors`."""
 
     ended: Ended
     exit: int | None = None
     signal: int | None = None
-    #: A word: why it was not started, or what was wrong with its result.
+    #: Code: why it was not started, or why its result was rejected.
     error: str = ""
-    #: How many of its processes could not be proven dead: its browser must not be used again.
+    #: Processes whose end is not proven; if there are any, the browser must not be used again.
     survivors: int = 0
-    #: The last of its output, at most 8,000 characters, secrets masked.
+    #: End of its output, at most 8,000 characters, secrets masked.
     tail: str = ""
     #: Bytes of output that the log did not keep.
     dropped: int = 0
@@ -66,16 +66,16 @@ class Verdict:
     reason: str = ""
 
 
-#: What the exit status means where a flow has no table of its own.
+#: Meaning of the exit status for a flow without its own table.
 DEFAULT_EXIT_CODES: Mapping[str, Sequence[int]] = {"business": (64, 65), "session": (77,), "platform": (75,)}
-#: Why a command was not started that no repeat would cure.
+#: Reasons for a failed start that no retry can repair.
 HOPELESS = frozenset({"command_missing", "command_not_executable", "arguments_too_long"})
 
 
 def judge(ending: Ending, *, exit_codes: Mapping[str, Sequence[int]], idempotent: bool, needs_result: bool) -> Verdict:
-    """What becomes of the job. Where it is open whether the effect took place, only an idempotent flow is tried again.
+    """Return the verdict on the job. If the effect is unknown, only an idempotent flow is tried again.
 
-    `exit_codes` are the flow's own by outcome; empty means 65 business, 77 session, 75 platform.
+    `exit_codes` are the flow's own by outcome; empty means 64 and 65 business, 77 session, 75 platform.
     """
     listed = _listed(ending.exit, exit_codes or DEFAULT_EXIT_CODES)
     verdict = _judge(ending, listed, Outcome.TRANSIENT if idempotent else Outcome.UNKNOWN, needs_result)
@@ -85,9 +85,9 @@ def judge(ending: Ending, *, exit_codes: Mapping[str, Sequence[int]], idempotent
 
 
 def retry_delay(failures: int, delays: Sequence[float], jitter: Callable[[], float]) -> timedelta | None:
-    """How long to wait after the `failures`-th failure, counted from 1. None: all tries are used up.
+    """Return the delay after the `failures`-th failure, counted from 1. None: all retries are used up.
 
-    `delays` are seconds, one for each retry. `jitter` gives 0 to 1, like `random.random`.
+    `delays` are seconds, one per retry. `jitter` returns 0 to 1, like `random.random`.
     """
     if failures > len(delays):
         return None
@@ -106,7 +106,7 @@ def _judge(ending: Ending, listed: Outcome | None, open_end: Outcome, needs_resu
     if ending.ended is Ended.EXITED:
         return _judge_exit(ending, open_end, needs_result)
     if ending.exit == 0 and ending.result is not None:
-        return Verdict(Outcome.SUCCEEDED)  # it had its result before it heard that it should end
+        return Verdict(Outcome.SUCCEEDED)  # it had its result before it received the stop
     if ending.ended is Ended.NODE_STOPPING and open_end is Outcome.TRANSIENT:
         return Verdict(Outcome.HELD, "node_stopping")
     return Verdict(open_end, ending.ended.value)
@@ -123,5 +123,5 @@ def _judge_exit(ending: Ending, open_end: Outcome, needs_result: bool) -> Verdic
 
 
 def _listed(code: int | None, exit_codes: Mapping[str, Sequence[int]]) -> Outcome | None:
-    """The first outcome in the table that names this exit status."""
+    """Return the first outcome in the table that has this exit status."""
     return next((Outcome(outcome) for outcome, codes in exit_codes.items() if code in codes), None)
