@@ -1,5 +1,8 @@
-"""Figures on the overview. Other apps add cards of their own through `settings.DASHBOARD`: dotted paths of functions
-that are given the request and answer with a card, or None for who may not see it."""
+"""Define the cards of the overview.
+
+Other apps add cards through `settings.DASHBOARD`: dotted paths of functions of the request. A function returns a card,
+or None if the user may not see it.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A number with its words. `value` None: too much to count now."""
+    """A labelled number of a card. `value` is None if the count exceeded its time limit."""
 
     words: str | Promise
     value: Any
-    link: str = ""  #: the rows behind it
-    tone: str = ""  #: "bad" for what somebody should look at, "quiet" for what only explains
+    link: str = ""  #: list of the counted rows
+    tone: str = ""  #: "bad" if a user must act, "quiet" for explanations
     hint: str | Promise = ""
 
 
@@ -35,8 +38,8 @@ class Card:
     title: str | Promise
     figures: list[Figure] = field(default_factory=list)
     link: str = ""
-    note: str | Promise = ""  #: what is wrong, or what is missing
-    charts: list[Chart] = field(default_factory=list)  #: they stand with the other charts
+    note: str | Promise = ""  #: error or missing source
+    charts: list[Chart] = field(default_factory=list)  #: shown with the other charts
 
 
 def capped(count: int | None, most: int) -> str | None:
@@ -44,7 +47,7 @@ def capped(count: int | None, most: int) -> str | None:
 
 
 def cards_of_others(request: HttpRequest) -> Iterator[Card]:
-    """A card that breaks says so, and the page opens."""
+    """Yield the cards of other apps. A card that fails shows an error, so that the page still loads."""
     for path in settings.DASHBOARD:
         try:
             card = import_string(path)(request)

@@ -1,4 +1,4 @@
-"""Columns over time, drawn on the server: shapes for an inline SVG, and the same figures as a table."""
+"""Draw bar charts over time on the server: shapes of an inline SVG, and the same numbers as a table."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ WIDTH, HEIGHT, GAP = 1000, 100, 0.2  #: of the drawing; the page stretches it
 class Series:
     key: str
     words: str | Promise
-    tone: str  #: the class that colours it
+    tone: str  #: CSS class of the colour
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One column: a span of time. `counts` None: too much to count now."""
+    """The counts of one span of time. `counts` is None if counting exceeded its time limit."""
 
     label: str
     counts: Mapping[str, int] | None
-    links: Mapping[str, str]  #: by series, the rows behind it
+    links: Mapping[str, str]  #: list of the counted rows, by series
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What no column should be higher than."""
+    """The highest acceptable value of a bar."""
 
     most: int
     words: str
@@ -68,10 +68,10 @@ class Goal:
 class Chart:
     key: str
     title: str
-    series: list[tuple[Series, Any, str]]  #: with the sum and its link
+    series: list[tuple[Series, Any, str]]  #: each with its sum and link
     columns: list[Column]
-    top: int  #: what the full height stands for
-    scale: str  #: the same in words
+    top: int  #: value at full height
+    scale: str  #: `top`, formatted
     goal: Goal | None = None
 
     @property
@@ -80,20 +80,20 @@ class Chart:
 
     @property
     def labels(self) -> list[str]:
-        """The first, the middle and the last."""
+        """Return the first, middle and last label."""
         names = [column.label for column in self.columns]
         return [names[0], names[len(names) // 2], names[-1]] if len(names) > 2 else names
 
     @property
     def goal_y(self) -> float | None:
-        """None where it is above everything."""
+        """Return the height of the goal line; None if it is above the chart."""
         return HEIGHT * (1 - self.goal.most / self.top) if self.goal and self.goal.most <= self.top else None
 
 
 def stacked(
     key: str, title: str, series: Sequence[Series], buckets: Sequence[Bucket], total_link: Callable[[str], str]
 ) -> Chart:
-    """Parts of a whole, one on the other."""
+    """Build a chart of stacked bars: the series are parts of a whole."""
     top = round_up(max((sum(bucket.counts.values()) for bucket in buckets if bucket.counts), default=0))
     sums = [sum((bucket.counts or {}).get(each.key, 0) for bucket in buckets) for each in series]
     legend = [(each, count, total_link(each.key)) for each, count in zip(series, sums, strict=True)]
@@ -114,7 +114,7 @@ def paired(
     key: str, title: str, legend: Sequence[tuple[Series, Any, str]], buckets: Sequence[Bucket],
     words: Callable[[int], Any] = int, goal: Goal | None = None,
 ) -> Chart:  # fmt: skip
-    """Figures of which none is a part of another, side by side; red what is beyond the goal."""
+    """Build a chart of bars side by side: no series is part of another. Values beyond the goal are red."""
     series = [each for each, _sum, _link in legend]
     top = round_up(max((max(bucket.counts.values()) for bucket in buckets if bucket.counts), default=0))
 
@@ -131,7 +131,7 @@ def paired(
 
 
 def round_up(most: int) -> int:
-    """A number that is easy to read: 1, 2 or 5 with zeros."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     scale = 1
     while scale * 10 <= most:
         scale *= 10
@@ -175,7 +175,7 @@ T = TypeVar("T", bound="Counter[Any]")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some hours that follow each other, until `until`."""
+    """Consecutive hours up to `until`."""
 
     label: str
     hours: list[datetime]
@@ -191,13 +191,13 @@ def spans(days: int) -> list[Span]:
 
 
 def reach(spans: list[Span], span: Span | None) -> tuple[datetime, datetime]:
-    """Of this column; of all of them where it is None."""
+    """Return start and end of a bar; of the whole chart if `span` is None."""
     first, last = (span, span) if span else (spans[0], spans[-1])
     return first.hours[0], last.until
 
 
 def tallies(past: Past[T], spans: list[Span], patience: Patience) -> list[T | None]:
-    """By column. None where there is too much to count now."""
+    """Count by bar; None where counting exceeded its time limit."""
     found = past.hours([hour for span in spans for hour in span.hours], now(), patience)
     return [_sum([found[hour] for hour in span.hours]) for span in spans]
 
@@ -212,7 +212,7 @@ def _sum(parts: list[T | None]) -> T | None:
 
 
 def _hours() -> Iterator[Span]:
-    """The present one and the 23 before."""
+    """Yield the current hour and the 23 before it."""
     present = localtime().replace(minute=0, second=0, microsecond=0)
     for back in range(23, -1, -1):
         hour = present - HOUR * back
@@ -220,7 +220,7 @@ def _hours() -> Iterator[Span]:
 
 
 def _days(count: int) -> Iterator[Span]:
-    """Today and those before, by the house's calendar."""
+    """Yield today and the days before it, in the server's time zone."""
     present = localtime().replace(minute=0, second=0, microsecond=0)
     for back in range(count - 1, -1, -1):
         begins = (localtime() - timedelta(days=back)).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -233,7 +233,7 @@ SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """How codes are called, and where they lead: `link(code, span)`, "" for all codes, None for the whole time."""
+    """Labels and links of codes: `link(code, span)`. Code "" means all codes, span None the whole period."""
 
     words: Callable[[str], str]
     others: str

@@ -1,4 +1,4 @@
-"""The first page, and what every page carries."""
+"""Build the overview page, and the context that every page needs."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from scheduling.monitoring import statistics
 from scheduling.monitoring.statistics import MOST
 from scheduling.redaction import masked_text
 
-PATIENCE = 4.0  #: seconds for everything together: the page must open while everything burns
+PATIENCE = 4.0  #: seconds; limit for all counts of the page, so that it loads under overload
 WORST = 5
 TOUCHES = "admin:scheduling_touch_changelist"
 
 
 def every_page(request: HttpRequest) -> dict[str, Any]:
-    """The banner while anything is paused."""
+    """Return the active pauses for the banner of every page."""
     user = request.user
     if not (user.is_authenticated and user.is_staff):
         return {}
@@ -72,7 +72,7 @@ def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
     return context
 
 
-# --- what waits -----------------------------------------------------------------------------------------------------
+# --- backlog --------------------------------------------------------------------------------------------------------
 
 
 def _work(patience: Patience) -> list[Figure]:
@@ -93,7 +93,7 @@ def _open_failed(patience: Patience) -> Figure:
     return Figure(_("Failed tasks that wait for you"), capped(count, MOST), link, "bad" if count else "")
 
 
-# --- what ended -----------------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------------------------
 
 
 def _sums(past: Ended, days: int) -> list[Figure]:
@@ -114,7 +114,7 @@ def _sums(past: Ended, days: int) -> list[Figure]:
 
 
 def _complaints(past: Ended, patience: Patience) -> list[dict[str, Any]] | None:
-    """The nodes that are complained about most; None where it could not be counted."""
+    """Return the nodes with the highest complaint rates; None if counting exceeded its time limit."""
     whole, complained = past.whole, patience(lambda: statistics.complained(past.since))
     if whole is None or complained is None:
         return None
@@ -134,12 +134,12 @@ def _complaints(past: Ended, patience: Patience) -> list[dict[str, Any]] | None:
 
 
 def whole_of(tally: statistics.Tally, wanted: int) -> int:
-    """What was delivered by a node."""
+    """Return the number of touches that a node delivered."""
     return sum(count for (state, _code, node), count in tally.items() if state == "delivered" and node == wanted)
 
 
 def _causes(patience: Patience) -> list[dict[str, Any]] | None:
-    """What fails most, for the same cause."""
+    """Return the most frequent causes of open failed tasks."""
 
     def read() -> list[dict[str, Any]]:
         groups = FailedTask.objects.filter(state="open").values("fingerprint").order_by()

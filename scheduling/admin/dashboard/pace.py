@@ -1,4 +1,4 @@
-"""How fast the house works, and what waits at the broker."""
+"""Build the overview's cards of throughput, lateness and broker queues."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 TOUCHES = "admin:scheduling_touch_changelist"
 ALWAYS = (*TOUCH_QUEUES.values(), "ticks")
-OTHERS = 6  #: of the queues of other apps, those in which most waits
+OTHERS = 6  #: queues of other apps that are shown, longest first
 
 
 def pace(patience: Patience) -> Card:
@@ -51,7 +51,7 @@ def seconds(seconds: float | None) -> str:
 def queues() -> Card:
     try:
         found, takes_messages = queue_figures(), broker_takes_messages()
-    except Exception as error:  # whatever the broker's client raises
+    except Exception as error:  # any exception of the broker's client
         log.warning("broker_not_asked", error=str(error))
         return Card(_("Queues"), note=_("The broker does not answer. Touches are kept and go out when it does."))
     own = sorted((each for each in found if each.name in ALWAYS), key=lambda each: ALWAYS.index(each.name))

@@ -1,4 +1,4 @@
-"""What ended, over time: the charts of the overview and the sums below them."""
+"""Build the overview's charts of ended touches, lateness and events, and the sums below them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ STATES = (
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """`tallies` by column, None where there is too much to count now."""
+    """`tallies` by bar; None where counting exceeded its time limit."""
 
     spans: list[Span]
     tallies: list[Tally | None]
@@ -54,7 +54,7 @@ class Ended:
 
     @property
     def whole(self) -> Tally | None:
-        """The sum, None where a part is missing."""
+        """Return the sum; None if a bar is missing."""
         return None if None in self.tallies else sum(filter(None, self.tallies), Tally())
 
     def link(self, span: Span | None = None, **filters: str) -> str:
@@ -77,12 +77,12 @@ def by_state(ended: Ended) -> Chart:
 
 
 def by_reason(ended: Ended) -> Chart:
-    """Of the suppressed: the commonest reasons, and the others together."""
+    """Chart the most frequent reasons of suppressed touches, and the others together."""
     return _reasons("reasons", _("Why touches were not sent"), ended, ["suppressed"], {"state__exact": "suppressed"})
 
 
 def by_cause(ended: Ended) -> Chart:
-    """The same of those that failed, or may have."""
+    """Chart the most frequent reasons of failed and unknown touches."""
     return _reasons("failures", _("Why touches failed"), ended, ["failed", "unknown"], {"stands": "bad"})
 
 
@@ -95,7 +95,7 @@ def _reasons(key: str, title: str, ended: Ended, states: Collection[str], filter
 
 
 def counted(tally: Tally) -> Counter[str]:
-    """By state."""
+    """Count by state."""
     found: Counter[str] = Counter()
     for (state, _reason, _node), count in tally.items():
         found[state] += count
@@ -103,7 +103,7 @@ def counted(tally: Tally) -> Counter[str]:
 
 
 def reasons(tally: Tally, states: Collection[str]) -> Counter[str]:
-    """Of those that ended like this."""
+    """Count the reasons of touches that ended in one of `states`."""
     found: Counter[str] = Counter()
     for (state, code, _node), count in tally.items():
         if state in states:
@@ -111,7 +111,7 @@ def reasons(tally: Tally, states: Collection[str]) -> Counter[str]:
     return found
 
 
-TYPES = 1000  #: whose names are looked up
+TYPES = 1000  #: event types whose names are looked up
 QUANTILES = {
     0.5: Series("p50", gettext_lazy("Median"), "hue1"),
     0.99: Series("p99", gettext_lazy("99 of 100 below"), "hue0"),
@@ -119,7 +119,7 @@ QUANTILES = {
 
 
 def lateness(spans: list[Span], patience: Patience) -> Chart:
-    """From due to sent, of what was delivered."""
+    """Chart the lateness of delivered touches, from due to sent."""
     found = tallies(statistics.past_lateness, spans, patience)
 
     def link(span: Span | None = None) -> str:
@@ -141,7 +141,7 @@ def lateness(spans: list[Span], patience: Patience) -> Chart:
 
 
 def _ms(late: Late, part: float) -> int:
-    """At least 1: what is on time is seen as well."""
+    """Return a quantile in milliseconds; at least 1, so that a bar is visible."""
     span = quantile(late, part)
     return max(1, _in_ms(span.total_seconds())) if span else 0
 
@@ -155,7 +155,7 @@ def _words(ms: int) -> str:
 
 
 def events(spans: list[Span], patience: Patience) -> Chart:
-    """Taken in, by type."""
+    """Chart received events by type."""
 
     def link(kind: str, span: Span | None) -> str:
         since, until = reach(spans, span)
