@@ -1,4 +1,4 @@
-"""What touches bring about: conversion by node and version of the content, beside the control group."""
+"""Show conversion by node and content version beside the control group."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scheduling.policy.rollout import Lift, Share
 
 PERIODS = (30, 90, 180)  #: days
 USUAL = 90
-PATIENCE = "20s"  #: longer than the first page has: who comes here wants the figures
+PATIENCE = "20s"  #: longer than the overview's limit: the user requested these numbers
 
 
 def effect_page(nodes_admin: Any, request: HttpRequest) -> HttpResponse:
@@ -55,7 +55,7 @@ def _told(effect: Effect, links: dict[str, int]) -> dict[str, Any]:
 
 
 def _share(share: Share) -> dict[str, Any]:
-    """The bar of a share: its interval, and a mark at the rate, in hundredths of the width."""
+    """Return a bar for a share: its interval, and a mark at the rate, in percent of the width."""
     low, high = share.interval
     return {
         "hits": share.hits,

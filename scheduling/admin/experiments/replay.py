@@ -1,4 +1,4 @@
-"""What-if replay: write a draft, see what it would have done with events that came, publish or discard it."""
+"""Pages of what-if replays: edit a draft, compare it with the live configuration, publish or discard it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from scheduling.experiments.replay import runs
 from scheduling.experiments.replay import runs as draft
 from scheduling.models import WhatIfRun
 
-HEIGHT = 120  #: of the bars of days, in units of the drawing
+HEIGHT = 120  #: of a day's bars, in units of the drawing
 STEP, WIDTH = 24, 9
 PARTS = ("planned", "delivered", "suppressed", "held", "cancelled", "failed", "waiting")
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One figure of both worlds."""
+    """One number of the live configuration and of the draft."""
 
     words: str
     live: int
@@ -85,7 +85,7 @@ def told(result: Mapping[str, Any]) -> dict[str, Any]:
         "since": parse_datetime(result["since"]),
         "until": parse_datetime(result["until"]),
         "shortened": result["shortened"],
-        "waiting_incomplete": result.get("waiting_incomplete", False),  # not said by those from before
+        "waiting_incomplete": result.get("waiting_incomplete", False),  # missing in results of earlier versions
         "carried": live["totals"].get("carried", 0),
         "figures": _figures(live, draft),
         "suppressed": _codes(live["suppressed"], draft["suppressed"]),
@@ -136,7 +136,7 @@ def _figures(live: Mapping[str, Any], draft: Mapping[str, Any]) -> list[Pair]:
 
 
 def _codes(live: Mapping[str, int], draft: Mapping[str, int]) -> list[Pair]:
-    """By reason, the most frequent first."""
+    """Pair counts by reason, the most frequent first."""
     widest = max([*live.values(), *draft.values()], default=1)
     pairs = [Pair(reason(code), live.get(code, 0), draft.get(code, 0), widest) for code in live.keys() | draft.keys()]
     return sorted(pairs, key=lambda pair: (-max(pair.live, pair.draft), pair.words))
@@ -163,7 +163,7 @@ def _nodes(live: Mapping[str, Any], draft: Mapping[str, Any]) -> list[dict[str, 
 
 
 def _sends(live: Mapping[str, int], draft: Mapping[str, int]) -> list[Pair]:
-    """How many customers got one, two, three, or more."""
+    """Pair the numbers of customers who got one, two, three or more touches."""
     widest = max([*live.values(), *draft.values()], default=1)
     words = {"1": _("1 touch"), "2": _("2 touches"), "3": _("3 touches"), "4": _("4 touches or more")}
     return [Pair(text, live.get(key, 0), draft.get(key, 0), widest) for key, text in words.items()]
@@ -184,7 +184,7 @@ def _days(live: Mapping[str, int], draft: Mapping[str, int]) -> list[Day]:
 
 
 def _span(days: Iterable[str]) -> list[str]:
-    """Every day from the first to the last, those without a send too."""
+    """Return every day from the first to the last, including days without a send."""
     known = sorted(map(date.fromisoformat, days))
     if not known:
         return []
@@ -214,7 +214,7 @@ class DraftForm(forms.Form):
         area.attrs["class"] = f"{area.attrs.get('class', '')} at-mono"
 
     def clean_draft(self) -> str:
-        """Everything that is wrong, each with the place where it stands."""
+        """Validate the draft. Lists all errors, each with its place."""
         text: str = self.cleaned_data["draft"]
         try:
             draft.read(text)
@@ -275,7 +275,7 @@ class WhatIfRunAdmin(OpsAdmin):
         return f"{live} → {after}"
 
     def add_view(self, request: HttpRequest, form_url: str = "", extra_context: Any = None) -> HttpResponse:
-        """The draft: what is live to begin with, or that of an earlier run."""
+        """Edit a draft. Starts with the live configuration, or with the draft of an earlier run."""
         if not self.has_add_permission(request):
             raise PermissionDenied
         form = DraftForm(request.POST or None, initial=self._beginning(request))
@@ -292,7 +292,7 @@ class WhatIfRunAdmin(OpsAdmin):
         )  # fmt: skip
 
     def _beginning(self, request: HttpRequest) -> dict[str, Any]:
-        """Not in the place of what was just sent: exporting costs a few reads."""
+        """Return initial values; none for a POST, because the export costs several reads."""
         if request.method == "POST":
             return {}
         earlier = request.GET.get("from", "")

@@ -1,4 +1,4 @@
-"""Guarded roll-outs: started at a node, watched there or by themselves, paused, resumed and stopped by editors."""
+"""Pages of automatic roll-outs: start at a node, progress, and pause, resume and stop by editors."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ WHY: Mapping[str, str | Promise] = {
     "unseen": gettext_lazy("Its figures could not be counted for five minutes. Nobody gets what cannot be judged."),
     "person": gettext_lazy("A person paused it."),
 }
-#: Codes that carry a rate behind these.
+#: Prefixes of codes that contain a rate.
 ABOUT = {
     "limit:": gettext_noop("%(rate)s: worse than the stable version by more than the limit, beyond chance."),
     "doubt:": gettext_noop("%(rate)s: worse than the limit, perhaps by chance. It stays until more is known."),
 }
 
-#: What `scheduling.policy.rollout` objects to.
+#: Errors of `scheduling.policy.rollout`.
 learn(
     {},
     {},
@@ -88,7 +88,7 @@ def why(code: str) -> str:
 
 
 def told(rollout: GuardedRollout) -> dict[str, Any]:
-    """Everything that a page shows of one roll-out."""
+    """Return the template context of one roll-out."""
     plan = read_plan(rollout.plan)
     canary, stable = (Tally(**rollout.figures.get(name, {})) for name in ("canary", "stable"))
     return {
@@ -162,7 +162,7 @@ def _move(move: RolloutMove) -> dict[str, Any]:
 
 
 State = GuardedRollout.State
-#: Columns of a node that nobody types into while its canary moves.
+#: Columns of a node that are read-only while its canary moves.
 MOVED = ("template", "canary_template", "canary_percent", "canary_communities")
 MOVED_BY_ITSELF = gettext_lazy(
     "A guarded roll-out moves the canary, see below. Pause or stop it to edit the canary by hand."
@@ -290,7 +290,7 @@ class GuardedRolloutAdmin(ReadOnlyAdmin):
         )  # fmt: skip
 
     def act_view(self, request: HttpRequest, rollout_id: int, verb: str) -> HttpResponse:
-        """Ask, then do it."""
+        """Ask for confirmation, then perform the action."""
         _may_edit(request)
         row = self.found(request, str(rollout_id))
         if verb not in DEEDS:
@@ -333,7 +333,7 @@ def rollout_context(request: HttpRequest, row: GuardedRollout) -> dict[str, Any]
 
 
 def node_context(request: HttpRequest, node: Node) -> dict[str, Any]:
-    """For the page of a node: its latest roll-out, and whether another can be started."""
+    """Return the context for a node's page: its latest roll-out, and whether another can be started."""
     row = node.guarded_rollouts.first()
     may = request.user.has_perm("scheduling.change_node")
     startable = may and node.retired_at is None and (row is None or not row.is_open)
@@ -347,12 +347,12 @@ def node_context(request: HttpRequest, node: Node) -> dict[str, Any]:
 
 
 def is_guarded(node: Node) -> bool:
-    """Whether its canary moves by itself now."""
+    """Return whether an automatic roll-out moves the node's canary now."""
     return node.guarded_rollouts.filter(state=State.RUNNING).exists()
 
 
 def paused_rollouts() -> list[Figure]:
-    """For the overview, where there is any."""
+    """Return the overview's number of paused roll-outs; empty if there are none."""
     count = GuardedRollout.objects.filter(state=State.PAUSED).count()
     link = f"{reverse('admin:scheduling_guardedrollout_changelist')}?state__exact={State.PAUSED}"
     return [Figure(_("Guarded roll-outs that paused"), count, link, "bad")] if count else []
