@@ -1,5 +1,4 @@
-"""What a person does about failed tasks, in words, and the page on which they do it to one: it asks for a reason and
-says what became of it."""
+"""Define the actions on failed tasks with their texts, and the page that applies one to a single task."""
 
 from __future__ import annotations
 
@@ -25,13 +24,13 @@ from scheduling.operations.deeds import DEEDS, Deed
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One thing to do, in words for the person who does it."""
+    """An action with its title and explanation."""
 
     title: str | Promise
     explains: str | Promise
     icon: str
     deed: Deed
-    of_job: tuple[str | Promise, str | Promise] | None = None  #: title and words where it is about an RPA job
+    of_job: tuple[str | Promise, str | Promise] | None = None  #: title and explanation for RPA jobs
 
     def fits(self, row: FailedTask) -> bool:
         if row.state not in self.deed.states or (self.deed.unknown_only and row.failure != "unknown"):
@@ -39,7 +38,7 @@ class Verb:
         return not (self.deed.publishes and row.origin == FailedTask.Origin.MESSAGE)
 
     def about(self, *origins: str) -> Verb:
-        """In the words for what it is about: a touch is sent to a customer, a job has an effect."""
+        """Return the texts for the origin: a touch is sent to a customer, a job has an effect."""
         if self.of_job is None or set(origins) != {FailedTask.Origin.RPA_JOB}:
             return self
         title, explains = self.of_job
@@ -133,7 +132,7 @@ class PaceForm(ReasonForm):
 
     @classmethod
     def of(cls, deed: Deed, given: Any) -> PaceForm:
-        """At the pace that is usual for it, unless somebody says otherwise."""
+        """Build the form with the action's default rate."""
         form = cls(given, initial={"per_second": deed.per_second})
         if not deed.publishes:
             form.fields["per_second"].help_text = ""
@@ -141,7 +140,7 @@ class PaceForm(ReasonForm):
 
 
 def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str) -> HttpResponse:
-    """One failed task."""
+    """Confirm an action on one failed task and apply it."""
     if not tasks_admin.has_act_permission(request, row):
         raise PermissionDenied
     verb = VERBS.get(name)

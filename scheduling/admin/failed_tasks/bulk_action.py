@@ -1,4 +1,4 @@
-"""Bulk actions: how one is begun, how far it has come, and the button that stops it."""
+"""Start, show and stop bulk actions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OVER = {FAILED_TASKS: gettext_lazy("Failed tasks"), TOUCHES: gettext_lazy("Touch
 
 
 def refusal(action: str, address: Mapping[str, Any], as_of: datetime) -> list[str]:
-    """What speaks against doing this to all that the address means, each with the parameter's name."""
+    """Return why the action cannot apply to the filter, each reason with its parameter."""
     try:
         bulk_actions.check(action, chosen_by(address), as_of)
     except InvalidInput as error:
@@ -47,7 +47,7 @@ def _wrong(error: InvalidInput) -> list[str]:
 def begin(
     request: HttpRequest, action: str, address: Mapping[str, Any], form: PaceForm, as_of: datetime
 ) -> HttpResponse:
-    """Leads to its page; back to where they came from where it cannot be begun."""
+    """Start a bulk action and redirect to its page; back to the form if it cannot start."""
     pace = form.cleaned_data["per_second"]
     try:
         row = bulk_actions.begin(
@@ -80,7 +80,7 @@ class BulkActionAdmin(ReadOnlyAdmin):
         return [path("<uuid:pk>/cancel/", view, name="scheduling_bulkaction_cancel"), *super().get_urls()]
 
     def has_act_permission(self, request: HttpRequest, row: BulkAction) -> bool:
-        """Who may do it to one may stop what is done to many."""
+        """Allow stopping a bulk action to users who may apply the action to one row."""
         return row.action in DEEDS and bool(request.user.has_perm(MAY[DEEDS[row.action].over]))
 
     @display(description=gettext_lazy("action"))  # type: ignore[untyped-decorator]
@@ -144,7 +144,7 @@ def _progress(row: BulkAction) -> str:
 
 
 def _percent(row: BulkAction) -> int:
-    """What somebody else acted on meanwhile is not looked at, so the end may come sooner."""
+    """Return the progress in percent. It may jump to 100: rows that other users acted on are skipped."""
     if row.state == BulkAction.State.DONE:
         return 100
     return min(100 * row.looked_at // row.total, 100) if row.total else 0

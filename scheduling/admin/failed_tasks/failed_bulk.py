@@ -1,4 +1,4 @@
-"""What a person does about many failed tasks: those of a page at once, more of them as a bulk action."""
+"""Apply an action to many failed tasks: up to `AT_ONCE` in the request, more as a bulk action."""
 
 from __future__ import annotations
 
@@ -24,14 +24,16 @@ from scheduling.models import FailedTask
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Tally
 
-AT_ONCE = 50  #: a page of the list; more of them are left to workers
-MOST_CHOSEN = 200  #: one by one
-PER_SECOND = 20  #: the pace of those of a page that are published again
+AT_ONCE = 50  #: one page of the list; workers process more
+MOST_CHOSEN = 200  #: rows that can be selected one by one
+PER_SECOND = 20  #: rate of publishing the rows of one page
 
 
 def bulk(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTask]], HttpResponse | None]:
-    """The list's action: first a page that asks for a reason, then the deed. "All that match" means those that had
-    failed when the page was shown."""
+    """Return a list action: ask for a reason, then apply it.
+
+    "All that match" means tasks that had failed when the page was shown.
+    """
     verb = VERBS[name]
 
     def act(tasks_admin: Any, request: HttpRequest, queryset: QuerySet[FailedTask]) -> HttpResponse | None:
@@ -54,7 +56,7 @@ def bulk(name: str) -> Callable[[Any, HttpRequest, QuerySet[FailedTask]], HttpRe
 
 
 def instant_of(request: HttpRequest) -> datetime:
-    """When the page was shown from which this was sent."""
+    """Return when the submitted page was shown; now if unknown."""
     try:
         asked_at = parse_datetime(request.POST.get("asked_at", ""))
     except ValueError:

@@ -1,4 +1,4 @@
-""""""
+"""Pages of failed tasks: list, groups by cause, and details with actions."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from scheduling.operations.filters import state_of_failed
 from scheduling.operations.queries import failed_named
 from scheduling.redaction import masked, masked_json, masked_text
 
-LOOKED_AT = 10_000  #: open ones, for the reasons that they have
+LOOKED_AT = 10_000  #: open tasks that are read for the choices of reasons
 
 #: A run may have done half of its work before it failed.
 CLASSES_OF_JOBS = {"failed": _("The run failed"), "unknown": _("May have had its effect")}
@@ -51,7 +51,7 @@ def class_of(origin: str, failure: str) -> str:
 
 
 class OpenFilter(admin.SimpleListFilter):
-    """Open ones first: they are what waits for a person."""
+    """Show open tasks by default: they wait for an operator."""
 
     title = _("state")
     parameter_name = "state"
@@ -92,7 +92,7 @@ class ChannelFilter(DropdownFilter):  # type: ignore[misc]
 
 
 class CauseFilter(DropdownFilter):  # type: ignore[misc]
-    """The reasons that the latest open ones have now."""
+    """Offer the reasons of the latest open tasks."""
 
     title = _("reason")
     parameter_name = "reason"
@@ -106,7 +106,7 @@ class CauseFilter(DropdownFilter):  # type: ignore[misc]
 
 
 OPEN = FailedTask.State.OPEN
-GROUPED = 20_000  #: failed tasks that are looked at for their causes
+GROUPED = 20_000  #: failed tasks that are grouped by cause
 
 TONES = {
     "open": "danger", "retried": "info", "resolved_delivered": "success", "resolved_not_delivered": "warning",
@@ -115,7 +115,7 @@ TONES = {
 
 
 def _attempt(told: dict[str, Any]) -> dict[str, Any]:
-    """As it was stored, with its codes in words."""
+    """Add labels to a stored attempt, and mask its values."""
     return {
         **masked(told),
         "at": clock(parse_datetime(str(told.get("started_at", "")))),
@@ -124,13 +124,13 @@ def _attempt(told: dict[str, Any]) -> dict[str, Any]:
 
 
 def linked(origin: str, task_id: Any) -> dict[str, Any] | None:
-    """What it was, or what it became, with the address of its page."""
+    """Return a task and the address of its page; None if it does not exist."""
     task = task_of(origin, task_id)
     return {"task": task, "link": page_of(task)} if task else None
 
 
 def panel_of(request: HttpRequest, row: FailedTask) -> str:
-    """What the app that the work came from has to show about it, as HTML."""
+    """Return the HTML that the origin's app adds to the page."""
     path = settings.FAILED_TASK_PANELS.get(row.origin)
     return str(import_string(path)(request, row)) if path else ""
 
@@ -228,8 +228,10 @@ class FailedTaskAdmin(WithSavedFilters, Exported, ReadOnlyAdmin):
         return redirect("admin:scheduling_failedtask_groups")
 
     def groups_view(self, request: HttpRequest) -> HttpResponse:
-        """What failed for the same cause stands together: one fix, one click. Of what failed lately: a cause that is
-        not among so many has nearly gone."""
+        """Group the latest failed tasks by cause, so that one fix leads to one action.
+
+        Reads `GROUPED` tasks: a cause that is not among them hardly occurs any more.
+        """
         if not self.has_view_permission(request):
             raise PermissionDenied
         state = request.GET.get("state") or OPEN

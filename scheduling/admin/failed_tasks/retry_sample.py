@@ -1,7 +1,7 @@
-"""Many that failed for one cause, published again with care: a few first, and the rest when those went well.
+"""Retry failed tasks of one cause carefully: a sample of `FEW` first, then the rest.
 
-Nothing is remembered for it: the few are the latest of their cause that were published again, whoever did it, so that
-the page says the same to everybody and after a restart.
+No state is stored. The sample is the latest tasks of the cause that were published again, by any user. All users thus
+see the same page, also after a restart.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from scheduling.operations.failed_tasks import Tally
 from scheduling.redaction import masked_text
 
 FEW = 5
-MOST_COUNTED = 10_000  #: of those that wait; the page looks again by itself
+MOST_COUNTED = 10_000  #: waiting tasks; the page reloads by itself
 DONE_WELL = ("delivered", "succeeded")
 TONES = {"failed": "danger", "unknown": "danger", "suppressed": "warning", "cancelled": "warning"}
 
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A failed task that was published again, and what has become of it."""
+    """A failed task that was published again, and the state of its new task."""
 
     row: FailedTask
     state: str
@@ -53,7 +53,7 @@ class Again:
 
 
 def task_of(origin: str, task_id: Any) -> Any:
-    """The row of work with this id, whatever app it lives in; None where there is none."""
+    """Return the task with this id from its app's ledger; None if it does not exist."""
     label = settings.LEDGERS.get(origin)
     return apps.get_model(label)._default_manager.filter(pk=task_id).first() if label and task_id else None
 
@@ -64,11 +64,11 @@ def page_of(task: Any) -> str:
 
 
 def replay_page(tasks_admin: Any, request: HttpRequest, fingerprint: str) -> HttpResponse:
-    """Shows how the last few fared; asks before it publishes the first few, or the rest."""
+    """Show the results of the sample. After confirmation, publish the sample or the rest."""
     if not tasks_admin.has_act_permission(request):
         raise PermissionDenied
     group = FailedTask.objects.filter(fingerprint=fingerprint).exclude(origin=FailedTask.Origin.MESSAGE)
-    example = next(iter(group.order_by()[:1]), None)  # the newest would be the end of a sort of all of them
+    example = next(iter(group.order_by()[:1]), None)  # ordering by time would sort the whole group
     if example is None:
         raise Http404
     asked_at = instant_of(request)
@@ -107,7 +107,7 @@ def _all_well(tried: Sequence[Again]) -> bool:
 
 
 def _advice(tried: Sequence[Again]) -> tuple[str, str]:
-    """A tone and a sentence: what the last few say about the rest."""
+    """Return a tone and a sentence: what the sample implies for the rest."""
     if not tried:
         return "", _("None was published again yet: begin with a few and see how they fare.")
     if _all_well(tried):
