@@ -1,3 +1,5 @@
+"""Pages of channels. Secrets can be written and are never displayed."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -40,7 +42,7 @@ def secret_names() -> list[str]:
     return sorted({name for kind in channel_kinds().values() for name in kind.secret_fields})
 
 
-#: For who may write new ones.
+#: For users who may write new secrets.
 SEALED = _(
     "What is stored cannot be read on this machine, which has not the key for it. Left empty it stays; "
     "what you type replaces all of it."
@@ -52,10 +54,10 @@ def readable(stored: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class SecretField(forms.CharField):
-    """Written, never read: empty keeps what is stored, a single “-” removes it."""
+    """A secret that is written and never displayed. Empty keeps the stored value, "-" removes it."""
 
     def __init__(self, name: str, stored: bool) -> None:
-        known = gettext("stored")  # not inside the f-string: extraction does not look there
+        known = gettext("stored")  # not inside the f-string: extraction of strings does not look there
         placeholder = f"{MASK} {known}" if stored else gettext("not set")
         super().__init__(
             label=SECRET_LABELS.get(name, name),
@@ -66,7 +68,7 @@ class SecretField(forms.CharField):
 
 
 def merged(stored: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
-    """The stored secrets with what was typed: empty keeps, “-” removes."""
+    """Merge typed secrets into the stored ones. Empty keeps a secret, "-" removes it."""
     kept = {name: stored[name] for name in given if name in stored}
     for name, value in given.items():
         if value == "-":
@@ -96,7 +98,7 @@ class ChannelForm(CheckedForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.config: Mapping[str, Any] = self.instance.config or {}  #: as it will be, once the form is clean
+        self.config: Mapping[str, Any] = self.instance.config or {}  #: the value after the form is clean
         self.stored = readable(self.config)
         self.fields["settings"].initial = {k: v for k, v in self.stored.items() if k not in secret_names()}
         for name in secret_names():
@@ -136,7 +138,7 @@ class DisabledInline(TabularInline):  # type: ignore[misc]
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Who may edit the channel may send there again."""
+        """Allow removal to users who may edit the channel."""
         return bool(request.user.has_perm("scheduling.change_channelconfig"))
 
 

@@ -1,3 +1,5 @@
+"""Pages of communities and their targets. Secrets can be written and are never displayed."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -25,14 +27,16 @@ def channels_by_key() -> dict[str, str]:
 
 
 def written() -> QuerySet[Community]:
-    """Chats that people wrote something about, to choose from. All others write themselves down when they are first
-    counted: as many as there are conversations."""
+    """Return communities with a name or a target, to choose from.
+
+    All others are stored when they are first counted: as many as there are conversations.
+    """
     known = Community.objects.alias(size=Length("targets")).exclude(name="", size=0)
     return known.filter(retired_at=None)
 
 
 def places(stored: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """The targets that a community can have: by kind, by channel, and whatever it has already."""
+    """Return the possible targets of a community: by kind, by channel, and the stored ones."""
     kinds = channels_by_key()
     named = [kind for kind, each in channel_kinds().items() if not each.address_key and each.secret_fields]
     named += [key for key, kind in kinds.items() if kind in named and key not in named]
@@ -51,7 +55,7 @@ class CommunityForm(CheckedForm):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.targets: Mapping[str, Any] = self.instance.targets or {}  #: as they will be, once the form is clean
+        self.targets: Mapping[str, Any] = self.instance.targets or {}  #: the value after the form is clean
         self.stored = readable(self.targets)
         for place, names in places(self.stored):
             for name in names:
@@ -122,7 +126,7 @@ class CommunityAdmin(Retirable):
         return [*fields, "chat_id"] if obj else fields
 
     def in_use(self, row: Community) -> bool:
-        """Events and touches name it by its chat id."""
+        """Always in use: events and touches refer to a community by its chat id."""
         return True
 
     @display(description=_("targets"))  # type: ignore[untyped-decorator]

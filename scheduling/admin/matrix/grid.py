@@ -1,4 +1,4 @@
-"""The service-node matrix as ops think of it: stage × trigger, a card a node."""
+"""Show the service-node matrix (stage × trigger, one card per node), and the pages of stages."""
 
 from __future__ import annotations
 

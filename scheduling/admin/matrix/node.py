@@ -1,4 +1,4 @@
-""""""
+"""Pages of nodes, with a live preview of what an edit changes for waiting touches."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ from scheduling.policy.specs import NodeSpec
 log = structlog.get_logger(__name__)
 
 
-TYPING = timedelta(seconds=2)  #: for a look at them meanwhile
-MOST = 20_000  #: waiting touches that are looked at one by one while somebody types
+TYPING = timedelta(seconds=2)  #: limit of a preview while the user types
+MOST = 20_000  #: waiting touches that a preview reads
 CONTENT = ("template", "canary_template", "canary_percent", "canary_communities", "channel")
 
 
 def impact_view(nodes_admin: Any, request: HttpRequest, object_id: str) -> JsonResponse:
-    """For the form as it stands: sentences, each with a tone. Nothing while the form is wrong or as it was."""
+    """Return the effects of the submitted form as sentences with tones.
+
+    Empty while the form is invalid or unchanged.
+    """
     row = nodes_admin.found(request, object_id)
     if not nodes_admin.has_change_permission(request, row):
         raise PermissionDenied
@@ -99,7 +102,7 @@ def _delay_lines(row: Node, count: int | None) -> list[tuple[str, str]]:
 
 
 def _foreseen(row: Node) -> Moved | None:
-    """None where it takes too long while somebody types."""
+    """Preview how many waiting touches would move; None if that takes longer than `TYPING`."""
     node = spec_of(row)
     try:
         found = patiently(lambda: foresee([node], snapshot.current().delay_rules, TYPING))
@@ -122,18 +125,18 @@ def _move_words(moved: Moved) -> str:
 
 
 def spec_of(row: Node) -> NodeSpec:
-    """The node as its row stands, saved or not."""
+    """Return the node's specification from its row, saved or not."""
     config = snapshot.current()
     return snapshot.node_spec(row, config.templates, config.channels)
 
 
 def move_after_commit(request: HttpRequest, row: Node) -> None:
-    """Once the edit is stored, a batch a transaction: others go on meanwhile."""
+    """Move waiting touches after the edit is committed, one transaction per batch, so that other writers continue."""
 
     def move() -> None:
         try:
             moved = move_waiting([spec_of(row)], snapshot.current().delay_rules, WATCHED)
-        except Error:  # the edit is stored all the same
+        except Error:  # the edit is stored anyway
             log.exception("waiting_not_moved", node=row.pk)
             moved = Moved(broken=True)
         tell_moved(request, moved)
@@ -303,7 +306,7 @@ class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
         return super().change_view(request, object_id, form_url, {**context, **(extra_context or {})})
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
-        """Where there is no node yet, nothing waits for it. What a guarded roll-out moves is not typed meanwhile."""
+        """Omit `move_waiting` for a new node, and make the canary read-only while an automatic roll-out moves it."""
         layout: list[Any] = list(self.fieldsets)
         (when, options), *rest = layout
         fields = tuple(each for each in options["fields"] if obj is not None or each != "move_waiting")
@@ -326,7 +329,7 @@ class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
         return [*fields, "key"] if obj else fields
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> Any:
-        """What is retired can't be chosen, but what was chosen stays."""
+        """Offer rows that are not retired, and rows that nodes already use."""
         field = super().formfield_for_foreignkey(db_field, request, **kwargs)
         if field is not None and hasattr(db_field.related_model, "retired_at"):
             present = Node.objects.values_list(db_field.attname, flat=True).filter(retired_at=None)
@@ -350,7 +353,7 @@ class NodeAdmin(KeepsOthersEdits, WithHistory, Retirable):
 
     @display(description=_("waiting touches"))  # type: ignore[untyped-decorator]
     def waiting(self, row: Node) -> str:
-        """Counted up to a thousand: a page must not count millions."""
+        """Count waiting touches up to 1,000; the node may have millions."""
         if row._state.adding:
             return "0"
         count = Touch.objects.filter(node=row, state__in=WAITING)[:1001].count()

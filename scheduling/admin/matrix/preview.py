@@ -1,4 +1,4 @@
-"""What would happen if this event came now: nothing is stored and nothing is sent."""
+"""Preview what an event would send now. Stores and sends nothing."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def _outcome(each: Foreseen) -> dict[str, Any]:
 
 
 def _switched_off(event_type: str) -> list[Node]:
-    """Nodes that wait for this event and are switched off: often the answer to "why does nothing happen?"."""
+    """Return disabled nodes with this trigger. They often explain why nothing is sent."""
     return list(Node.objects.filter(trigger=event_type, enabled=False, retired_at=None))

@@ -1,3 +1,5 @@
+"""Pages of the delay rule, the anti-harassment rules and event types."""
+
 from __future__ import annotations
 
 from typing import Any, ClassVar
@@ -36,7 +38,7 @@ class DelayRuleForm(CheckedForm):
 
 @admin.register(DelayRule)
 class DelayRuleAdmin(WithHistory, OpsAdmin):
-    """One row; the list leads straight to it."""
+    """The single delay rule. Its list redirects to it."""
 
     form = DelayRuleForm
     fields = ("by_level", "default", ("active_within", "active_factor"), "version", "change_reason")
@@ -99,7 +101,7 @@ class HarassmentRuleAdmin(WithHistory, Retirable):
     window_text = plainly("window", _("window"), spoken)
 
     def in_use(self, row: HarassmentRule) -> bool:
-        """Verdicts name it by its version, for ever."""
+        """Always in use: verdicts refer to a rule by its version."""
         return True
 
     @display(description=_("rule"))  # type: ignore[untyped-decorator]

@@ -1,4 +1,4 @@
-""""""
+"""Pages of templates: texts, preview, and test messages."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec, TextS
 from scheduling.rendering import CannotRender, render
 
 SAMPLE_USER = "sample"
-SUGGESTED = 500  #: chats, of those that can be typed
+SUGGESTED = 500  #: chats that the input suggests; others can be typed
 
 
 def sample_customer(user_id: str) -> CustomerSpec:
-    """The customer, or an invented one."""
+    """Return the customer, or an invented one if it does not exist."""
     row = Customer.objects.filter(user_id=user_id).first() if user_id else None
     if row is None:
         return CustomerSpec(0, user_id or SAMPLE_USER, name=user_id or gettext("Zhang San"), level="normal")
@@ -127,7 +127,10 @@ def told(outcome: Outcome | str) -> dict[str, Any]:
 
 
 def _send(template: Template, wanted: Mapping[str, Any]) -> tuple[Outcome | str, str]:
-    """Once, outside of the ledger and its guards. A text instead of an outcome: why nothing was sent."""
+    """Send once, without the ledger and the guards.
+
+    Returns the outcome and the body; a text instead of the outcome explains why nothing was sent.
+    """
     config = snapshot.current()
     spec = config.channels[wanted["channel"].pk]
     community = wanted["community"]
@@ -165,7 +168,7 @@ class TemplateForm(CheckedForm):
 
 
 class TextForm(MergingForm):
-    """A text is refused while it cannot be rendered, with the line or the variable that is wrong."""
+    """Refuse a text that cannot be rendered, and name the line or variable."""
 
     class Meta:
         model = TemplateText
@@ -244,7 +247,7 @@ class TemplateAdmin(WithHistory, Retirable):
         return body[:40] + ("…" if len(body) > 40 else "")
 
     def preview_view(self, request: HttpRequest) -> HttpResponse:
-        """What a text would say to a customer: a stored one, or as it stands in the form for who may change it."""
+        """Render a text for a customer: a stored one, or for editors the unsaved one of the form."""
         if not self.has_view_or_change_permission(request):
             raise PermissionDenied
         if "text" in request.POST:
@@ -260,5 +263,5 @@ class TemplateAdmin(WithHistory, Retirable):
 
 
 def _id(text: str) -> int:
-    """0, which no row has, for what is none."""
+    """Parse a row id; 0, which no row has, for any other text."""
     return int(text) if text.isdecimal() and len(text) < 19 else 0
