@@ -1,4 +1,4 @@
-"""Keys of machines. People are in `people`."""
+"""Pages of API keys. Users and groups are in `accounts`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ApiKeyAdmin(OpsAdmin):
         return [(None, {"fields": fields if obj is None else (*fields, "begins_with", "created_at", "revoked_at")})]
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Revoked keys stay, so that it is known who had one."""
+        """Keep revoked keys, so that the history names their users."""
         return False
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
@@ -64,7 +64,7 @@ class ApiKeyAdmin(OpsAdmin):
         obj.pk = ApiKey.objects.get(name=given["name"]).pk
 
     def response_add(self, request: HttpRequest, obj: Any, post_url_continue: Any = None) -> HttpResponse:
-        """On the page itself, not in a message: messages travel in cookies."""
+        """Show the key on the page itself. A message would travel in a cookie."""
         page = self.page(
             request, "ops/api_key.html", gettext("The new API key"), key=obj.shown_once, original=obj,
             back=self.url("changelist"),

@@ -1,4 +1,4 @@
-"""Users and groups, in the look of the house, and the door that they come in by."""
+"""Pages of users, groups and failed logins in Unfold's style, and the login form."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RoleAdmin(DeclaredLookups, PermissionsInWords, GroupAdmin, ModelAdmin):  #
 
 
 class LoginForm(AuthenticationForm):  # type: ignore[misc]
-    """Says so where too many wrong passwords were typed, in the same words whether there is such a user or not."""
+    """Show a lockout after too many wrong passwords. The text is the same for unknown users."""
 
     def get_invalid_login_error(self) -> ValidationError:
         minutes = login_lockout.locked_minutes(self.request)

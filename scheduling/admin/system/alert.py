@@ -1,4 +1,4 @@
-"""Who is told when something main is wrong: through which channel, of what, beyond which limits."""
+"""Pages of alert receivers: channel, conditions and limits."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ ELLIPSIS = {"what": "…"}
 
 
 def outside() -> list[str]:
-    """The kinds of channels that reach somebody outside of the house without a chat or a shop."""
+    """Return the channel kinds that reach people without a customer's chat or a shop."""
     return [
         key for key, kind in channel_kinds().items() if kind.secret_fields and kind.address_key in ("", "email")
     ]  # fmt: skip
 
 
 def title(condition: Condition) -> str:
-    """Without what it is about in each case: `Messages wait too long in …`, `Failed tasks come in numbers`."""
+    """Return a condition's title without its subject: `Messages wait too long in …`, `Failed tasks come in numbers`."""
     return re.sub(r"\s*[(（]…[)）]", "", str(condition.title) % ELLIPSIS)
 
 
 def limit_in_words(condition: Condition, limit: float) -> str:
-    """`Touches are late (more than 60 s)`."""
+    """Format a condition with its limit: `Touches are late: more than 60 s`."""
     if condition.unit == Unit.NONE:
         return title(condition)
     words = spoken(from_seconds(limit)) if condition.unit == Unit.SPAN else f"{limit:g}"
@@ -67,7 +67,7 @@ def limit_field(condition: Condition) -> forms.Field:
 
 
 class AlertReceiverForm(MergingForm):
-    """A field for each condition; one that is left empty or off is not told."""
+    """Edit a receiver. Each condition has a field; an empty or disabled one sends no alert."""
 
     class Meta:
         model = AlertReceiver
@@ -101,7 +101,7 @@ class AlertReceiverForm(MergingForm):
             except NoTarget as error:
                 self.add_error(_missing(row), reason(error.reason))
             except Unreadable:
-                pass  # here; another node can tell
+                pass  # unreadable on this server; another node may have the key
         return cleaned
 
     def _post_clean(self) -> None:
@@ -186,7 +186,10 @@ class AlertReceiverAdmin(OpsAdmin):
         ]
 
     def save_model(self, request: HttpRequest, obj: AlertReceiver, form: Any, change: bool) -> None:
-        """Not the fence of a pass that has it just now. What could not be told is tried again at once."""
+        """Save the row, except the lease of a concurrent pass.
+
+        Resets the retry delay, so that unsent alerts are tried at once.
+        """
         if not change:
             super().save_model(request, obj, form, change)
             return

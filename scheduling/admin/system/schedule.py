@@ -1,4 +1,4 @@
-"""Periodic tasks of django-celery-beat, in the look of the house."""
+"""Pages of django-celery-beat's periodic tasks in Unfold's style, with stricter validation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ LOCALES = {"zh-hans": "zh_CN"}
 
 
 def in_words(row: CrontabSchedule) -> str:
-    """`*/5 9-18 * * 1-5` → every five minutes between nine and seven, Monday to Friday, and the time zone."""
+    """Describe a crontab in the active language.
+
+    `*/5 9-18 * * 1-5` → every five minutes between nine and seven, Monday to Friday, and the time zone.
+    """
     parts = (row.minute, row.hour, row.day_of_month, row.month_of_year, row.day_of_week)
     line = " ".join(cronexp(each) for each in parts)
     options = Options()
@@ -63,7 +66,10 @@ def in_words(row: CrontabSchedule) -> str:
 
 
 def _with_names_of_days(said: str) -> str:
-    """The library takes the names of days and months from the system's language, and its commas from English."""
+    """Translate day and month names and commas.
+
+    The library takes names from the system's language, and commas from English.
+    """
     names = [*WEEKDAYS.values(), *MONTHS.values()]
     with override("en"):
         english = [str(name) for name in names]
@@ -77,7 +83,7 @@ for model in (ClockedSchedule, CrontabSchedule, IntervalSchedule, PeriodicTask, 
 
 
 class TaskSelect(UnfoldAdminSelectWidget, beat.TaskSelectWidget):  # type: ignore[misc]
-    """The registered tasks, dressed like the other selects."""
+    """The registered tasks as a select in Unfold's style."""
 
 
 class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
@@ -88,7 +94,7 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
         self.fields["task"].label = _("task")
 
     def _clean_json(self, field: str) -> str:
-        """Beat's own check ends in an error 500 for deep nesting, and accepts NaN."""
+        """Validate JSON. Beat's own check fails with error 500 for deep nesting, and accepts NaN."""
         text: str = self.cleaned_data[field]
         try:
             read_json(text)
@@ -97,7 +103,7 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
         return text
 
     def clean(self) -> dict[str, Any]:
-        """Arguments that a task would refuse each time are refused once, here."""
+        """Refuse arguments that the task would refuse at each run."""
         data: dict[str, Any] = super().clean()
         path = settings.PERIODIC_TASK_CHECKS.get(data.get("task") or "")
         if path and not self.errors:
@@ -110,7 +116,7 @@ class PeriodicTaskForm(beat.PeriodicTaskForm):  # type: ignore[misc]
 
 
 class TaskFilter(admin.AllValuesFieldListFilter):
-    """Beat's own name of the column is English in every language."""
+    """Translate the title, which beat has in English only."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -120,18 +126,21 @@ class TaskFilter(admin.AllValuesFieldListFilter):
 @admin.register(PeriodicTask)
 class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  # type: ignore[misc]
     form = PeriodicTaskForm
-    #: Beat's own writes a script into the page, which may not run here; `crontab_translation` says the same.
+    #: Beat's template contains an inline script, which the CSP blocks. `crontab_translation` shows the same text.
     change_form_template = None
     list_filter = ("enabled", "one_off", ("task", TaskFilter), "start_time", "last_run_at")
     list_display = ("name", "enabled", "plan", "start_time", "last_run_at", "one_off")
 
     def get_actions(self, request: HttpRequest) -> Any:
-        """Offer nothing to a person who may only look: beat's actions ask for no right of their own."""
+        """Offer no actions without the right to change: beat's own actions check no right."""
         return super().get_actions(request) if self.has_change_permission(request) else {}
 
     def run_tasks(self, request: HttpRequest, queryset: QuerySet[PeriodicTask]) -> None:
-        """Store a round for each schedule whose rounds beat stores, as beat does; the message is its wake-up. The
-        others are published as messages."""
+        """Run the selected schedules now.
+
+        For tasks in `SCHEDULED_ROUNDS`, store a run as beat does and publish its wake-up. Publish the others as
+        messages.
+        """
         stored = list(queryset.filter(task__in=settings.SCHEDULED_ROUNDS))
         with transaction.atomic():
             for row in stored:
@@ -140,7 +149,7 @@ class PeriodicTaskAdmin(DeclaredLookups, beat.PeriodicTaskAdmin, ModelAdmin):  #
         for task in {settings.SCHEDULED_ROUNDS[row.task][1] for row in stored}:
             try:
                 current_app.send_task(task, queue="ticks")
-            except Exception as error:  # whatever the broker's client raises; a pass finds the row
+            except Exception as error:  # any exception of the broker's client; a later pass finds the row
                 log.warning("wake_up_lost", error=str(error))
         if stored:
             said = ngettext("%(count)d round was stored.", "%(count)d rounds were stored.", len(stored))
