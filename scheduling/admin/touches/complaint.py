@@ -1,4 +1,4 @@
-"""Complaints, and how often each node, template version and community is complained about."""
+"""Pages of complaints, and complaint rates by node, template version and community."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scheduling.operations import queries
 
 PERIODS = (7, 30, 90)  #: days
 USUAL = 30
-PATIENCE = "15s"  #: longer than the first page has: who comes here wants the figures
+PATIENCE = "15s"  #: longer than the overview's limit: the user requested these numbers
 
 
 @admin.register(Complaint)
@@ -62,7 +62,7 @@ class ComplaintAdmin(BigTable, ReadOnlyAdmin):
         return redirect("admin:scheduling_complaint_rates")
 
     def rates_view(self, request: HttpRequest) -> HttpResponse:
-        """A page of its own: it reads all that was delivered, and the list must open at once."""
+        """Show complaint rates. A separate page, because it reads all delivered touches of the period."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         days = next((each for each in PERIODS if str(each) == request.GET.get("days")), USUAL)

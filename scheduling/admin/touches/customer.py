@@ -1,4 +1,4 @@
-""""""
+"""Pages of customers: eligibility for new touches, upcoming and past touches, events and complaints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scheduling.operations import commands, preview
 from scheduling.operations.preview import Answer, Eligibility
 from scheduling.redaction import masked
 
-SHOWN = 30  #: of each
+SHOWN = 30  #: rows of each kind
 
 
 def customer_context(request: HttpRequest, customer: Customer) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def customer_context(request: HttpRequest, customer: Customer) -> dict[str, Any]
     return context
 
 
-# --- may be sent again ------------------------------------------------------------------------------------------------
+# --- eligibility ------------------------------------------------------------------------------------------------------
 
 
 def _eligibility(found: Eligibility, customer: Customer) -> dict[str, Any]:
@@ -81,10 +81,10 @@ def _answer(each: Answer) -> dict[str, Any]:
     }
 
 
-# --- what was and what will be ----------------------------------------------------------------------------------------
+# --- touches and events -----------------------------------------------------------------------------------------------
 
 
-#: Of each touch the verdict that says why it waits or was not sent. It may have hundreds of others.
+#: The verdict that explains why a touch waits or was not sent. A touch may have hundreds of others.
 EXPLAINING = Prefetch(
     "verdicts", Verdict.objects.exclude(rule="").filter(rule=F("touch__reason")).order_by("-pk")[:1], "explaining"
 )
@@ -114,7 +114,7 @@ def _listed(rows: QuerySet[Touch]) -> list[dict[str, Any]]:
 
 
 def _figures(verdict: Any) -> str:
-    """What was observed against what is allowed."""
+    """Format the observed value and the limit of a verdict."""
     return " / ".join(figure(each) for each in (verdict.observed, verdict.limit) if each)
 
 
@@ -164,7 +164,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
     list_filter_submit = False
 
     def get_list_filter(self, request: HttpRequest) -> Any:
-        """Not by level: its choices would be read from the whole table."""
+        """Omit the level: its choices would be read from the whole table."""
         return ("opted_out",)
 
     def get_readonly_fields(self, request: HttpRequest, obj: Customer | None = None) -> Any:
@@ -178,7 +178,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
         return (queryset.filter(Q(user_id__startswith=term) | Q(name=term)) if term else queryset), False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """What was sent to a customer stays readable."""
+        """Refuse deletion, so that touches of a customer stay readable."""
         return False
 
     def save_model(self, request: HttpRequest, obj: Customer, form: Any, change: bool) -> None:

@@ -1,3 +1,5 @@
+"""Pages of events."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -24,7 +26,7 @@ from scheduling.redaction import masked_json
 
 
 class TakenFilter(SpanFilter):
-    """By ids, which grow with time: no index knows when events were taken in."""
+    """Filter by time of receipt through ids, which grow with time. No index covers that time."""
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Event]) -> QuerySet[Event]:
         ends = {"gte": self._instant("from"), "lt": self._instant("to")}
@@ -48,7 +50,7 @@ def _of_customer(term: str) -> QuerySet[Any]:
 
 
 def _of_chat(term: str) -> QuerySet[Any]:
-    """No index knows the chats of events, so only the latest are looked at."""
+    """Search a chat's events among the latest `LOOKED_AT` only, because no index covers the chat."""
     first = Event.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first()
     latest = Event.objects.filter(pk__gt=first) if first else Event.objects.all()
     return latest.filter(chat_id=term).order_by("-pk").values_list("pk", flat=True)[:FOUND]

@@ -1,4 +1,4 @@
-"""Stopping everything, a channel or a node, and letting it go on; a banner on every page while anything is stopped."""
+"""Pause and resume everything, a channel or a node, and list active pauses for the banner."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scope_name(scope: str) -> str:
 
 
 def pause_button(scope: str) -> HttpResponse:
-    """To the page that pauses this scope or, where it is paused, lets it go on."""
+    """Redirect to the page that pauses the scope, or resumes it if it is paused."""
     ends = Pause.objects.filter(scope=scope).exists()
     name = "scheduling_pause_end" if ends else "scheduling_pause_add"
     return redirect(f"{reverse('admin:' + name)}?{urlencode({'scope': scope})}")
@@ -76,7 +76,7 @@ class PauseAdmin(OpsAdmin):
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Through `end`, which lets go of what was parked."""
+        """Refuse deletion: the page `end` also resumes the paused touches."""
         return False
 
     @display(description=gettext_lazy("what"))  # type: ignore[untyped-decorator]

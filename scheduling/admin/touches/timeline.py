@@ -1,4 +1,4 @@
-"""The life of one touch, told in order: event → plan → handed over → holds → verdict → attempts → end → complaints."""
+"""Build the timeline of a touch: event → plan → dispatch → verdicts → attempts → end → complaints."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def timeline(touch: Touch) -> list[Moment]:
     between = _handed_over(touch)
     between += _verdicts(touch)
     between += [_attempt(each) for each in touch.attempts.all()]
-    # A verdict and the attempt that follows it may share an instant: verdicts were added first and stay first.
+    # A verdict and its attempt may share an instant. Verdicts are added first, and the sort is stable.
     between.sort(key=lambda moment: moment.at.timestamp() if moment.at else 0)
     return [_event(touch), _plan(touch), *between, _end(touch), *_aftermath(touch)]
 
@@ -48,7 +48,7 @@ def clock(at: datetime | None) -> str:
 
 
 def figure(text: str) -> str:
-    """What a verdict observed or its limit, in words: instants by the wall clock, caps with their window."""
+    """Format the observed value or limit of a verdict: local time for instants, a count with its window for caps."""
     try:
         return clock(datetime.fromisoformat(text))
     except ValueError:
@@ -84,7 +84,7 @@ def _plan(touch: Touch) -> Moment:
 
 
 def _handed_over(touch: Touch) -> list[Moment]:
-    """To the workers, the last time where it was handed over again."""
+    """Return the latest dispatch to the workers."""
     if touch.queued_at is None:
         return []
     facts = [(_("hints"), str(touch.hints))] if touch.hints > 1 else []
@@ -110,7 +110,7 @@ def _verdict(verdict: Verdict) -> Moment:
 
 
 def verdict_facts(verdict: Any) -> list[tuple[str, str]]:
-    """Of a stored verdict or of one that is only foreseen."""
+    """Return the facts of a stored or previewed verdict."""
     version = f" (v{verdict.rule_version})" if verdict.rule_version else ""
     facts = [
         (_("rule"), f"{reason(verdict.rule)}{version}" if verdict.rule else ""),
@@ -163,7 +163,7 @@ def _end(touch: Touch) -> Moment:
 
 
 def _aftermath(touch: Touch) -> list[Moment]:
-    """What followed: complaints, the failed task, and the touch that it was published again as."""
+    """Return what followed the end: complaints, the failed task, and new touches that repeat this one."""
     moments = [_complaint(each) for each in touch.complaints.order_by("complained_at")]
     failed = FailedTask.objects.filter(task_id=touch.pk).first()
     if failed:

@@ -1,4 +1,4 @@
-""""""
+"""Pages of touches: list with filters and search, timeline, and cancellation of one or many."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from scheduling.operations import commands, queries
 from scheduling.operations.deeds import DEEDS
 from scheduling.operations.filters import chosen_by, matching, standing
 
-FOUND = 500  #: by an id that is not unique, or by words, at most
-LOOKED_AT = 50_000  #: of the latest texts and touches
+FOUND = 500  #: matches of an id that is not unique, or of words
+LOOKED_AT = 50_000  #: latest attempts and touches that a search reads
 
 
 class ReasonFilter(DropdownFilter):  # type: ignore[misc]
@@ -60,7 +60,7 @@ class ReasonFilter(DropdownFilter):  # type: ignore[misc]
 
 
 class StandsFilter(DropdownFilter):  # type: ignore[misc]
-    """States that somebody asks for together."""
+    """Combine states into filters that operators need."""
 
     title = _("how it stands")
     parameter_name = "stands"
@@ -79,8 +79,10 @@ class StandsFilter(DropdownFilter):  # type: ignore[misc]
 
 
 def in_order(asked: Mapping[str, str]) -> tuple[str, ...]:
-    """Where an index has the rows in an order of its own: what waits by its time, what ended by its end. () for the
-    usual order."""
+    """Return the order of an index for filters that have one; () for the default.
+
+    Waiting touches are sorted by due time, ended ones by their end.
+    """
     if asked.get("stands") in ("waiting", "overdue"):
         return ("due_at",)
     if asked.get("settled_at_from_0") or asked.get("settled_at_to_0"):
@@ -89,7 +91,7 @@ def in_order(asked: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def search(touches: QuerySet[Touch], term: str) -> QuerySet[Touch]:
-    """Whole ids, or words of a text. What is found is looked up by its key, whatever else narrows the list."""
+    """Search by full id or by words of a text. Matches are looked up by their ids, whatever else filters the list."""
     if not term:
         return touches
     found = {task_id for way in (_of_customer, _of_event, _of_chat) for task_id in way(term)}
@@ -108,7 +110,7 @@ def _of_event(term: str) -> QuerySet[Any]:
 
 
 def _of_chat(term: str) -> list[UUID]:
-    """What was sent there, and what of the latest waits or was not sent."""
+    """Return touches sent to a chat, and those of the latest that wait or were not sent."""
     sent = Touch.objects.filter(chat_id=term, reserved_at__isnull=False).exclude(chat_id="").order_by("-reserved_at")
     others = Touch.objects.filter(chat_id=term, reserved_at__isnull=True)
     if first := Touch.objects.order_by("-pk").values_list("pk", flat=True)[LOOKED_AT : LOOKED_AT + 1].first():
@@ -117,7 +119,7 @@ def _of_chat(term: str) -> list[UUID]:
 
 
 def _saying(term: str) -> QuerySet[Any]:
-    """Words of a text, among the latest that were sent."""
+    """Search words among the latest `LOOKED_AT` attempts."""
     last = Attempt.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
     said = Attempt.objects.filter(pk__gt=last - LOOKED_AT, body__icontains=term)
     return said.order_by("-pk").values_list("touch_id", flat=True)[:FOUND]
@@ -128,8 +130,10 @@ def _ids(touches: QuerySet[Touch]) -> QuerySet[Any]:
 
 
 class SpanFilter(RangeDateTimeFilter):  # type: ignore[misc]
-    """From the first instant on, and before the second: spans that follow each other share nothing. By the house's
-    clock. Either end may be open, and where a time is missing the day begins."""
+    """Filter by a span of time in the server's time zone: from the start, before the end.
+
+    Consecutive spans do not overlap. Either end may be open; a missing time means midnight.
+    """
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
         ends = {"gte": self._instant("from"), "lt": self._instant("to")}
@@ -142,7 +146,7 @@ class SpanFilter(RangeDateTimeFilter):  # type: ignore[misc]
 
 
 def span_link(name: str, field: str, since: datetime | None, until: datetime, **filters: str) -> str:
-    """The list `name`, narrowed to a span of `field` and by other parameters of its address."""
+    """Return the address of the list `name`, filtered by a span of `field` and by other parameters."""
     span = {
         f"{field}_{end}_{part}": f"{localtime(at):{form}}"
         for end, at in (("from", since), ("to", until))
@@ -224,7 +228,7 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
         return self.has_change_permission(request)
 
     def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """To call one off; nothing else about it can be changed."""
+        """Allow cancellation. No other change is possible."""
         return bool(request.user.has_perm("scheduling.change_touch"))
 
     def may_share(self, request: HttpRequest) -> bool:
