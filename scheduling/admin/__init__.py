@@ -1,4 +1,4 @@
-"""The back office: one module for each noun. Importing them registers their pages."""
+"""Register the pages of the back office. Importing a module registers its models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages of the back office share: plain forms, checks that name the field, retirement instead of deletion."""
+"""Base classes of back office pages: forms with validation by field, history, read-only and large tables."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ from scheduling.operations.failed_tasks import Actor
 
 
 def actor_of(request: HttpRequest, reason: str = "") -> Actor:
-    """Who asks for it, as the history and the failed tasks will name them."""
+    """Return the actor that the history and failed tasks name for this request."""
     return Actor(request.user.get_username(), request.user, reason)  # type: ignore[arg-type]
 
 
 class DeclaredLookups:
-    """Narrow a list by its own filters only.
+    """Restrict a list's lookups to its own filters.
 
-    Django lets the address of a list name any column with any look-up. `?addresses__phone__startswith=138` would tell
-    a viewer, digit by digit, what the pages hide.
+    Django lets a list's address query any column with any lookup. With `?addresses__phone__startswith=138` a viewer
+    could find a hidden value digit by digit.
     """
 
-    #: Look-ups of the product's own links that no filter declares.
+    #: Lookups in links of this application that no filter declares.
     linked_lookups: ClassVar[tuple[str, ...]] = ()
 
     def lookup_allowed(self: Any, lookup: str, value: Any, request: HttpRequest | None = None) -> bool:
@@ -59,14 +59,14 @@ class DeclaredLookups:
         return lookup in {getattr(each, "parameter_name", None) for each in filters} | {self.date_hierarchy}
 
 
-#: What may follow the path of a filter: comparisons with a whole value.
+#: Lookups allowed after a filter's path: comparisons with a whole value.
 WHOLE_VALUES = frozenset(
     ("exact", "in", "isnull", "gt", "gte", "lt", "lte", "year", "month", "day", "id__exact", "id__in", "pk__exact")
 )
 
 
 def _names_column(model: type[models.Model], lookup: str) -> bool:
-    """Tell whether the look-up begins with a column or a relation; if not, it is the parameter of a filter."""
+    """Return whether the lookup starts with a column or relation. Otherwise it is a filter's parameter."""
     first = lookup.partition("__")[0]
     return first == "pk" or first in {field.name for field in model._meta.get_fields()} | {
         field.attname for field in model._meta.concrete_fields
@@ -74,7 +74,7 @@ def _names_column(model: type[models.Model], lookup: str) -> bool:
 
 
 class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
-    """A page for people who don't read code."""
+    """Base class of back office pages."""
 
     form = MergingForm
     list_per_page = 50
@@ -85,9 +85,9 @@ class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
         models.DurationField: {"form_class": DurationField, "widget": UnfoldAdminTextInputWidget},
         models.FloatField: {"form_class": NumberField, "widget": UnfoldAdminDecimalFieldWidget},
     }
-    #: By the name of a field, what shows it to those who may not change it.
+    #: By field name, the read-only display for users without the right to change.
     shown_as: ClassVar[Mapping[str, str]] = {}
-    #: Fields that exist only to be written.
+    #: Fields hidden from users without the right to change.
     write_only: ClassVar[frozenset[str]] = frozenset()
 
     def get_fieldsets(self, request: HttpRequest, obj: models.Model | None = None) -> Any:
@@ -97,7 +97,7 @@ class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
         return [(name, {**options, "fields": self._for_viewers(options["fields"])}) for name, options in fieldsets]
 
     def layout(self, request: HttpRequest, obj: Any) -> list[Any] | None:
-        """The fieldsets, where they depend on the row or on who looks at it."""
+        """Return fieldsets that depend on the row or the user; None for the default."""
         return None
 
     def _for_viewers(self, fields: Any) -> list[Any]:
@@ -111,7 +111,7 @@ class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
         return [*super().get_readonly_fields(request, obj), *self.shown_as.values()]
 
     def url(self, name: str, *args: Any) -> str:
-        """`changelist`, `change`, or a page of our own, of this model."""
+        """Return the address of `changelist`, `change` or a custom page of this model."""
         return reverse(f"admin:{self.opts.app_label}_{self.opts.model_name}_{name}", args=args)
 
     def page(self, request: HttpRequest, template: str, title: str, **context: Any) -> TemplateResponse:
@@ -123,7 +123,12 @@ class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
         )
 
     def found(self, request: HttpRequest, object_id: str) -> Any:
-        """The row, or 404; 403 where it may not be seen."""
+        """Return a row.
+
+        Raises:
+            Http404: the row does not exist.
+            PermissionDenied: the user may not view it.
+        """
         row = self.get_object(request, unquote(str(object_id)))
         if row is None:
             raise Http404
@@ -133,7 +138,7 @@ class OpsAdmin(DeclaredLookups, ModelAdmin):  # type: ignore[misc]
 
 
 def plainly(field: str, label: Any, write: Callable[[Any], str]) -> Callable[[Any, Any], str]:
-    """A read-only display of `field`, in the form in which it would be edited."""
+    """Return a read-only display of `field`, formatted as in its form field."""
 
     def shown(self: Any, row: Any) -> str:
         value = getattr(row, field)
@@ -144,11 +149,14 @@ def plainly(field: str, label: Any, write: Callable[[Any], str]) -> Callable[[An
 
 
 class CheckedForm(MergingForm):
-    """Asks `scheduling.configuration.validation` as configuration files do, and puts each complaint at its field."""
+    """Validate with `scheduling.configuration.validation`, as configuration files do.
+
+    Each error appears at its field.
+    """
 
     @staticmethod
     def check(values: Mapping[str, Any], /) -> None:
-        """Raises `InvalidInput` for what the row must not say."""
+        """Raise `InvalidInput` for invalid values of the row."""
 
     change_reason = forms.CharField(
         label=gettext_lazy("Reason for the change"),
@@ -180,7 +188,7 @@ class CheckedForm(MergingForm):
         return cleaned
 
     def place(self, path: str) -> str | None:
-        """The form field that a complaint belongs to."""
+        """Return the form field to which an error belongs; None for the whole form."""
         field = path.partition(".")[0]
         return field if field in self.fields else None
 
@@ -190,8 +198,11 @@ class CheckedForm(MergingForm):
 
 
 class KeepsOthersEdits(OpsAdmin):
-    """Saves what was edited here. What others did since the form was read stays: they paused or retired it, or a
-    guarded roll-out brought its canary back. For forms whose fields are the model's."""
+    """Save only the edited fields.
+
+    Concurrent changes of other fields stay: a pause, a retirement, or a canary that an automatic roll-out moved back.
+    For forms whose fields are the model's.
+    """
 
     def save_model(self, request: HttpRequest, obj: Any, form: Any, change: bool) -> None:
         if change:
@@ -202,16 +213,16 @@ class KeepsOthersEdits(OpsAdmin):
 @method_decorator(require_safe, name="history_view")
 @method_decorator(require_safe, name="history_form_view")
 class WithHistory(SimpleHistoryAdmin):  # type: ignore[misc]
-    """Every change with its author, its reason and what differed.
+    """Show every change with its author, reason and differences.
 
-    The pages answer GET and HEAD only: `simple_history` saves what is posted to an old state, and asks only for
-    the right to view.
+    The pages accept GET and HEAD only. `simple_history` saves posted data to an old state and requires only the right
+    to view.
     """
 
     def history_form_view(
         self, request: HttpRequest, object_id: str, version_id: str, extra_context: Any = None
     ) -> HttpResponse:
-        """Show an old state to everyone as the row's page shows it to viewers."""
+        """Show an old state. All users see it as the row's page shows it to viewers."""
         request.reads_version = True  # type: ignore[attr-defined]
         return super().history_form_view(request, object_id, version_id, extra_context)  # type: ignore[no-any-return]
 
@@ -227,7 +238,7 @@ class WithHistory(SimpleHistoryAdmin):  # type: ignore[misc]
         return super().render_history_view(request, template, context, **kwargs)  # type: ignore[no-any-return]
 
     def revert_disabled(self, request: HttpRequest, obj: Any = None) -> bool:
-        """An old state is read, not written back: forms check what the whole row says today."""
+        """Disable reverting: a form validates the whole row against today's configuration."""
         return True
 
     def set_history_delta_changes(self, request: HttpRequest, historical_records: Any, **kwargs: Any) -> None:
@@ -240,7 +251,7 @@ class WithHistory(SimpleHistoryAdmin):  # type: ignore[misc]
 
 
 class ReadableChanges(HistoricalRecordContextHelper):  # type: ignore[misc]
-    """Spans and lists as they are typed, not as Python prints them."""
+    """Format durations and lists as they are typed, not as Python prints them."""
 
     def prepare_delta_change_value(self, change: Any, value: Any) -> Any:
         if isinstance(value, timedelta):
@@ -251,7 +262,7 @@ class ReadableChanges(HistoricalRecordContextHelper):  # type: ignore[misc]
 
 
 class ReadOnlyAdmin(OpsAdmin):
-    """Rows that only the machinery writes."""
+    """A page of rows that users cannot add, change or delete."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -264,7 +275,7 @@ class ReadOnlyAdmin(OpsAdmin):
 
 
 class BigTable:
-    """Millions of rows: nothing is counted, and the next page is there while this one is full."""
+    """A list of millions of rows. Rows are not counted; a full page links to the next one."""
 
     show_full_result_count = False
     paginator = InfinitePaginator

@@ -1,5 +1,7 @@
-"""Words of Unfold, django-celery-beat, simple-history and Django that they ship without Chinese. Nothing runs here: the
-list only makes them part of our catalogue."""
+"""Add strings of Unfold, django-celery-beat, simple-history and Django without a Chinese translation to the catalogue.
+
+No code uses this module at run time.
+"""
 
 # ruff: noqa: E501
 

@@ -1,4 +1,4 @@
-"""Lists as CSV: what the filter shows, streamed, and safe to open in a spreadsheet."""
+"""Export filtered lists as CSV: streamed, at most `MOST` rows, with formulas escaped for spreadsheets."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from scheduling.admin.patience import patiently
 
 log = structlog.get_logger(__name__)
 
-MOST = 100_000  #: rows of a file: more is a report, not a list
-BATCH = 500  #: rows that are read at once
+MOST = 100_000  #: rows of a file
+BATCH = 500  #: rows read by one statement
 PATIENCE = "20s"
-BOM = "\ufeff"  #: without it Excel reads Chinese as Latin
-#: A cell that begins with one of these is run by a spreadsheet, in full width too.
+BOM = "\ufeff"  #: Excel reads Chinese as Latin without it
+#: A spreadsheet runs a cell that starts with one of these characters, in full width too.
 COMMANDS = "=+-@＝＋－＠"
-#: Where the reader's list separator is no comma, our quotes hold nothing together and a cell may begin within ours.
+#: A reader with another list separator ignores the quotes of this file. A cell may then start within one of its cells.
 WITHIN = re.compile(rf'([;|\s"]+)([{re.escape(COMMANDS)}]?)')
 SEPARATORS = frozenset(";|\t\r\n")
 FIRST = re.compile(rf"[\t\r\n]|\s*[{re.escape(COMMANDS)}]")
 
-Column = tuple[str | Promise, Callable[[Any], Any]]  #: the head, and what of a row stands below it
+Column = tuple[str | Promise, Callable[[Any], Any]]  #: the heading, and a function from a row to its cell
 
 
 class Exported:
-    """A list that can be taken away by who may act on its rows. `export_columns` are shown in their order."""
+    """Add an export to a list, for users who may act on its rows. Columns appear in the order of `export_columns`."""
 
     export_columns: ClassVar[Sequence[Column]] = ()
     export_related: ClassVar[tuple[str, ...]] = ()
@@ -81,7 +81,7 @@ class Exported:
         return download(request, self.opts.model_name, _lines(rows, keys, self.export_columns))
 
     def note_export(self: Any, request: HttpRequest, count: int) -> None:
-        """Who took what away, and how much of it."""
+        """Log the user, the filter and the number of exported rows."""
         words = ngettext("Exported %(count)s row.", "Exported %(count)s rows.", count) % {"count": count}
         chosen = request.GET.urlencode()
         LogEntry.objects.create(  # type: ignore[misc]
@@ -92,7 +92,7 @@ class Exported:
 
 
 def cell(value: Any) -> str | int:
-    """As it is read by people, and never as a command."""
+    """Format a value for readers, and escape it if a spreadsheet would run it."""
     if value is None:
         return ""
     if isinstance(value, datetime):
@@ -109,7 +109,7 @@ def _disarmed(found: re.Match[str]) -> str:
 
 
 def _lines(rows: QuerySet[Any], keys: Sequence[Any], columns: Sequence[Column]) -> Iterator[str]:
-    """A batch at a time. What was deleted since the list was read is left out."""
+    """Yield lines in batches of `BATCH` rows. Rows deleted since the list was read are left out."""
     yield BOM + _text([[str(head) for head, _ in columns]])
     for start in range(0, min(len(keys), MOST), BATCH):
         batch = keys[start : min(start + BATCH, MOST)]
@@ -136,7 +136,7 @@ def download(request: HttpRequest, name: str, lines: Iterator[str]) -> Streaming
 
 
 def _in_language(lines: Iterator[str], language: str | None) -> Iterator[str]:
-    """That of the request, which is over when they are read."""
+    """Render lines in the language of the request. They are read after the request has ended."""
     while True:
         with override(language):
             line = next(lines, None)

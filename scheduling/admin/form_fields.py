@@ -1,4 +1,4 @@
-"""Form fields that take what people write: `15m`, `vip=1h, normal=2h`, one name a line, JSON and YAML."""
+"""Form fields for text formats: durations, `name=value` lists, names, JSON and YAML."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_duration(text: str) -> timedelta:
 
 
 class TextLikeField(forms.CharField):
-    """A value with a text form of its own."""
+    """A value with a text format of its own."""
 
     def write(self, value: Any) -> str:
         raise NotImplementedError
@@ -62,14 +62,14 @@ class DurationField(TextLikeField):
 
 
 class NumberField(forms.FloatField):
-    """100, not 100.0."""
+    """Show 100 instead of 100.0."""
 
     def prepare_value(self, value: Any) -> Any:
         return f"{value:g}" if isinstance(value, float) else value
 
 
 def entries(text: str) -> list[str]:
-    """What is separated by commas (of any width) or line ends."""
+    """Split a text at commas, semicolons (full width too) or line ends."""
     return [part.strip() for part in re.split(r"[,，;；\n]", text or "") if part.strip()]
 
 
@@ -91,7 +91,7 @@ class NamesField(TextLikeField):
 
 
 class DurationsField(TextLikeField):
-    """A list of spans, stored as seconds: `10s, 1m, 5m`."""
+    """A list of durations, stored in seconds: `10s, 1m, 5m`."""
 
     widget = UnfoldAdminTextInputWidget
 
@@ -103,7 +103,7 @@ class DurationsField(TextLikeField):
 
 
 class LevelsField(TextLikeField):
-    """Seconds by level: `vip=1h, normal=2h`."""
+    """Durations by level, stored in seconds: `vip=1h, normal=2h`."""
 
     widget = UnfoldAdminTextInputWidget
 
@@ -163,7 +163,7 @@ def _factor(text: str) -> float:
 
 
 class DataField(forms.CharField):
-    """A JSON object, as an event carries it."""
+    """A JSON object, as in an event."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("required", False)
@@ -182,7 +182,7 @@ class DataField(forms.CharField):
 
 
 class SettingsField(TextLikeField):
-    """A mapping as `name: value`, one a line (YAML)."""
+    """A mapping as YAML, one `name: value` a line."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("required", False)
@@ -203,7 +203,7 @@ class SettingsField(TextLikeField):
 
 
 class SuggestingInput(UnfoldAdminTextInputWidget):  # type: ignore[misc]
-    """A text input that knows what is common and takes anything."""
+    """A text input that suggests known values and accepts any."""
 
     def __init__(self, suggest: Callable[[], Iterable[tuple[str, str]]], **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -1,4 +1,4 @@
-"""How the back office says things: spans of time, codes of the ledger and the guards, complaints about input."""
+"""Translate codes, validation errors and permissions into the texts that the back office shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from django.utils.translation import gettext_lazy, gettext_noop
 
 from scheduling.duration_text import spoken as spoken
 
-#: Why a touch waits or ended as it did, and the rule of a verdict.
+#: By code: why a touch waits or ended, and the rule of a verdict.
 REASONS: dict[str, str | Promise] = {
     "expired": gettext_lazy("Waited too long"),
     "node_disabled": gettext_lazy("Node switched off"),
@@ -67,7 +67,7 @@ REASONS: dict[str, str | Promise] = {
     "smtp_unsupported": gettext_lazy("Mail relay cannot take this mail"),
     "mark_failed": gettext_lazy("Could not be begun, waiting"),
 }
-#: Codes that carry a name or a number behind these.
+#: Prefixes of codes that contain a name or a number.
 PREFIXES = {
     "by:": gettext_noop("Cancelled by %s"),
     "event:": gettext_noop("Called off by the event %s"),
@@ -78,7 +78,7 @@ PREFIXES = {
 }
 
 
-#: The same for codes of other apps (`learn`).
+#: Codes and errors that other apps register by `learn`.
 OTHER_REASONS: dict[str, str | Promise] = {}
 OTHER_PREFIXES: dict[str, str] = {}
 OTHER_COMPLAINTS: list[tuple[str, str]] = []
@@ -87,14 +87,14 @@ OTHER_COMPLAINTS: list[tuple[str, str]] = []
 def learn(
     reasons: Mapping[str, str | Promise], prefixes: Mapping[str, str], complaints: Iterable[tuple[str, str]] = ()
 ) -> None:
-    """Take in what another app's codes and complaints mean, so that pages which show both can say them."""
+    """Register the labels of another app's codes and errors, for pages that show rows of both apps."""
     OTHER_REASONS.update(reasons)
     OTHER_PREFIXES.update(prefixes)
     OTHER_COMPLAINTS.extend(complaints)
 
 
 def reason(code: str) -> str:
-    """A code in words; one that nobody has named yet stays as it is."""
+    """Return the label of a code; an unknown code is returned unchanged."""
     words = REASONS.get(code) or OTHER_REASONS.get(code)
     if words:
         return str(words)
@@ -107,7 +107,7 @@ def reason(code: str) -> str:
     return code
 
 
-#: Errors of `scheduling.configuration.validation` and the channel kinds, as patterns, so that they can be translated.
+#: Errors of `scheduling.configuration.validation` and of channel kinds as patterns, so that they can be translated.
 COMPLAINTS = (
     (r"must not be negative", gettext_noop("must not be negative")),
     (r"must be above zero", gettext_noop("must be above zero")),
@@ -218,7 +218,7 @@ COMPLAINTS = (
 
 
 def complaint(message: str) -> str:
-    """What is wrong with the input, in the reader's language where we know the sentence."""
+    """Translate a validation error; an unknown one is returned unchanged."""
     for pattern, words in (*COMPLAINTS, *OTHER_COMPLAINTS):
         if found := re.fullmatch(pattern, message, re.DOTALL):
             groups = found.groupdict()
@@ -228,7 +228,7 @@ def complaint(message: str) -> str:
     return message
 
 
-#: Said by a model in plain English, once for all readers.
+#: Permissions that a model names in English.
 PLAIN = (gettext_noop("Can publish a draft that was replayed"),)
 VERBS = {
     "add": gettext_lazy("may be added"), "change": gettext_lazy("may be changed"),
@@ -237,7 +237,7 @@ VERBS = {
 
 
 def in_words(permission: Permission) -> str:
-    """`Outreach · channel · may be changed`."""
+    """Format a permission: `Outreach · channel · may be changed`."""
     kind = permission.content_type
     model = kind.model_class()
     if model is None:
@@ -252,7 +252,7 @@ def in_words(permission: Permission) -> str:
 
 
 class PermissionsInWords:
-    """For the admins of users and groups."""
+    """Show permissions with translated names in the admins of users and groups."""
 
     def formfield_for_manytomany(self, db_field: ManyToManyField[Any, Any], request: HttpRequest, **named: Any) -> Any:
         field: Any = super().formfield_for_manytomany(db_field, request, **named)  # type: ignore[misc]
@@ -261,7 +261,7 @@ class PermissionsInWords:
         return field
 
     def get_deleted_objects(self, objs: Any, request: HttpRequest) -> tuple[list[Any], dict[str, int], set[Any], Any]:
-        """Without the hundred rows that only link a group to what it may: they have no names to show."""
+        """Omit the rows that link a group to its permissions: there may be a hundred, without names."""
         deleted, counts, needed, protected = super().get_deleted_objects(objs, request)  # type: ignore[misc]
         links = [field.remote_field.through._meta for field in self.model._meta.many_to_many]  # type: ignore[attr-defined]
         beginnings = tuple(f"{capfirst(link.verbose_name)}: " for link in links)

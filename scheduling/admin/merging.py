@@ -1,8 +1,8 @@
-"""Forms that know what their page showed, as it may be hours old when it is sent.
+"""Forms that detect concurrent edits since their page was loaded.
 
-Each field is sent with what it showed. What the person did not touch stays as it is stored by now: nobody opts a
-customer in again, or switches a node on again, by saving another field. Where both changed the same field the form
-says so, and nothing is written.
+Each field is submitted with the value that the page showed. A field that the user did not edit keeps its stored value,
+so that saving one field reverts no other. If both edits changed the same field, the form shows an error and writes
+nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from django.utils.translation import gettext as _
 
 
 class MergingForm(forms.ModelForm):  # type: ignore[type-arg]
-    """One that was sent without what was shown, by a program, is taken at its word."""
+    """Merge concurrent edits by field. Data without shown values, as from a program, is taken as it is."""
 
     def __getitem__(self, name: str) -> BoundField:
         field = self.fields.get(name)
@@ -33,7 +33,10 @@ class MergingForm(forms.ModelForm):  # type: ignore[type-arg]
         super().full_clean()
 
     def _take_as_sent(self, names: list[str]) -> None:
-        """What was not there to be edited, because a guarded roll-out moved it, may be by now: it stays as it is."""
+        """Submit the stored value of a field that the page did not offer.
+
+        An automatic roll-out may have ended since and made the field editable again.
+        """
         sent = cast(QueryDict, self.data).copy()
         for name in names:
             if not self._was_shown(name) and not isinstance(self.fields[name], forms.MultiValueField):
@@ -42,7 +45,10 @@ class MergingForm(forms.ModelForm):  # type: ignore[type-arg]
 
     @cached_property
     def changed_data(self) -> list[str]:
-        """What the person changed. Browsers send line ends as CRLF, so a text is compared as it was sent."""
+        """Return the fields that the user edited.
+
+        Browsers send line ends as CRLF, so texts are compared as submitted.
+        """
         return [name for name in super().changed_data if not self._is_as_shown(name)]
 
     def clean(self) -> dict[str, Any]:
@@ -63,13 +69,13 @@ class MergingForm(forms.ModelForm):  # type: ignore[type-arg]
         return cleaned
 
     def _is_merged(self, field: forms.Field) -> bool:
-        """Not what is new, what is hidden, and what a page never tells."""
+        """Return whether a field is merged. Fields of a new row, hidden fields, and passwords and files are not."""
         silent = field.widget.is_hidden or isinstance(field.widget, forms.PasswordInput | forms.FileInput)
         return not self.instance._state.adding and not silent
 
     def _was_shown(self, name: str) -> bool:
         place = self.add_initial_prefix(name)
-        return place in self.data or f"{place}_0" in self.data  # the second where a field has two inputs
+        return place in self.data or f"{place}_0" in self.data  # the second for a field with two inputs
 
     def _shown(self, name: str) -> list[str]:
         widget = self.fields[name].hidden_widget()

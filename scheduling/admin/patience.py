@@ -1,4 +1,4 @@
-"""Pages open while everything burns: what would take too long to count is not counted."""
+"""Limit the time of counts, so that pages load under overload."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = "2s"
 
 
 def patiently(count: Callable[[], T], patience: str = "") -> T | None:
-    """What `count` reads, or None where a statement of it takes longer, by default than `PATIENCE`."""
+    """Return what `count` reads, or None if a statement exceeds the time limit (default `PATIENCE`)."""
     try:
         with sql.within(patience or PATIENCE):
             return count()
@@ -25,10 +25,10 @@ def patiently(count: Callable[[], T], patience: str = "") -> T | None:
 
 
 class Patience:
-    """Shared by everything that one page counts: what comes last gets what the others left."""
+    """A time limit that all counts of one page share."""
 
-    ENOUGH = 0.05  #: seconds, below which it is not worth beginning
-    EACH = 2.0  #: seconds at most
+    ENOUGH = 0.05  #: seconds; with less left, a count is skipped
+    EACH = 2.0  #: seconds; limit of one count
 
     def __init__(self, seconds: float) -> None:
         self._ends_at = monotonic() + seconds

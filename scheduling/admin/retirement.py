@@ -1,4 +1,7 @@
-"""Retirement instead of deletion: what was used keeps its past."""
+"""Retire rows instead of deleting them, so that their history stays readable.
+
+Count long lists only up to `MOST` rows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from scheduling.models.versioned import locked_to_write
 
 
 class RetiredFilter(admin.SimpleListFilter):
-    """Retired rows are out of the way until somebody asks for them."""
+    """Hide retired rows unless the user selects them."""
 
     title = gettext_lazy("retired")
     parameter_name = "retired"
@@ -43,16 +46,16 @@ class RetiredFilter(admin.SimpleListFilter):
 
 
 class Retirable(OpsAdmin):
-    """What was used is retired, so that its past stays readable; only what never was used can be deleted."""
+    """Offer retirement. Only a row that was never used can be deleted."""
 
     actions_detail: ClassVar[tuple[str, ...]] = ("retire", "bring_back")
 
     def in_use(self, row: Any) -> bool:
-        """Whether the past knows it: then it cannot be deleted."""
+        """Return whether history refers to the row, so that it cannot be deleted."""
         raise NotImplementedError
 
     def keeps_from_retiring(self, row: Any) -> str:
-        """Why it cannot be retired now, or ""."""
+        """Return why the row cannot be retired now, or ""."""
         return ""
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -109,18 +112,18 @@ class Retirable(OpsAdmin):
         return redirect(self.url("change", row.pk))
 
     def _write(self, row: Any, retired_at: datetime | None) -> None:
-        """Into the row as it is by now: what others changed since it was read stays."""
+        """Write to the current row, so that concurrent changes of other fields stay."""
         with transaction.atomic():
             stored = locked_to_write(self.model._default_manager.all()).get(pk=row.pk)
             stored.retired_at = retired_at
             stored.save()
 
 
-MOST = 10_000  #: rows that are counted; of more it is only known that there are more
+MOST = 10_000  #: rows that are counted; beyond, only that there are more
 
 
 class CappedPaginator(Paginator):  # type: ignore[type-arg]
-    """The pages of so many rows. Who needs what lies behind narrows the list down."""
+    """Count at most `MOST` rows; later pages do not exist. A narrower filter finds the rest."""
 
     @cached_property
     def count(self) -> int:

@@ -1,4 +1,4 @@
-"""Looks at a list that people come back to: each keeps their own, and may show one to everybody."""
+"""Save filters of a list by user. A user with the right to share may show a filter to all users of the list."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from django.utils.translation import gettext_lazy
 
 from scheduling.models import SavedFilter
 
-MOST = 50  #: of one person, of one list
-#: Where somebody is within a list is no part of the look at it.
+MOST = 50  #: saved filters per user and list
+#: Parameters of the position within a list; they are not part of a filter.
 PLACES = ("p", "all", "e", "_facets")
 
 
@@ -28,7 +28,7 @@ class SavedFilterForm(forms.Form):
 
 
 class WithSavedFilters:
-    """A list above which they stand as links."""
+    """Show saved filters as links above a list."""
 
     list_before_template = "ops/saved_filters.html"
 
@@ -59,7 +59,7 @@ class WithSavedFilters:
         return super().changelist_view(request, context)  # type: ignore[misc,no-any-return]
 
     def save_filter_view(self: Any, request: HttpRequest) -> HttpResponse:
-        """One of the same name is written anew."""
+        """Save a filter. Overwrites the user's filter of the same name."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         if not self.has_view_permission(request):
@@ -87,7 +87,7 @@ class WithSavedFilters:
         return back
 
     def delete_filter_view(self: Any, request: HttpRequest, filter_id: int) -> HttpResponse:
-        """Of others nobody's."""
+        """Delete a filter. Only the owner may delete it."""
         if request.method != "POST":
             return HttpResponseNotAllowed(["POST"])
         if not self.has_view_permission(request):

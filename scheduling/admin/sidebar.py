@@ -1,4 +1,4 @@
-"""The sidebar: what people come for, in their words. Other apps add groups through `settings.ADMIN_MENUS`."""
+"""Build the sidebar. Other apps add groups through `settings.ADMIN_MENUS`."""
 
 from __future__ import annotations
 
@@ -107,6 +107,9 @@ def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
 
 
 def _nearest(path: str, links: dict[str, str]) -> str:
-    """The entry whose address is the longest beginning of this one, so that the matrix is not "nodes" as well."""
+    """Return the entry with the longest address that is a prefix of `path`.
+
+    The matrix is thus not marked as "nodes" too.
+    """
     fitting = [name for name, link in links.items() if path.startswith(link) and (name != "index" or path == link)]
     return max(fitting, key=lambda name: len(links[name]), default="")
