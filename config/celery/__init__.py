@@ -1,4 +1,4 @@
-"""Celery's part of the configuration. `celery -A config` finds the application here."""
+"""Celery configuration. `celery -A config` finds the application here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def __getattr__(name: str) -> Any:
-    """Load the application on demand: settings import `schedule` and `queues` from here before they are complete."""
+    """Load the application on demand, because settings import `schedule` and `queues` before they are complete."""
     if name == "app":
         from config.celery.application import app
 

@@ -1,4 +1,4 @@
-"""The Celery application and the guards it runs with. Entry points import it before anything publishes."""
+"""Define the Celery application and its startup checks. Entry points import it before they publish."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VARIABLES = ("FLOWER_BASIC_AUTH", "FLOWER_AUTH_PROVIDER", "FLOWER_CONF")
 
 
 def insist(words: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Ends the process where it is to be a Flower with neither a login nor a file of settings that may name one."""
+    """Exit if this process is a Flower without a login and without a configuration file that may name one."""
     program = Path(words[0])
     if "flower" not in words[1:] or "celery" not in (program.name, program.parent.name):
         return
@@ -44,7 +44,7 @@ def insist(words: Sequence[str], environ: Mapping[str, str]) -> None:
 
 
 def require_login_for_monitoring() -> None:
-    """Flower serves these two pages without its login, and the first names all workers and tasks."""
+    """Require the login on two pages that Flower serves without it. The first lists all workers and tasks."""
     from flower.views.monitor import Healthcheck, Metrics  # type: ignore[import-untyped,unused-ignore]
     from tornado.web import authenticated
 
@@ -52,7 +52,7 @@ def require_login_for_monitoring() -> None:
         view.get = authenticated(view.get)
 
 
-# Like `manage.py`, for `celery -A config inspect` beside `make run`: a worker accepts no request from outside.
+# Same default as `manage.py`, for `celery -A config inspect` beside `make run`. Workers accept no outside requests.
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.local")
 
 
@@ -68,25 +68,27 @@ class Application(Celery):
 
 app = Application("aftertouch", task_cls="config.celery.guards:SafeTask")
 app.config_from_object("django.conf:settings", namespace="CELERY")
-# What a thread publishes goes to the same broker as what the main thread publishes.
+# A publish from a thread uses the same broker as one from the main thread.
 app.set_default()
 app.autodiscover_tasks()
 
 
 @setup_logging.connect
 def keep_our_logging(**_: Any) -> None:
-    """Django's LOGGING holds for workers too."""
+    """Keep Django's LOGGING in workers."""
 
 
 @celeryd_after_setup.connect
 def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
-    """Runs of minutes beside touches of milliseconds need more processes than runs can take."""
+    """Refuse a worker for touches and jobs whose jobs can occupy all processes: jobs take minutes, touches
+    milliseconds.
+    """
     from django.conf import settings
 
     names = set(instance.app.amqp.queues.consume_from)
     both = names & set(CORE_QUEUES) and names - set(CORE_QUEUES)
     if both and instance.concurrency <= settings.AFTERTOUCH_RPA_SLOTS:
-        sys.exit(  # no exception: Celery only logs those that a signal's receiver raises
+        sys.exit(  # not an exception: Celery only logs exceptions of signal receivers
             f"this worker consumes touches and RPA jobs, so its concurrency ({instance.concurrency}) must exceed "
             f"AFTERTOUCH_RPA_SLOTS ({settings.AFTERTOUCH_RPA_SLOTS})"
         )
@@ -94,8 +96,10 @@ def refuse_mixed_work(sender: str, instance: Any, conf: Any, **_: Any) -> None:
 
 @celeryd_after_setup.connect
 def insist_on_isolation(sender: str, instance: Any, conf: Any, **_: Any) -> None:
-    """An execution worker confines what it runs, or says that it does not. It holds no keys, so it does no other work
-    where it is one by its role."""
+    """Require isolation of flow commands on execution workers, or the setting that disables it.
+
+    A worker with the execution role holds no encryption keys, so it may not consume core queues.
+    """
     from django.conf import settings
 
     from rpa_tasks import isolation
@@ -113,14 +117,15 @@ def insist_on_isolation(sender: str, instance: Any, conf: Any, **_: Any) -> None
 
 @worker_process_init.connect
 def keep_what_is_loaded(**_: Any) -> None:
-    """Modules and settings live as long as the process. Walked at every full collection of garbage, they cost a burst
-    a few per cent of its time."""
+    """Exclude loaded modules and settings from garbage collection. Full collections cost a burst a few per cent of
+    its time.
+    """
     gc.freeze()
 
 
 @worker_process_shutdown.connect
 def finish_sending(**_: Any) -> None:
-    """A child that leaves first settles what it has sent; the rest comes back by its leases."""
+    """Settle sent touches before a child process exits. The leases return the others."""
     from scheduling.delivery.pipeline import sender
     from scheduling.delivery.sender import BATCH_DEADLINE
 
@@ -130,7 +135,7 @@ def finish_sending(**_: Any) -> None:
 
 @celeryd_after_setup.connect
 def consume_the_homes_queues(sender: str, instance: Any, conf: Any, **_: Any) -> None:
-    """What concerns shops whose browser profiles lie on this node comes to this node."""
+    """Consume the queues of shops whose preferred node is this one, because their browser profiles are here."""
     from django.conf import settings
 
     from rpa_tasks.jobs.wakeups import home_queue
@@ -138,12 +143,12 @@ def consume_the_homes_queues(sender: str, instance: Any, conf: Any, **_: Any) ->
     queues, node = instance.app.amqp.queues, settings.AFTERTOUCH_NODE
     if served := [name for name in queues.consume_from if name not in CORE_QUEUES]:
         for name in [home_queue(node, each) for each in served]:
-            queues.select_add(queues.new_missing(name))  # as whoever publishes to it would declare it
+            queues.select_add(queues.new_missing(name))  # declared in the same way as by publishers
 
 
 @worker_ready.connect
 def keep_browsers(sender: Any, **_: Any) -> None:
-    """An execution worker brings its node's maintainer along."""
+    """Start the node's maintainer process with an execution worker."""
     queues = [name for name in sender.app.amqp.queues.consume_from if name not in CORE_QUEUES]
     if queues:
         from rpa_tasks.maintainer import process
@@ -154,7 +159,7 @@ def keep_browsers(sender: Any, **_: Any) -> None:
 
 @worker_shutting_down.connect
 def begin_no_more(**_: Any) -> None:
-    """Children see it before their next job."""
+    """Stop picking jobs. Children check this before their next job."""
     from rpa_tasks.worker.node import stopping
 
     stopping.set()

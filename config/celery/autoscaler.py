@@ -1,4 +1,4 @@
-"""A core worker whose pool grows and shrinks between AFTERTOUCH_WORKER_MIN and AFTERTOUCH_WORKER_MAX."""
+"""Scale the pool of a core worker between AFTERTOUCH_WORKER_MIN and AFTERTOUCH_WORKER_MAX."""
 
 from __future__ import annotations
 
@@ -23,47 +23,52 @@ from scheduling import metrics
 log = structlog.get_logger(__name__)
 
 
-OLD = 1.5  #: seconds that the oldest message may wait for a process; the clock that stamped it may be a second behind
-EACH = 50  #: messages that a process gets through in a second
+OLD = 1.5  #: seconds that the oldest message may wait for a process; the publisher's clock may be a second behind
+EACH = 50  #: messages that a process handles per second
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look at a worker. All of it lies in its main process, so a broker that is slow or away costs nothing, and
-    RabbitMQ, which shows nobody a waiting message, is judged like Redis."""
+    """Load of a worker at one moment.
+
+    All values come from the worker's main process. A slow or unavailable broker therefore costs nothing. RabbitMQ,
+    which does not show waiting messages, needs no special case.
+    """
 
     processes: int
-    busy: int  #: processes that have a task
-    waiting: int  #: messages that are due and have none; what the broker still has is behind these
-    oldest: float  #: seconds for which the oldest of them has waited since it was published, or since its eta
+    busy: int  #: processes with a task
+    waiting: int  #: due messages without a process; messages still in the broker come after these
+    oldest: float  #: seconds that the oldest waits since its publication or eta
     soon: int  #: unacknowledged messages that fall due within a second
 
 
 class Sizer:
     def __init__(self, shrink_after: float, now: float) -> None:
         self._shrink_after = shrink_after
-        self._calm_since = now  #: since then there was a process to spare at every look
+        self._calm_since = now  #: since then every measurement showed an idle process
 
     def size(self, seen: Seen, *, least: int, most: int, now: float) -> int:
-        """At most twice as many as before, at least one less."""
+        """Return the wanted number of processes: at most double, at least one less."""
         is_short = (seen.waiting and seen.oldest >= OLD) or seen.soon > EACH * seen.processes
         if is_short or seen.busy + seen.waiting >= seen.processes:
             self._calm_since = now
         if is_short:
             return max(min(seen.processes + max(1, min(seen.waiting, seen.processes)), most), least)
         if now - self._calm_since >= self._shrink_after and seen.processes > least:
-            self._calm_since = now - self._shrink_after * 3 / 4  # the next one soon, if nothing happens
+            self._calm_since = now - self._shrink_after * 3 / 4  # shrink again soon if the load stays low
             return seen.processes - 1
         return seen.processes
 
 
-LOOK = 0.5  #: seconds between two looks
+LOOK = 0.5  #: seconds between measurements
 
 
 class Worker(worker.Worker):  # type: ignore[misc]
     def prepare_args(self, **kwargs: Any) -> dict[str, Any]:
-        """The bounds hold where only touches are worked on: what an execution node runs at once is what it has
-        browsers for. `--autoscale` on the command line goes before them."""
+        """Apply the limits to workers that consume only core queues.
+
+        An execution node is limited by its browsers instead. `--autoscale` on the command line takes precedence.
+        """
         queues = kwargs.get("queues") or ()
         asked = set(queues.split(",") if isinstance(queues, str) else queues)
         most = settings.AFTERTOUCH_WORKER_MAX
@@ -75,7 +80,9 @@ class Worker(worker.Worker):  # type: ignore[misc]
 
 
 class Scaler(Autoscaler):  # type: ignore[misc]
-    """Celery's own, with other eyes and another way to shrink. It runs between two events of the worker's loop."""
+    """Celery's autoscaler with different measurements and a safe way to shrink. Runs between events of the worker's
+    loop.
+    """
 
     def __init__(self, *args: Any, keepalive: float = LOOK, **kwargs: Any) -> None:
         super().__init__(*args, keepalive=keepalive, **kwargs)
@@ -84,7 +91,7 @@ class Scaler(Autoscaler):  # type: ignore[misc]
         self._looks_at = now
 
     def maybe_scale(self, req: Any = None) -> None:
-        """Also called for each message."""
+        """Measure and scale at most every `LOOK` seconds. Celery also calls this for each message."""
         now = time.monotonic()
         if now < self._looks_at:
             return
@@ -115,14 +122,17 @@ class Scaler(Autoscaler):  # type: ignore[misc]
         log.info("pool_grows", by=n, processes=self.processes, why=str(seen or "asked"))
 
     def _shrink(self, n: int) -> None:
-        """Only whoever has no task leaves, and gets none from then on. Celery's own way asks one to leave that may get
-        another message, and asks again while it still settles what it has sent, which ends it at once."""
+        """End only idle processes, which get no further task.
+
+        Celery's own method may select a process that gets another message. It also signals again while that process
+        settles sent touches, which kills it.
+        """
         pool: AsynPool = self.pool._pool
         for child in [] if pool.outbound_buffer else _idle(pool)[:n]:
             pool._busy_workers.add(child.inqW_fd)
             pool._processes -= 1
             pool._putlock.shrink()
-            child.terminate_controlled()  # `config.celery.application.finish_sending` runs in it
+            child.terminate_controlled()  # runs `config.celery.application.finish_sending`
             log.info("pool_shrinks", pid=child.pid, processes=self.processes)
 
 
@@ -138,7 +148,7 @@ def _idle(pool: AsynPool) -> list[Any]:
 
 
 def _age(request: Any, now: datetime) -> float:
-    """0 for what carries no time, such as ticks of beat."""
+    """Return the seconds that a request has waited, 0 for one without a timestamp (ticks of beat)."""
     published_at = request.request_dict.get("published_at")
     if not isinstance(published_at, int | float):
         return 0.0

@@ -1,4 +1,4 @@
-"""The scheduler that lets any number of beats stand by."""
+"""Run any number of beat processes, of which one leads and publishes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ QUEUE = "ticks"
 
 
 class Pile:
-    """One more pass does nothing that those which wait will not do. What waits is asked seldom: at rest, beat costs
-    next to nothing. No clock but this process's is compared."""
+    """Detect a backlog of periodic tasks, in which another pass would add nothing.
 
-    MOST = 30  #: messages: half a minute of passes, as none of them expires
+    The queue length is read seldom, so that an idle beat costs almost nothing. Only this process's clock is used.
+    """
+
+    MOST = 30  #: messages: half a minute of passes, because passes do not expire
     ASK_EVERY = 5.0  #: seconds
 
     def __init__(self) -> None:
@@ -44,7 +46,7 @@ class Pile:
         self._stands = False
 
     def stands(self, producer: Any) -> bool:
-        """Return whether so many passes wait that no other is published."""
+        """Return whether so many passes wait that no further one is published."""
         if time.monotonic() - self._asked_at > self.ASK_EVERY:
             self._note(producer.channel)
             self._asked_at = time.monotonic()
@@ -56,10 +58,12 @@ class Pile:
             if client is not None:
                 waiting = int(client.llen(QUEUE))
             else:
-                # A channel of its own: RabbitMQ closes one that asks about a queue that is not there.
+                # A separate channel: RabbitMQ closes a channel that asks for a missing queue.
                 with channel.connection.channel() as asking:
                     waiting = int(asking.queue_declare(QUEUE, passive=True).message_count)
-        except Exception as error:  # whoever may not ask still publishes, and hears there if the broker is away
+        except (
+            Exception
+        ) as error:  # without permission to ask, beat still publishes; the publish fails if the broker is unavailable
             log.warning("pile_unknown", error=str(error))
             waiting = 0
         stood, self._stands = self._stands, waiting > self.MOST
@@ -69,11 +73,11 @@ class Pile:
             log.info("passes_published_again", waiting=waiting)
 
 
-TICK = "periodic_task_name"  #: the header of a message that comes again by itself
+TICK = "periodic_task_name"  #: header of a message that is published periodically
 DATABASE_ERRORS = (OperationalError, InterfaceError, InternalError)
 LEADER_LOCK = 0x4146_5445_5254  # "AFTERT"
 
-# A leader that lost its power or its network takes leave of nobody, and PostgreSQL would keep its lock for two hours.
+# A leader that loses power or network does not disconnect. PostgreSQL would keep its lock for two hours.
 LET_GO = """
 SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; SET tcp_user_timeout = 20000
 """
@@ -81,7 +85,7 @@ SET tcp_keepalives_idle = 5; SET tcp_keepalives_interval = 5; SET tcp_keepalives
 
 @dataclass(frozen=True, slots=True)
 class DueRound:
-    """One instant at which a schedule of ops fell due."""
+    """One due time of an operator's schedule."""
 
     task: str
     schedule_id: int
@@ -92,10 +96,11 @@ class DueRound:
 
 
 def due_instant(entry: Any) -> datetime:
-    """Return when `entry` fell due: the same instant on every beat that has read the same row.
+    """Return when `entry` fell due: the same time on every beat that has read the same row.
 
-    A fixed time keeps its instant when ops enable it again. Beat disables the row after its round, which dates it; a
-    row that was changed after its time is therefore due at that change."""
+    A fixed time keeps its due time when an operator enables it again. Beat disables the row after its bulk publish,
+    which sets the row's date. A row changed after its time is therefore due at that change.
+    """
     schedule, last = entry.schedule, maybe_make_aware(entry.last_run_at)
     at: datetime
     if isinstance(schedule, clocked):
@@ -105,22 +110,22 @@ def due_instant(entry: Any) -> datetime:
         at = begins_at + delta
     elif isinstance(schedule, interval):
         at = last + schedule.run_every
-    else:  # sunrise and the like are computed from now on, with a jitter of microseconds
+    else:  # sunrise and similar schedules are computed from now, with a jitter of microseconds
         at = datetime.now(UTC) + schedule.remaining_estimate(last) + timedelta(seconds=30)
         at = at.replace(second=0, microsecond=0)
     return at
 
 
 class LeaderScheduler(DatabaseScheduler):
-    """django-celery-beat without double sends: whoever holds a PostgreSQL advisory lock ticks, the others wait.
+    """django-celery-beat without duplicate ticks: only the holder of a PostgreSQL advisory lock publishes.
 
-    The lock lives on a connection of its own, because Django's is closed at each tick. It ends with its process, so a
-    standby takes over within seconds of a kill, and within half a minute of the loss of its machine.
+    The lock has its own connection, because Django's is closed at each tick. It ends with its process. A standby
+    takes over within seconds after a kill, and within half a minute after the loss of a machine.
     """
 
     STANDBY_SECONDS = 5.0
-    ASK_EVERY = 2.0  #: seconds between questions whether somebody edited a schedule; a tick would ask several times
-    SURE_FOR = 0.5  #: seconds; what falls due together costs one question whether the lock is still ours
+    ASK_EVERY = 2.0  #: seconds between checks for edited schedules; a tick would check several times
+    SURE_FOR = 0.5  #: seconds for which a lock check is valid, so that entries due together need only one
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._lock_connection: psycopg.Connection[Any] | None = None
@@ -128,7 +133,7 @@ class LeaderScheduler(DatabaseScheduler):
         self._asked_at = self._held_at = float("-inf")
         self._watchman = Watchman()
         self._pile = Pile()
-        self._owed: list[DueRound] = []  #: that fell due while PostgreSQL was away
+        self._owed: list[DueRound] = []  #: fell due while PostgreSQL was unavailable
         super().__init__(*args, **kwargs)
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
@@ -140,7 +145,7 @@ class LeaderScheduler(DatabaseScheduler):
             return self.STANDBY_SECONDS
         if not led:
             log.info("beat_leads")
-            # What this process read while it stood by may be minutes old.
+            # The schedules read as a standby may be minutes old.
             self._initial_read, self._heap, self._heap_invalidated = True, None, False
         self._store_owed()
         pause = float(super().tick(*args, **kwargs))
@@ -148,7 +153,7 @@ class LeaderScheduler(DatabaseScheduler):
         return pause
 
     def adjust(self, n: Any, drift: float = 0.0) -> Any:
-        """Celery wakes 10 ms early and asks without a pause until the time has come: more than all else of beat's."""
+        """Disable the 10 ms early wake-up of Celery. Its polling until the due time cost more than the rest of beat."""
         return super().adjust(n, drift)
 
     def schedule_changed(self) -> bool:
@@ -158,14 +163,18 @@ class LeaderScheduler(DatabaseScheduler):
         return bool(super().schedule_changed())
 
     def should_sync(self) -> bool:
-        """At once where ops have scheduled it: a beat that starts again would send it again. A tick may be; to note
-        each took half of what beat costs at rest."""
+        """Save operators' schedules at once: a restarted beat would publish them again.
+
+        A repeated tick is harmless. Saving each one was half the cost of an idle beat.
+        """
         if not super().should_sync():
             return False
         return bool(self._dirty - SCHEDULE.keys()) or time.monotonic() - (self._last_sync or 0) > self.sync_every
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """What ops have scheduled is always published: nobody else would do it later."""
+        """Publish an entry. Ticks are skipped during a backlog; operators' schedules never, because no later pass
+        replaces them.
+        """
         if entry.name in SCHEDULE and self._pile.stands(producer):
             return
         if entry.task in settings.SCHEDULED_ROUNDS:
@@ -174,8 +183,11 @@ class LeaderScheduler(DatabaseScheduler):
             super().apply_entry(entry, producer=producer)
 
     def _apply_round(self, entry: Any, producer: Any) -> None:
-        """Store the round, then publish a wake-up. A beat that dies in between has saved no `last_run_at`: the next
-        leader finds the same instant due, and the unique index keeps it from being stored twice."""
+        """Store the bulk publish, then publish a wake-up. Idempotent.
+
+        If beat dies in between, `last_run_at` is not saved. The next leader finds the same due time, and the unique
+        index rejects a second row.
+        """
         due = DueRound(entry.task, entry.model.pk, entry.name, due_instant(entry), entry.args, entry.kwargs)
         if self._store(due):
             self._wake(due, producer)
@@ -196,7 +208,7 @@ class LeaderScheduler(DatabaseScheduler):
                 self._owed.append(due)
 
     def _store(self, due: DueRound) -> bool:
-        """Return False where PostgreSQL is away."""
+        """Store the bulk publish. Returns False if PostgreSQL is unavailable."""
         store, _ = settings.SCHEDULED_ROUNDS[due.task]
         try:
             close_old_connections()
@@ -209,15 +221,17 @@ class LeaderScheduler(DatabaseScheduler):
         return True
 
     def _wake(self, due: DueRound, producer: Any) -> None:
-        """Where the broker is away, a pass finds the row."""
+        """Publish a wake-up. If the broker is unavailable, a periodic pass finds the row."""
         _, task = settings.SCHEDULED_ROUNDS[due.task]
         try:
             self.app.send_task(task, queue="ticks", producer=producer, headers={TICK: due.schedule})
-        except Exception as error:  # whatever the broker's client raises
+        except Exception as error:  # every error of the broker's client
             log.warning("wake_up_lost", schedule=due.schedule, error=str(error))
 
     def apply_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Publishes are not retried here, so nobody else finds out that an AMQP connection is dead: dial anew."""
+        """Reconnect after a failed publish. Publishes are not retried here, so no other code detects a dead AMQP
+        connection.
+        """
         try:
             return super().apply_async(*args, **kwargs)
         except SchedulingError:
@@ -228,7 +242,7 @@ class LeaderScheduler(DatabaseScheduler):
             raise
 
     def _holds_lock(self) -> bool | None:
-        """None where the database does not say."""
+        """Return whether this process holds the lock, None if the database does not answer."""
         try:
             if self._lock_connection is None or self._lock_connection.closed:
                 self._lock_connection = _connect()
@@ -256,7 +270,12 @@ class LeaderScheduler(DatabaseScheduler):
 
 
 def _connect() -> psycopg.Connection[Any]:
-    """Raises `ImproperlyConfigured` where a pooler would keep the lock of a beat that is gone, and none would lead."""
+    """Open the lock's connection.
+
+    Raises:
+        ImproperlyConfigured: the connection leads to a pooler. It could keep the lock of an ended beat, and no beat
+        would lead.
+    """
     made = psycopg.connect(**_parameters(), autocommit=True, connect_timeout=3)
     ((pid,),) = made.execute("SELECT pg_backend_pid()").fetchall()
     may_be_shared = database.settings_dict["OPTIONS"].get("prepare_threshold") is None

@@ -1,7 +1,6 @@
-"""Guards against what can end a Celery 5.7 / kombu 5.7 worker or make it lose a message silently.
+"""Guards against errors that end a Celery 5.7 / kombu 5.7 worker or make it lose a message silently.
 
-Each is tested against the real thing; the test that shows the trap without its guard fails on the day upstream
-mends it.
+Each guard has a test against the real library. The test without the guard fails once upstream fixes the error.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from scheduling.dispatch import broker_health
 
 log = structlog.get_logger(__name__)
 
-TICK = "periodic_task_name"  #: the header by which django-celery-beat names the row that it sends for
+TICK = "periodic_task_name"  #: header in which django-celery-beat names the row of a message
 
 
 class SafeTask(DjangoTask):
-    """A task that cannot take its worker down, and whose failure is kept."""
+    """A task that cannot end its worker and whose failure becomes a failed task."""
 
     abstract = True
 
@@ -45,17 +44,19 @@ class SafeTask(DjangoTask):
             raise RuntimeError(f"out of memory: {error}") from None
 
     def on_failure(self, exc: Any, task_id: Any, args: Any, kwargs: Any, einfo: Any) -> None:
-        """What comes again by itself, a tick or a touch whose database was away, is not for a person. The rest is."""
+        """Create a failed task, except for work that is repeated without a person: ticks, and tasks with database
+        retries.
+        """
         super().on_failure(exc, task_id, args, kwargs, einfo)
         if not getattr(self, "is_tick", False) and not isinstance(exc, getattr(self, "autoretry_for", ())):
             _bury("task_error", {"task": self.name, "args": args, "kwargs": kwargs}, f"{type(exc).__name__}: {exc}")
 
 
 class BuryingConsumer(Consumer):
-    """Keeps what Celery would discard: unknown tasks and messages that nobody can read."""
+    """Create a failed task for messages that Celery would discard: unknown tasks and unreadable messages."""
 
     def create_task_handler(self, *args: Any, **kwargs: Any) -> Any:
-        """A body that is JSON but no task (not three parts, no id) raises where Celery catches nothing."""
+        """Handle a JSON body that is not a task (not three parts, no id). Celery does not catch its errors."""
         receive = super().create_task_handler(*args, **kwargs)
 
         def receive_or_bury(message: Any) -> Any:
@@ -71,8 +72,11 @@ class BuryingConsumer(Consumer):
         super().on_unknown_message(body, message)
 
     def on_unknown_task(self, body: Any, message: Any, exc: Any) -> None:
-        """A tick comes again by itself. One that nobody here knows is of another version, in an upgrade or after one
-        was taken back, and would otherwise be buried every few seconds."""
+        """Drop unknown ticks, because they are published again.
+
+        An unknown tick belongs to another version during an upgrade or downgrade. Otherwise it would create a failed
+        task every few seconds.
+        """
         if (message.headers or {}).get(TICK):
             log.info("tick_unknown", task=str(exc), queue=_queue(message))
             message.reject_log_error(log, self.connection_errors)
@@ -90,22 +94,25 @@ class BuryingConsumer(Consumer):
 
 
 class Unreadable:
-    """An item of a queue's list that is no message at all."""
+    """A list item of a queue that is not a message."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
 
 
 def install() -> None:
-    """Put the guards that have no hook of their own into kombu. Idempotent."""
+    """Patch kombu where it has no hook for a guard. Idempotent."""
     if getattr(QoS, "aftertouch", False):
         return
     restore_unacked_once = QoS.restore_unacked_once
     loads, deliver = redis_transport.loads, Transport._deliver
 
     def restore_while_connected(self: Any, stderr: Any = None) -> Any:
-        """kombu 5.7 tears the transport down before it restores, and the AttributeError that follows ends the worker.
-        What is left unacknowledged then comes back by the rows' leases."""
+        """Skip the restore without a connection.
+
+        kombu 5.7 closes the transport before it restores, and the resulting AttributeError ends the worker. The
+        leases of the rows return unacknowledged work.
+        """
         connection = getattr(self.channel, "connection", None)
         if connection is None or getattr(connection, "client", None) is None:
             self._on_collect.cancel()
@@ -119,7 +126,7 @@ def install() -> None:
             return Unreadable(raw)
 
     def deliver_readable(self: Any, message: Any, queue: str) -> Any:
-        """A raw item in a queue's list ends the worker as kombu decodes it; it is buried instead."""
+        """Dead-letter a raw list item, which would end the worker when kombu decodes it."""
         if isinstance(message, Unreadable) or not _is_envelope(message):
             _bury("unreadable", getattr(message, "raw", message), queue=queue)
             return None
@@ -134,8 +141,11 @@ def install() -> None:
 
 
 def _keep_our_delays() -> None:
-    """Where queues are quorum, Celery hands delays to exchanges of its own, in whole seconds. Ours are milliseconds and
-    short: the worker keeps them, as from any other queue. That it counts such messages otherwise stays."""
+    """Keep short delays in the worker on quorum queues.
+
+    Celery moves such delays to its own exchanges, with a resolution of whole seconds. Delays here are milliseconds.
+    The worker holds them, as for any other queue. Celery's different counting of such messages remains.
+    """
     for module in (celery_app, delayed_delivery):
         module.detect_quorum_queues = lambda app, driver_type: (False, "")
 
@@ -155,7 +165,7 @@ def _queue(message: Any) -> str:
 
 
 def _bury(reason: str, body: Any, detail: str = "", queue: str = "") -> None:
-    """In the worker's main process, which must not keep a database connection that its children would inherit."""
+    """Create a failed task in the worker's main process, then close the connection, which children would inherit."""
     from django.db import connection
 
     from scheduling.ledger.dead_letters import bury_message

@@ -1,4 +1,4 @@
-"""What Celery's signals tell of workers and messages (see `scheduling.metrics`)."""
+"""Update metrics of workers and messages from Celery's signals (see `scheduling.metrics`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from scheduling.monitoring.multiprocess import share
 
 @celeryd_init.connect
 def share_of_worker(**_: Any) -> None:
-    """Before its children are forked."""
+    """Share the metrics before the children are forked."""
     share()
 
 
@@ -95,7 +95,7 @@ def count_retry(sender: Any, **_: Any) -> None:
 
 
 def _queue(routing_key: str | None) -> str:
-    """On RabbitMQ the shared queues of RPA hang on `task.<platform>.<tier>`."""
+    """Return the queue of a routing key. On RabbitMQ, shared RPA queues are bound to `task.<platform>.<tier>`."""
     name = routing_key or ""
     return name.rpartition(".")[2] if name.startswith("task.") else name
 

@@ -1,4 +1,4 @@
-"""The queues, by broker."""
+"""Declare the queues for each broker."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from kombu import Exchange, Queue
 
 CORE_QUEUES = ("ticks", "touch.high", "touch.normal", "touch.low")
 RPA_QUEUES = ("high", "normal", "low")
-#: On RabbitMQ RPA queues hang on one topic exchange. On Redis a topic exchange loses messages whose publisher has not
-#: declared it, so there the same names are plain queues.
+#: On RabbitMQ the RPA queues share one topic exchange. On Redis a topic exchange loses messages of publishers that
+#: did not declare it, so these queues are direct there.
 TASKS = Exchange("tasks", type="topic", durable=True)
 
 
 def declared_queues(broker_url: str, *, quorum: bool = False) -> list[Queue]:
-    """`quorum` only on RabbitMQ: queues that outlive the loss of a node of its cluster."""
+    """Return the queues. `quorum` applies only to RabbitMQ: such queues survive the loss of a cluster node."""
     kind = {"queue_arguments": {"x-queue-type": "quorum"}} if quorum else {}
     core = [Queue(name, Exchange(name, type="direct"), routing_key=name, **kind) for name in CORE_QUEUES]
     if broker_url.startswith(("amqp", "pyamqp")):
