@@ -1,8 +1,9 @@
-"""Under whose name the embedded servers run.
+"""Select the account of the embedded servers.
 
-PostgreSQL refuses to run as root, and initdb refuses a uid without a name, so root lends both servers to `nobody`.
-The folders above may be 0700 and root's: the account keeps the right to look through them and no other. PostgreSQL
-asks with access(2), which forgets such rights for an account that is not root unless `no_setuid_fixup` is set.
+PostgreSQL refuses to run as root, and initdb refuses a uid without a name. Root therefore runs both servers as
+another account. Parent folders may be owned by root with mode 0700, so the account keeps the right to traverse them
+and no other right. PostgreSQL checks with access(2), which drops such rights for other accounts unless
+`no_setuid_fixup` is set.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from config.local.endpoints import EmbeddedServerError
 
 LENT_ACCOUNT = "nobody"
-# The narrower right first: containers often have only the wider one to give.
+# The narrower right first: many containers can grant only the wider one.
 LOOK_THROUGH = (("dac_read_search", 2), ("dac_override", 1))
 
 
@@ -32,7 +33,7 @@ class Account:
 
 
 def server_account() -> Account:
-    """This user's own account, or, for root, the lent one and the command that becomes it."""
+    """Return the current account, or for root the other account and the command that switches to it."""
     if os.geteuid() != 0:
         return Account(os.geteuid(), os.getegid(), ())
     try:
@@ -61,7 +62,7 @@ def becoming(uid: int, gid: int) -> tuple[str, ...]:
 
 
 def held_right() -> str | None:
-    """The right to look through closed folders that this process can pass on."""
+    """Return the capability to traverse closed folders that this process can pass on."""
     held = 0
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapPrm:"):

@@ -1,4 +1,4 @@
-"""Where the embedded servers of this checkout listen, while they run."""
+"""Store the addresses and secrets of this checkout's embedded servers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Endpoints:
 
 
 def read_endpoints(state_dir: Path) -> Endpoints | None:
-    """The addresses with their passwords, or None where no embedded server has been started."""
+    """Return the addresses with their passwords, or None if no embedded server was started."""
     try:
         return Endpoints(**json.loads((state_dir / "endpoints.json").read_text()))
     except FileNotFoundError:
@@ -24,7 +24,7 @@ def read_endpoints(state_dir: Path) -> Endpoints | None:
 
 
 def write_endpoints(state_dir: Path, endpoints: Endpoints) -> None:
-    """Replace the file whole: a reader sees the old addresses or the new ones, never half a file."""
+    """Replace the file atomically. A reader sees either the old or the new addresses."""
     draft = state_dir / "endpoints.json.new"
     draft.touch(mode=0o600)
     draft.write_text(json.dumps(asdict(endpoints)))
@@ -32,7 +32,7 @@ def write_endpoints(state_dir: Path, endpoints: Endpoints) -> None:
 
 
 def secret(state_dir: Path, name: str) -> str:
-    """The secret of this name. Two processes that make it at once agree on one."""
+    """Return the secret of this name and create it once. Concurrent processes get the same one."""
     kept = state_dir / "secrets" / name
     kept.parent.mkdir(mode=0o700, exist_ok=True)
     if not kept.exists():
@@ -40,7 +40,7 @@ def secret(state_dir: Path, name: str) -> str:
         draft.touch(mode=0o600)
         draft.write_text(randomness.token_urlsafe(32))
         try:
-            os.link(draft, kept)  # refuses to replace: the first one wins, and is never seen half written
+            os.link(draft, kept)  # never replaces: the first process wins, and the file is always complete
         except FileExistsError:
             pass
         finally:
@@ -49,8 +49,8 @@ def secret(state_dir: Path, name: str) -> str:
 
 
 class EmbeddedServerError(RuntimeError):
-    """An embedded server cannot be started, reached or stopped; the text says what to do."""
+    """An embedded server cannot start, answer or stop. The text contains the remedy."""
 
 
 class PasswordRefusedError(EmbeddedServerError):
-    """A server in our place does not know our password: it belongs to a state directory that was removed."""
+    """A server on this port rejects the password. It belongs to a deleted state directory."""

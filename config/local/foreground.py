@@ -1,4 +1,4 @@
-"""`python -m config.local run`: servers, tables, programs, then a watch over all of them until Ctrl-C."""
+"""Run servers, migrations and programs in the foreground, and watch them until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from config.local.programs import Program, StackError, stop_within
 from config.local.supervisor import Supervisor, Watch, start_supervisor, write_configuration
 
 LIVE_WITHIN = 240.0
-LOOK_EVERY = 1.0  #: seconds; each look asks the supervisor
+LOOK_EVERY = 1.0  #: seconds; each check calls the supervisor
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ANY_ADDRESS = ("", "0.0.0.0", "::")  # noqa: S104 compared with, not bound
 
 
 def run(settings: Environment, programs: Sequence[Program]) -> None:
-    """Returns after Ctrl-C or SIGTERM, with everything stopped. Raises what kept it from running."""
+    """Run until Ctrl-C or SIGTERM, then stop everything. Raises an error that prevents the start."""
     state_dir = settings.aftertouch_state_dir.resolve()
     servers.open_state_dir(state_dir)
     for number in ENDING:
@@ -45,7 +45,7 @@ def run(settings: Environment, programs: Sequence[Program]) -> None:
             pass
         finally:
             for number in ENDING:
-                signal.signal(number, signal.SIG_IGN)  # stopping is bounded already
+                signal.signal(number, signal.SIG_IGN)  # the stop has its own time limit
             stack.stop()
 
 
@@ -103,7 +103,7 @@ class Foreground:
         servers.start(self.state_dir, postgres=not self.settings.database_url, valkey=not self.settings.redis_url)
 
     def manage(self, command: str) -> str:
-        """What the command printed. Its own words are the error where it fails."""
+        """Return the output of the command. Raises `StackError` with that output on failure."""
         done = subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), command],
             cwd=ROOT, env=self.environment, text=True, check=False, stdin=subprocess.DEVNULL,
@@ -141,7 +141,7 @@ class Foreground:
             connection.close()
 
     def last_words(self) -> str:
-        """The end of each log, for whoever must find out why."""
+        """Return the end of each log for the error message."""
         logs = [self.state_dir / "logs" / "supervisor.err"]
         logs += [self.state_dir / "logs" / f"{program.name}.log" for program in self.programs]
         ends = ((log, log.read_text(errors="replace").splitlines()[-8:]) for log in logs if log.exists())

@@ -1,4 +1,4 @@
-"""A whole stack for the demo and the tests: its own servers, free ports, a state directory of its own."""
+"""Run an isolated stack for the demo and tests: own servers, free ports, own state directory."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from config.local.processes import free_port
 from config.local.programs import StackError
 from config.local.supervisor import Supervisor, dying_with_us
 
-READY_WITHIN = 600.0  # a stack that ends is noticed at once
-# Somebody else's servers are not for trying things out on; `env` may name them on purpose.
+READY_WITHIN = 600.0  # seconds; a stack that ends is detected at once
+# Servers named in the environment are not used for experiments; `env` may name them explicitly.
 NOT_INHERITED = (
     "DATABASE_URL", "REDIS_URL", "CELERY_BROKER_URL",
     "AFTERTOUCH_BASE_URL", "AFTERTOUCH_HOST", "DJANGO_SETTINGS_MODULE",
@@ -47,16 +47,16 @@ class RunningStack:
 
     @property
     def pids(self) -> dict[str, int]:
-        """The programs that run now."""
+        """Return the pids of running programs."""
         return self.supervisor.pids()
 
     @property
     def server_pids(self) -> dict[str, int]:
-        """ "PostgreSQL" and "Valkey", where they run."""
+        """Return the pids of "PostgreSQL" and "Valkey" while they run."""
         return {label: pid for label, pid in servers.status(self.state_dir).items() if pid}
 
     def kill(self, program: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to a program or server. The pid it had."""
+        """Send a signal to a program or server. Returns its pid."""
         pid = {**self.pids, **self.server_pids}[program]
         os.kill(pid, number)
         return pid
@@ -71,7 +71,7 @@ class RunningStack:
         self.supervisor.start(program)
 
     def manage(self, *words: str) -> str:
-        """Run manage.py against this stack. What it printed."""
+        """Run manage.py against this stack. Returns its output."""
         return subprocess.run(
             [sys.executable, str(ROOT / "manage.py"), *words],
             cwd=ROOT, env=self.environment, text=True, check=True, stdout=subprocess.PIPE,
@@ -89,9 +89,9 @@ class RunningStack:
 def running_stack(
     env: Mapping[str, str] | None = None, programs: Sequence[str] | None = None, state_dir: Path | None = None
 ) -> Iterator[RunningStack]:
-    """Start servers and programs (all, or those named), yield once they are live, stop everything at the end.
+    """Start servers and programs (all, or those named), yield when they are live, and stop all at the end.
 
-    Without a state directory it gets a new one, which is removed at the end.
+    Without a state directory, creates a temporary one and deletes it at the end.
     """
     folder = (state_dir or Path(tempfile.mkdtemp(prefix="aftertouch-"))).resolve()
     servers.open_state_dir(folder)
@@ -138,4 +138,4 @@ def stop_owner(owner: subprocess.Popen[bytes], folder: Path) -> None:
     except subprocess.TimeoutExpired:
         owner.kill()
         owner.wait()
-    ownership.stop(folder)  # a killed owner could not
+    ownership.stop(folder)  # a killed owner could not stop its processes

@@ -1,4 +1,4 @@
-"""Who runs the stack of a state directory, and what an earlier one left running there."""
+"""Lock a state directory for one stack, and end processes left by an earlier one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from config.local import servers
 from config.local.processes import carrying, command_line, end, is_alive, send, wait_until
 from config.local.programs import PROGRAMS, StackError, stop_within
 
-LEFTOVERS_WITHIN = 2.0  #: seconds from SIGTERM to SIGKILL of what outlived its program
-#: Seconds from SIGTERM to the end of who runs the stack: its programs, what they left, its servers.
+LEFTOVERS_WITHIN = 2.0  #: seconds from SIGTERM to SIGKILL for processes that outlived their program
+#: Seconds from SIGTERM to the end of a stack: its programs, their leftovers, its servers.
 OWNER_WITHIN = stop_within(PROGRAMS) + LEFTOVERS_WITHIN + servers.STOP_WITHIN
-MARK = "AFTERTOUCH_STACK"  # inherited by every process of a stack, wherever it moves: this is how they are known
+MARK = "AFTERTOUCH_STACK"  # inherited by every process of a stack, so that it is found in any session or folder
 
 
 def marked(environment: Mapping[str, str], state_dir: Path) -> dict[str, str]:
@@ -27,7 +27,7 @@ def marked(environment: Mapping[str, str], state_dir: Path) -> dict[str, str]:
 
 @contextmanager
 def sole_owner(state_dir: Path) -> Iterator[None]:
-    """Only one stack a state directory. The lock goes with this process and is not inherited."""
+    """Hold the lock of a state directory. It ends with this process and is not inherited."""
     with (state_dir / "stack.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -61,7 +61,7 @@ def is_owned(state_dir: Path) -> bool:
 
 
 def end_leftovers(state_dir: Path, patience: float = 15.0) -> None:
-    """End what carries our mark: politely at once, then by force until nobody is left to start another."""
+    """End marked processes: SIGTERM, then SIGKILL in rounds, because a process may start another."""
     leftovers = carrying(MARK, str(state_dir))
     for process in leftovers:
         send(process, signal.SIGTERM)
@@ -76,7 +76,7 @@ def end_leftovers(state_dir: Path, patience: float = 15.0) -> None:
 
 
 def stop(state_dir: Path) -> None:
-    """End the stack of this state directory with its servers, whoever started it and whatever is left of it."""
+    """End the stack of this state directory with its servers. Works also for a stack whose owner was killed."""
     state_dir = state_dir.resolve()
     pid = owner_pid(state_dir)
     if pid is not None and is_owned(state_dir) and psutil.pid_exists(pid):

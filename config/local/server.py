@@ -1,4 +1,4 @@
-"""How any embedded server is started: a kill -9 of it, or of its starter, at any moment is repaired by a start."""
+"""Start an embedded server. A start repairs the state after a kill -9 of the server or its starter."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from config.local.account import Account
 from config.local.endpoints import EmbeddedServerError, PasswordRefusedError
 from config.local.processes import command_line, free_port, is_alive, running, start_apart
 
-RETRY_FOR = 15.0  # a killed server's children, lock file and shared memory are gone long before
-ANSWER_WITHIN = 120.0  # crash recovery replays the log before the first answer
-REFUSED_FOR = 2.0  # a stranger on the port answers so too, until ours has found the port taken and is gone
+RETRY_FOR = 15.0  # seconds; children, lock file and shared memory of a killed server are gone earlier
+ANSWER_WITHIN = 120.0  # seconds; crash recovery replays the log before the first answer
+REFUSED_FOR = 2.0  # seconds; another server on the port answers the same, until the new one fails to bind and exits
 LOG_LIMIT = 10 * 1024 * 1024
 
 
 class Server(ABC):
-    program: str  # the name of the binary
+    program: str  # name of the binary
     label: str
     port_option: str
 
@@ -31,25 +31,25 @@ class Server(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make what a start needs, once, and tidy what a crash left."""
+        """Create the files that a start needs, once, and remove those of a crash."""
 
     @abstractmethod
     def command(self, port: int) -> list[str]: ...
 
     @abstractmethod
     def marker(self) -> Path:
-        """The path in the command line that only this server has."""
+        """Return the path that only this server has in its command line."""
 
     @abstractmethod
     def url(self, port: int) -> str: ...
 
     @abstractmethod
     def prove(self, port: int) -> None:
-        """Ask the server something with our password; raises where the answer is wrong or missing."""
+        """Query the server with its password. Raises on a wrong or missing answer."""
 
     @abstractmethod
     def is_refusal(self, error: Exception) -> bool:
-        """Whether the answer was that our password is wrong."""
+        """Return whether the error is a rejected password."""
 
     @abstractmethod
     def stop(self) -> None: ...
@@ -71,7 +71,7 @@ class Server(ABC):
         (self.state_dir / f"{self.folder.name}.port").write_text(str(port))
 
     def start(self) -> str:
-        """Its address, once it answers. Where it runs already, only the proof that it does."""
+        """Start the server unless it runs. Returns its address after a successful query."""
         while (process := self.process()) is not None:
             port = self.port_of(process)
             try:
@@ -103,7 +103,7 @@ class Server(ABC):
             pause = min(pause * 2, 2.0)
 
     def answers(self, port: int, process: psutil.Process) -> bool:
-        """Wait for the first right answer. False where the process died before it."""
+        """Wait for the first successful query. Returns False if the process ended before it."""
         asked_at = time.monotonic()
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Start, stop and look at the embedded servers of one state directory. One starter or stopper at a time."""
+"""Start and stop the embedded servers of a state directory, one caller at a time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STOP_WITHIN = sum(seconds for steps in (postgres.STOP_STEPS, valkey.STOP_STEPS) 
 
 
 def start(state_dir: Path, *, postgres: bool = True, valkey: bool = True) -> Endpoints:
-    """The addresses of the servers asked for, each proved to answer. Starts those that do not run."""
+    """Start the requested servers unless they run. Returns their addresses after a successful query."""
     state_dir = state_dir.resolve()
     open_state_dir(state_dir)
     with one_at_a_time(state_dir):
@@ -38,7 +38,7 @@ def start(state_dir: Path, *, postgres: bool = True, valkey: bool = True) -> End
 
 
 def stop(state_dir: Path) -> None:
-    """End what runs here and withdraw the addresses. Nothing to end is no error."""
+    """Stop all servers and delete the addresses. Idempotent."""
     state_dir = state_dir.resolve()
     if not state_dir.exists():
         return
@@ -49,8 +49,7 @@ def stop(state_dir: Path) -> None:
 
 
 def administer(state_dir: Path, *statements: str) -> None:
-    """Run statements as the administrator of the running PostgreSQL: what tests and benchmarks need beyond the
-    application's rights."""
+    """Run statements as administrator of the running PostgreSQL, for rights that tests and benchmarks need."""
     state_dir = state_dir.resolve()
     server = Postgres(state_dir, server_account())
     process = server.process()
@@ -63,7 +62,7 @@ def administer(state_dir: Path, *statements: str) -> None:
 
 
 def status(state_dir: Path) -> dict[str, int | None]:
-    """The pid of each server, None where it does not run. Looks, and touches nothing."""
+    """Return the pid of each server, None if it does not run. Changes nothing."""
     found = ((server.label, server.process()) for server in servers(state_dir.resolve()))
     return {label: process.pid if process else None for label, process in found}
 
@@ -86,7 +85,7 @@ def open_state_dir(state_dir: Path) -> None:
 
 @contextmanager
 def one_at_a_time(state_dir: Path) -> Iterator[None]:
-    """Wait for our turn. The lock goes with the process that holds it; the servers do not inherit it."""
+    """Wait for the lock. It ends with its process and is not inherited by the servers."""
     with (state_dir / "servers.lock").open("a") as lock:
 
         def taken() -> bool:

@@ -1,4 +1,4 @@
-"""The supervisor that keeps the programs alive: its configuration, its process and its socket."""
+"""Configure, start and call the supervisor that restarts programs, and watch servers and programs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from config.local.endpoints import EmbeddedServerError, read_endpoints, secret
 from config.local.processes import is_alive
 from config.local.programs import Program, StackError, command
 
-SOCKET_PATH_LIMIT = 90  # the kernel takes 107 bytes, and the supervisor first binds a longer name beside it
+SOCKET_PATH_LIMIT = 90  # bytes; the kernel accepts 107, and the supervisor first binds a longer name
 OPEN_FILES = 65_536
 
 SUPERVISOR = """\
@@ -52,7 +52,7 @@ password={password}
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 """
 
-GROUP = "aftertouch"  # the supervisor ends one group after another, and the programs of a group at once
+GROUP = "aftertouch"  # the supervisor stops groups in sequence, but the programs of one group in parallel
 GROUP_OF_ALL = """
 [group:{group}]
 programs={names}
@@ -102,7 +102,7 @@ def escaped(value: object) -> str:
 
 
 def socket_path(state_dir: Path) -> Path:
-    """In the state directory; where its name is too long for a socket, in a short folder of our own."""
+    """Return a path in the state directory, or in a short temporary folder if the path exceeds the limit."""
     path = state_dir / "supervisor.sock"
     if len(os.fsencode(path)) <= SOCKET_PATH_LIMIT:
         return path
@@ -115,7 +115,7 @@ def socket_path(state_dir: Path) -> Path:
 
 
 def dying_with_us() -> list[str]:
-    """The words before a command that let it get SIGTERM when this process is killed."""
+    """Return the command prefix that sends SIGTERM to a child when this process is killed."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig=TERM"] if setpriv else []
 
@@ -130,7 +130,7 @@ def start_supervisor(configuration: Path, environment: Mapping[str, str]) -> sub
 
 
 class Supervisor:
-    """What can be asked of the running supervisor. Each call opens a connection of its own."""
+    """Calls to the running supervisor. Each call opens its own connection."""
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
@@ -143,7 +143,7 @@ class Supervisor:
             return getattr(proxy.supervisor, method)(*arguments)
 
     def programs(self) -> dict[str, dict[str, Any]]:
-        """name → state and pid, as the supervisor tells them."""
+        """Return state and pid by program name."""
         return {row["name"]: row for row in cast(list[dict[str, Any]], self.ask("getAllProcessInfo"))}
 
     def states(self) -> dict[str, str]:
@@ -165,13 +165,13 @@ class Supervisor:
 
 
 def end_group(leader: int) -> None:
-    """End what a killed program left behind; the group keeps its number as long as it has members."""
+    """Kill the rest of a killed program's process group. The group keeps its number while it has members."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
 
 
 def pids_of(programs: dict[str, dict[str, Any]]) -> dict[str, int]:
-    """Of those that run."""
+    """Return the pids of running programs."""
     return {name: int(row["pid"]) for name, row in programs.items() if row["pid"]}
 
 
@@ -194,7 +194,7 @@ class Watch:
             self.end_what_the_killed_left(pids_of(programs))
             self.start_what_was_given_up([name for name, row in programs.items() if row["statename"] in GIVEN_UP])
         except (OSError, HTTPException, RpcError):
-            return  # the supervisor is busy or ending; its owner looks at that
+            return  # the supervisor is busy or ending; its owner handles that
 
     def running_servers(self) -> dict[str, psutil.Process]:
         return {label: psutil.Process(pid) for label, pid in servers.status(self.state_dir).items() if pid}
@@ -202,7 +202,7 @@ class Watch:
     def revive_servers(self) -> None:
         dead = [label for label, process in self.servers.items() if not is_alive(process)]
         before = read_endpoints(self.state_dir)
-        if not dead or before is None:  # without addresses somebody stopped them on purpose
+        if not dead or before is None:  # without addresses the servers were stopped on purpose
             return
         self.say(f"{' and '.join(dead)} died; started again")
         try:
@@ -216,7 +216,9 @@ class Watch:
                 self.supervisor.restart(program)
 
     def end_what_the_killed_left(self, now: dict[str, int]) -> None:
-        """A killed program's own children would keep its port, and its messages, from the one started in its place."""
+        """End child processes of killed programs. They would keep the port and the messages from the restarted
+        program.
+        """
         for program, pid in self.pids.items():
             if now.get(program) != pid:
                 self.say(f"{program} (pid {pid}) ended")

