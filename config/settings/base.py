@@ -1,4 +1,4 @@
-"""Settings shared by every place Aftertouch runs in. What differs by place is read from `config.environment`."""
+"""Settings common to all environments. Values that differ are read from `config.environment`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INSTALLED_APPS = [
     "django_celery_beat",
     "simple_history",
     "channels",
-    "ninja",  # its bundled Swagger files, so that the API's page needs no CDN
+    "ninja",  # serves the bundled Swagger files, so that the API page needs no CDN
     "scheduling",
     "rpa_tasks",
     "sessions",
@@ -82,15 +82,15 @@ DATABASES = {
         "PASSWORD": unquote(_database.password or ""),
         "CONN_MAX_AGE": 60,
         "CONN_HEALTH_CHECKS": True,
-        # A cursor outlives its statement; behind a pooler the next statement may meet another connection.
+        # A cursor outlives its statement. Behind a pooler the next statement may use another connection.
         "DISABLE_SERVER_SIDE_CURSORS": not ENV.aftertouch_prepare_statements,
         "OPTIONS": {
             "connect_timeout": 5,
             "application_name": "aftertouch",
-            # Planning costs a small batch more than running does. None behind a pooler that cannot keep statements.
+            # Planning a small batch costs more than its execution. None behind a pooler without prepared statements.
             "prepare_threshold": 3 if ENV.aftertouch_prepare_statements else None,
-            # A node that loses its power or its network takes leave of nobody. Without these its transactions keep
-            # their locks for two hours, and its processes wait a quarter of an hour for an answer that nobody sends.
+            # A node that loses power or network does not disconnect. Without these its transactions keep their locks
+            # for two hours, and its processes wait 15 minutes for an answer.
             "keepalives_idle": 10,
             "keepalives_interval": 5,
             "keepalives_count": 3,
@@ -131,14 +131,14 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator", "OPTIONS": {"min_length": 10}},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
-# The first one only stops those who guess passwords; the other knows people.
+# The first backend only limits failed logins. The second authenticates.
 AUTHENTICATION_BACKENDS = ["scheduling.web.login_lockout.Lockout", "django.contrib.auth.backends.ModelBackend"]
 AFTERTOUCH_LOGIN_TRIES = ENV.aftertouch_login_tries
 AFTERTOUCH_LOGIN_LOCKOUT = ENV.aftertouch_login_lockout
 SESSION_COOKIE_AGE = 8 * 3600
 SESSION_COOKIE_HTTPONLY = True
 DATA_UPLOAD_MAX_MEMORY_SIZE = 1_048_576
-FILE_UPLOAD_HANDLERS: list[str] = []  # no page takes files
+FILE_UPLOAD_HANDLERS: list[str] = []  # no page accepts files
 
 # --- Aftertouch ---------------------------------------------------------------------------------------------------
 
@@ -174,7 +174,7 @@ AFTERTOUCH_RPA_RETENTION_DAYS = ENV.aftertouch_rpa_retention_days
 AFTERTOUCH_RPA_EVIDENCE_KEPT = ENV.aftertouch_rpa_evidence_kept
 RPA_CHROMIUM_PATH = ENV.rpa_chromium_path
 AFTERTOUCH_RPA_ISOLATION = ENV.aftertouch_rpa_isolation
-#: Whether commands may run without isolation only where `none` was set on purpose.
+#: If true, commands run without isolation only with the explicit value `none`.
 AFTERTOUCH_RPA_ISOLATION_REQUIRED = False
 [AFTERTOUCH_RPA_UIDS] = ranges_in(ENV.aftertouch_rpa_uids, 2**31)
 AFTERTOUCH_RPA_PORTS = ranges_in(ENV.aftertouch_rpa_ports, 65_535)
@@ -189,7 +189,7 @@ AFTERTOUCH_GATEWAY_REDIS_URL = ENV.aftertouch_gateway_redis_url
 AFTERTOUCH_BASE_URL = ENV.aftertouch_base_url or f"http://{ENV.aftertouch_host}:{ENV.aftertouch_port}"
 AFTERTOUCH_EMAIL_URL = ENV.aftertouch_email_url
 DEFAULT_FROM_EMAIL = ENV.aftertouch_email_from
-# The first key encrypts, all of them decrypt: put a new one in front to rotate.
+# The first key encrypts and all keys decrypt. To rotate, insert a new first key.
 AFTERTOUCH_SECRETS_KEYS = [key.get_secret_value() for key in ENV.aftertouch_secrets_keys]
 
 CHANNELS = {
@@ -202,7 +202,7 @@ CHANNELS = {
     "inapp": "sessions.inapp_channel.InApp",
     "rpa": "rpa_tasks.channel.Rpa",
 }
-# Other apps' sections of the configuration file, in the order they are stored: dotted paths of `Section` classes.
+# Sections of other apps in the configuration file, in storage order: dotted paths of `Section` classes.
 CONFIG_SECTIONS = [
     "rpa_tasks.configuration.file.Platforms",
     "rpa_tasks.configuration.file.Flows",
@@ -210,34 +210,34 @@ CONFIG_SECTIONS = [
     "sessions.configuration.SilencePolicies",
     "sessions.configuration.Campaigns",
 ]
-# Other apps' part of the HTTP API: dotted paths of ninja routers.
+# Routers of other apps in the HTTP API: dotted paths of ninja routers.
 API_ROUTERS = ["rpa_tasks.api.jobs.router", "sessions.api.router"]
-# By the name of a periodic task, what judges the arguments that ops give it: a function of args and kwargs.
+# Argument checks by name of a periodic task: a function of args and kwargs.
 PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.jobs.schedules.check_arguments"}
-# Periodic tasks of ops whose rounds are rows before there is a message: what stores a round, and the task that the
-# wake-up calls.
+# Periodic tasks of operators that are stored as rows before a message is sent: the function that stores, and the task
+# of the wake-up.
 SCHEDULED_ROUNDS = {"rpa_tasks.publish_for_shops": ("rpa_tasks.jobs.scheduled_rounds.store", "rpa_tasks.run_rounds")}
-# By the origin of a failed task, what publishes it again.
+# Republishers by origin of a failed task.
 REPUBLISHERS = {
     "touch": "scheduling.operations.failed_tasks.REPUBLISHER",
     "rpa_job": "rpa_tasks.jobs.dead_letters.REPUBLISHER",
 }
-# By the origin of a failed task, the model of the work, and what its app shows about it: a function of request and row.
+# Models and detail panels by origin of a failed task. A panel is a function of request and row.
 LEDGERS = {"touch": "scheduling.Touch", "rpa_job": "rpa_tasks.Job"}
 FAILED_TASK_PANELS = {"rpa_job": "rpa_tasks.admin.evidence.panel"}
-# Other apps' part of the sidebar: dotted paths of lists of groups.
+# Sidebar entries of other apps: dotted paths of lists of groups.
 ADMIN_MENUS = ["rpa_tasks.admin.labels.MENU", "sessions.admin.labels.MENU"]
-# Other apps' part of the overview: dotted paths of functions of the request (`scheduling.admin.dashboard.cards`).
+# Overview cards of other apps: dotted paths of functions of the request (`scheduling.admin.dashboard.cards`).
 DASHBOARD = ["rpa_tasks.admin.dashboard.card", "sessions.admin.dashboard.card"]
-# What other apps add to /metrics from the database: dotted paths of prometheus collectors.
+# Cluster metrics of other apps in /metrics: dotted paths of Prometheus collectors.
 METRICS = ["rpa_tasks.metrics.RpaMetrics", "sessions.metrics.NudgeMetrics", "sessions.metrics.SessionMetrics"]
 # Alerts of other apps: dotted paths of lists of `scheduling.monitoring.alerting.rules.Condition`.
 ALERTS = ["rpa_tasks.metrics.CONDITIONS", "sessions.metrics.CONDITIONS"]
-# Queues that other apps publish to besides those that are declared: dotted paths of functions that name them.
+# Undeclared queues that other apps publish to: dotted paths of functions that return their names.
 QUEUES = ["rpa_tasks.jobs.wakeups.further_queues"]
-# Other apps' rows that are deleted when they are old: dotted paths of `retention.Kind`.
+# Retention of other apps' rows: dotted paths of `retention.Kind`.
 RETENTION = ["rpa_tasks.jobs.retention.JOBS", "rpa_tasks.jobs.retention.ROUNDS"]
-# Asked at fire time, in bulk, whether customers are in a live conversation: dotted paths of `Presence` providers.
+# Presence checks at send time, in batches: dotted paths of `Presence` providers.
 PRESENCE = ["sessions.detection.presence.Live"]
 
 from config.settings.celery import *  # noqa: E402, F403

@@ -1,4 +1,6 @@
-"""Celery, as `config.celery.application` reads it. Each value that departs from Celery's default says why."""
+"""Celery settings for `config.celery.application`. A comment gives the reason for each value that differs from the
+default.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,13 @@ CELERY_ACCEPT_CONTENT = ["json"]
 # Outcomes are rows. A result backend would only add round trips.
 CELERY_TASK_IGNORE_RESULT = True
 CELERY_RESULT_BACKEND = None
-# Otherwise beat stores a schedule of its own that deletes results at 04:00.
+# Otherwise beat adds a task that deletes results at 04:00.
 CELERY_RESULT_EXPIRES = None
-# A message is a hint: the row's lease is the late acknowledgement.
+# A message is only a wake-up. The row's lease has the role of a late acknowledgement.
 CELERY_TASK_ACKS_LATE = False
 CELERY_WORKER_PREFETCH_MULTIPLIER = 2
 CELERY_WORKER_AUTOSCALER = "config.celery.autoscaler:Scaler"
-# On a machine that is busy, which is when a pool grows, a process needs longer than four seconds to begin.
+# On a loaded machine, which is when a pool grows, a process needs more than four seconds to start.
 CELERY_WORKER_PROC_ALIVE_TIMEOUT = 30
 CELERY_TASK_TIME_LIMIT = None
 CELERY_WORKER_CANCEL_LONG_RUNNING_TASKS_ON_CONNECTION_LOSS = False
@@ -37,11 +39,11 @@ CELERY_WORKER_SEND_TASK_EVENTS = True
 CELERY_TASK_CREATE_MISSING_QUEUES = True
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_CONNECTION_MAX_RETRIES = None
-# A demoted primary answers READONLY, which is a channel error: reconnect, do not exit.
+# A demoted primary answers READONLY, which is a channel error: reconnect instead of exit.
 CELERY_BROKER_CHANNEL_ERROR_RETRY = True
 CELERY_BROKER_CONNECTION_TIMEOUT = 2
 CELERY_BROKER_POOL_ACQUIRE_TIMEOUT = 2
-# A failed publish is a lost hint, found by the next pass: give up at once rather than wait in a request.
+# A periodic pass replaces a lost wake-up. A failed publish must not delay a request.
 CELERY_TASK_PUBLISH_RETRY = False
 CELERY_BEAT_SCHEDULER = "config.celery.beat_scheduler:LeaderScheduler"
 CELERY_BEAT_SYNC_EVERY = 1
@@ -50,7 +52,7 @@ CELERY_BEAT_MAX_LOOP_INTERVAL = 1
 
 if CELERY_BROKER_URL.startswith(("redis", "sentinel", "valkey")):
     CELERY_BROKER_TRANSPORT_OPTIONS = {
-        # Nothing of ours is unacknowledged for longer than the horizon plus the batch deadline.
+        # No message is unacknowledged for longer than the horizon plus the batch deadline.
         "visibility_timeout": 300,
         "unacked_restore_interval": 5,
         "unacked_restore_throttle": 1,
@@ -68,10 +70,10 @@ else:
     CELERY_BROKER_TRANSPORT_OPTIONS = {"confirm_publish": True}
 if _quorum:
     CELERY_TASK_CREATE_MISSING_QUEUE_TYPE = "quorum"
-    # On other queues a worker asks for one message more for each that waits for its time. Quorum queues fix the number
-    # from the start, and what is due must not stand behind what waits: more than fall due within the horizon.
+    # On other queues a worker fetches one more message for each delayed one. Quorum queues have a fixed prefetch. It
+    # must exceed the number of messages due within the horizon, or delayed messages would block due ones.
     CELERY_WORKER_PREFETCH_MULTIPLIER = 5_000
 
-# Celery would close the database connection before and after each task, and a login costs more than a batch. Tasks
-# check and renew theirs as requests do (see `config.celery.guards.SafeTask`).
+# Celery would close the database connection around each task, and a login costs more than a batch. Tasks check and
+# renew connections as requests do (see `config.celery.guards.SafeTask`).
 CELERY_DB_REUSE_MAX = 10**9

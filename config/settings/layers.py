@@ -1,16 +1,16 @@
-"""Where the channel layer finds Redis or Valkey, said in its own words."""
+"""Build the Redis address of the channel layer in the format of channels_redis."""
 
 from __future__ import annotations
 
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-#: A server that says nothing is given up, so that one lost connection does not hold up whoever wants to tell something.
+#: Timeouts in seconds, so that one lost connection does not delay later messages.
 PATIENCE = {"socket_connect_timeout": 2, "socket_timeout": 5, "health_check_interval": 15}
 
 
 def layer_host(url: str, master: str) -> dict[str, Any]:
-    """For `redis://…`, or for the primary behind `sentinel://host:26379/0;sentinel://host2:26379/0`."""
+    """Return the host for `redis://…`, or for the primary behind `sentinel://host:26379/0;sentinel://host2:26379/0`."""
     if not url.startswith("sentinel"):
         return {"address": url, **PATIENCE}
     parts = [urlsplit(part) for part in url.split(";")]

@@ -1,5 +1,7 @@
-"""A developer's machine, and the demo: embedded servers and a demo login. `DJANGO_DEBUG=true` shows errors in full, and
-makes Django keep every statement it runs, which is slow."""
+"""Settings of a developer's machine and the demo: embedded servers and a demo login.
+
+`DJANGO_DEBUG=true` shows full errors. Django then stores every statement, which is slow.
+"""
 
 from __future__ import annotations
 

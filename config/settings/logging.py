@@ -1,4 +1,4 @@
-"""Structured logs on standard error, one JSON object a line (a readable line on a terminal)."""
+"""Configure structured logs on standard error: one JSON object per line, or readable lines on a terminal."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ _renderer = (
 
 
 class _Straight:
-    """A logger that renders its lines itself and writes each with one call. The way through `logging` (two records, a
-    search for the caller, a lock) costs more than judging a touch, and the log channel writes a line for each; those
-    that follow an event are written with each commit."""
+    """A logger that writes each line with one call.
+
+    The `logging` module (two records, a search for the caller, a lock) costs more than the judgement of a touch. The
+    log channel writes one line per touch, and the tracing of events writes lines at each commit.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def info(self, entry: dict[str, Any], *, extra: object) -> None:
-        with suppress(OSError, ValueError):  # no touch stops because nobody can read the log any more
+        with suppress(OSError, ValueError):  # a closed log must not stop a touch
             sys.stderr.write(str(_renderer(self, "info", entry)) + "\n")
 
     debug = info
@@ -47,7 +49,7 @@ def _logger(name: str = "") -> Any:
     return _Straight(name) if name in _STRAIGHT else _through_logging(name)
 
 
-#: What gives each away, sought first because it costs nothing, and all of it.
+#: Patterns of secrets by a substring that each one contains. The substring search is cheap.
 _SECRETS = {
     "=": re.compile(r"([?&](?:key|token|access_token|secret|sign|signature|password)=)[^&\s\"'\\]+"),
     "/v2/hook/": re.compile(r"(/v2/hook/)[\w-]+"),
@@ -60,8 +62,10 @@ _SECRETS = {
 
 
 def _without_secrets(_: Any, __: str, line: str) -> str:
-    """An error may repeat the address that it choked on, and a robot's key is a part of its address. Not for the
-    lines that are written straight: they say ids."""
+    """Mask secrets in a log line. An error may contain a URL, and the key of a chat robot is part of its URL.
+
+    Lines of `_Straight` are not masked: they contain only ids.
+    """
     for mark, secret in _SECRETS.items():
         if mark in line:
             line = secret.sub(r"\1…", line)
@@ -69,7 +73,7 @@ def _without_secrets(_: Any, __: str, line: str) -> str:
 
 
 class WithoutTokens(logging.Filter):
-    """uvicorn logs the whole address of each WebSocket, and a page can put its token nowhere else."""
+    """Mask session tokens. uvicorn logs the URL of each WebSocket, and a page can send its token only there."""
 
     TOKEN = re.compile(r"(?<=[?&]token=)[^&\s\"]+")
 
@@ -80,7 +84,7 @@ class WithoutTokens(logging.Filter):
 
 
 class WithoutPasses(logging.Filter):
-    """Celery's two lines a task are of use where there is work. Of passes they would be 200,000 a day."""
+    """Drop Celery's two log lines for periodic passes, which would be 200,000 a day."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         task = record.args.get("name") if isinstance(record.args, dict) else None
@@ -88,7 +92,7 @@ class WithoutPasses(logging.Filter):
 
 
 structlog.configure(
-    # What the level leaves out costs nothing, not even its arguments.
+    # A line below the level costs nothing, not even its arguments.
     wrapper_class=structlog.make_filtering_bound_logger(environment().django_log_level.lower()),
     processors=[*_shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
     logger_factory=_logger,

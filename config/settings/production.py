@@ -1,4 +1,4 @@
-"""Production: addresses and secrets are required and have no defaults."""
+"""Production settings. Addresses and secrets are required and have no defaults."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from rpa_tasks.supervisor.confine import refuse_inspection
 AFTERTOUCH_DEMO = False
 AFTERTOUCH_RPA_ISOLATION_REQUIRED = True
 
-SHORTEST_SECRET_KEY = 50  #: characters, and at least 5 different ones: what Django's `check --deploy` asks for
-SHORTEST_KEY = 43  #: characters of 32 random bytes in base64; an attacker with the database can guess without limit
-SHORTEST_OLD_KEY = 32  #: of a key that only decrypts, so that a short one can be rotated out
+SHORTEST_SECRET_KEY = 50  #: characters, at least 5 different ones, as Django's `check --deploy` requires
+SHORTEST_KEY = (
+    43  #: characters of 32 random bytes in base64; an attacker with a copy of the database can guess without limit
+)
+SHORTEST_OLD_KEY = 32  #: for a key that only decrypts, so that a short key can be rotated out
 
 _required = {
     "DATABASE_URL": ENV.database_url,
@@ -27,7 +29,7 @@ _required = {
 if AFTERTOUCH_ROLE == "execution":
     _unwanted = [name for name in ("DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS") if _required[name]]
     _required = {name: _required[name] for name in ("DATABASE_URL", "REDIS_URL")}
-    # Django wants a key. It signs nothing that another process would accept, and reads no stored secret.
+    # Django requires a key. This one signs nothing for other processes and decrypts no stored secret.
     SECRET_KEY = secrets.token_urlsafe(64)
 else:
     _unwanted = []
@@ -51,12 +53,12 @@ if any(len(key) < SHORTEST_OLD_KEY or len(set(key)) < 5 for key in AFTERTOUCH_SE
 if _problems:
     sys.exit("Aftertouch cannot start. Invalid settings:\n" + "\n".join(_problems))
 
-# Commands of flows may run as this very user, where nothing else keeps them apart.
+# Without isolation, commands of flows run as this user and could inspect this process.
 refuse_inspection()
 
 SECURE_SSL_REDIRECT = True
 SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
-# Probes and scrapers come from inside, without TLS.
+# Probes and scrapers connect internally, without TLS.
 SECURE_REDIRECT_EXEMPT = [r"^health/", r"^metrics$"]
 SECURE_HSTS_SECONDS = 31_536_000
 SECURE_HSTS_INCLUDE_SUBDOMAINS = True

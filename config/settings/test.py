@@ -1,4 +1,4 @@
-"""What the tests run with: real servers, nothing eager, nothing mocked."""
+"""Test settings: real servers, no eager tasks, no mocks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ ALLOWED_HOSTS = ["*"]
 AFTERTOUCH_DEMO = True
 STATIC_ROOT.mkdir(parents=True, exist_ok=True)
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-# Commands of tests write where only we may; `tests/rpa_tasks/isolation` confines its own.
+# Commands of tests write to private folders. `tests/rpa_tasks/isolation` isolates its own commands.
 AFTERTOUCH_RPA_ISOLATION = "none"
-# A test process has its figures to itself.
+# A test process does not share its metrics.
 AFTERTOUCH_METRICS_DIR = None

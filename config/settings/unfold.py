@@ -1,4 +1,4 @@
-"""The look of the back office. Everything it loads comes from this house."""
+"""Appearance of the back office. All assets are served locally."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ UNFOLD: dict[str, Any] = {
     },
 }
 
-# Unfold's login form forgets where it was asked to go when it is opened by its own address.
+# Unfold's login form loses the target if it is opened directly.
 LOGIN_REDIRECT_URL = "admin:index"
