@@ -1,3 +1,3 @@
-"""How Aftertouch is put together. Importing it gives Celery its application, so that `APP=config` is enough."""
+"""Project configuration. An import gives Celery its application, so `APP=config` is sufficient."""
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The ASGI entry point: the API without the browser's middleware, everything else as usual."""
+"""ASGI entry point. The API runs without Django's browser middleware."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-# A server that forgets the variable must not run with the published key of the local settings.
+# The default is production: a server without the variable must not run with the published local key.
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.production")
 
 from channels.routing import ProtocolTypeRouter, URLRouter
@@ -21,9 +21,9 @@ from scheduling.monitoring.multiprocess import share
 
 if settings.AFTERTOUCH_ROLE == "execution":
     sys.exit("AFTERTOUCH_ROLE: execution has no keys and cannot serve pages")
-share()  # before anything is counted
+share()  # before the first metric
 metrics.alive("web")
-browser = get_asgi_application()  # before anything that needs the models
+browser = get_asgi_application()  # before any import that needs models
 
 from scheduling.api.app import ApiHandler  # noqa: E402
 from sessions.websocket.routing import websocket_urlpatterns  # noqa: E402
@@ -31,10 +31,12 @@ from sessions.websocket.routing import websocket_urlpatterns  # noqa: E402
 api = ApiHandler()
 
 
-@receiver(request_finished)  # not `.connect`: that gives nothing back, and what nobody names is forgotten
+@receiver(request_finished)  # not `.connect`: it returns None, and an unreferenced receiver is garbage-collected
 def let_go_of_the_connection(**_: object) -> None:
-    """A browser's request has a thread of its own under ASGI; a connection that outlived it would be nobody's. The API
-    sends no such signal and keeps its few connections."""
+    """Close the database connections of the request's thread. Under ASGI each browser request has its own thread.
+
+    The API does not send this signal and keeps its few connections.
+    """
     connections.close_all()
 
 
@@ -49,8 +51,11 @@ async def http(scope, receive, send):  # type: ignore[no-untyped-def]
 
 
 def unread(headers: list[tuple[bytes, bytes]]) -> int:
-    """The status for a body that is not even looked at: Django writes all of it to the disk before it asks who sent it.
-    The forms of the back office are short and have a length. 0 where there is nothing to refuse."""
+    """Return 411 or 413 for a body that must not be read, else 0.
+
+    Django writes a whole body to disk before it authenticates the sender. Forms of the back office are short and have
+    a length.
+    """
     for name, value in headers:
         if name == b"transfer-encoding":
             return 411

@@ -1,7 +1,7 @@
-"""The demo: a real stack on free ports, real events through the real API, a real receiver; then what became of them.
+"""Run the demo: a complete stack on free ports, events through the API, and a webhook receiver.
 
-Exits with 0 only if everything that is promised happened. Delays are divided by `AFTERTOUCH_TIME_SCALE`; guard
-windows, leases and retries are not.
+Exits with 0 only if every expectation is met. Delays are divided by `AFTERTOUCH_TIME_SCALE`; guard windows, leases
+and retries are not.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from config.local.isolated import RunningStack, running_stack
 from config.local.reaper import bounded_run
 from scheduling.strict_text import read_yaml, write_yaml
 
-TIME_SCALE = 43_200  # half a day a second: 7 days take 14 s, 24 hours 2 s
+TIME_SCALE = 43_200  # half a day per second: 7 days take 14 s, 24 hours 2 s
 SECRET = "whsec_" + "ZGVtby1vbmx5LXNlY3JldC1vZi10aGlydHktdHdvLWI="
 SCOPES = ("events", "touches", "customers", "sessions", "rpa")
 PATIENCE = 90.0
@@ -37,7 +37,7 @@ LATE = timedelta(seconds=2)
 
 
 class Receiver:
-    """An HTTP server that takes webhooks, checks their signatures and remembers them by idempotency key."""
+    """HTTP server for webhooks. Verifies signatures and stores bodies by idempotency key."""
 
     def __init__(self) -> None:
         self.bodies: dict[str, dict[str, Any]] = {}
@@ -52,7 +52,7 @@ class Receiver:
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
-                """The table below says it better."""
+                """Log nothing: the demo prints its own table."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"127.0.0.1:{self.server.server_address[1]}"
@@ -70,14 +70,14 @@ class Receiver:
 
 @dataclass
 class Customer:
-    """A person in the demo, and what is expected of the touches that they cause."""
+    """A customer of the demo with their touches."""
 
     demo: Demo
     user_id: str
     touches: list[str] = field(default_factory=list)
 
     def does(self, event_type: str, *, at: datetime | None = None) -> str | None:
-        """Send the event. Returns the first touch that it planned."""
+        """Send an event. Returns the first touch that it planned."""
         event = {
             "specversion": "1.0",
             "id": f"{self.user_id}-{next(self.demo.numbers)}",
@@ -113,7 +113,7 @@ class Demo:
             return json.load(answer)
 
     def expect(self, who: str, what: str, task_id: str | None, state: str, rule: str = "") -> None:
-        """Wait for the touch to end, say how it ended, and remember if it should have ended otherwise."""
+        """Wait for the end of the touch and print it. Records a problem for another end than expected."""
         if task_id is None:
             self.problems.append(f"{who}: {what} planned no touch")
             return
@@ -167,12 +167,12 @@ def run() -> None:
 
 
 def await_worker(stack: RunningStack, name: str) -> None:
-    """On a busy machine it comes later than the web."""
+    """Wait for a worker. On a loaded machine it starts later than the web process."""
     stack.wait_until(lambda: " ready." in stack.log(name), PATIENCE, f"the start of {name}")
 
 
 def configure(stack: RunningStack, receiver: Receiver) -> None:
-    """The shipped matrix, with its content going to the receiver."""
+    """Apply the shipped matrix with the demo's receiver as channel."""
     shipped = read_yaml((ROOT / "scheduling" / "shipped.yaml").read_text(encoding="utf-8"))
     shipped["channels"].append(
         {"key": "hook", "kind": "webhook", "url": f"http://{receiver.address}/", "secret": SECRET, "idempotent": True}
@@ -227,7 +227,7 @@ SCENES: tuple[Callable[[Demo], None], ...] = (four_rows, same_content, new_conve
 
 
 def scan_for_absence(demo: Demo) -> None:
-    """What beat does every minute, now."""
+    """Run the scan for inactive customers, which beat runs every minute."""
     subprocess.run(
         [sys.executable, "-m", "celery", "-A", "config", "call", "scheduling.scan_inactive", "--queue", "ticks"],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The scene of the demo in which a live chat falls silent: one guide message, and none into a chat that goes on."""
+"""Demo scene of a silent chat: one guide message, and none for a chat that continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scene of the demo in which three shops' orders are read by real browsers, each asked for twice at once."""
+"""Demo scene of RPA: real browsers read the orders of three shops, each requested twice at once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from config.local.processes import free_port
 SHOPS = ("s1", "s2", "s3")
 PATIENCE = 120.0
 ENDED = ("succeeded", "failed", "unknown", "cancelled")
-#: Prints why no browser can be had; nothing where one is found.
+#: Prints the reason if no browser is found.
 LOOK = """
 from rpa_tasks.browsers.chromium import find_chromium
 from rpa_tasks.browsers.errors import NoBrowser
@@ -37,7 +37,7 @@ def order_sync(demo: Any, say: Any) -> None:
         return
     demo.stack.manage("apply_config", str(ROOT / "rpa_tasks" / "demo.yaml"))
     with demo_shop() as site:
-        # Both clicks at the same moment, for all shops.
+        # Both requests of all shops are concurrent.
         with ThreadPoolExecutor(2 * len(SHOPS)) as clicks:
             receipts = list(clicks.map(lambda shop: _publish(demo, site, shop), [*SHOPS, *SHOPS]))
         for shop in SHOPS:
@@ -52,8 +52,8 @@ def order_sync(demo: Any, say: Any) -> None:
 
 @contextmanager
 def demo_shop() -> Iterator[str]:
-    """The site of the demo's shops, on a free port. Yields its address."""
-    # Below the ports of browsers, which a flow may not connect to.
+    """Run the site of the demo's shops on a free port. Yields its address."""
+    # `free_port` avoids the ports that browsers use and that a flow may not connect to.
     words = [sys.executable, "-m", "rpa_tasks.demo_shop", "--port", str(free_port())]
     with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True) as site:  # noqa: S603
         try:
@@ -97,7 +97,7 @@ def _figures(result: dict[str, Any]) -> str:
 
 
 def _prove(demo: Any, say: Any) -> None:
-    """Every order is there, and was written once."""
+    """Check that every order is stored and was written once."""
     with psycopg.connect(demo.stack.endpoints.database_url, row_factory=dict_row) as connection:
         row = connection.execute(
             "SELECT count(*) AS orders, count(DISTINCT shop_id) AS shops, coalesce(max(writes), 0) AS writes"

@@ -1,7 +1,7 @@
-"""uvicorn's HTTP protocol with bounds: a client can hold neither memory nor a connection with half a request.
+"""uvicorn's HTTP protocol with limits, so that an incomplete request holds neither memory nor a connection.
 
-nginx has such bounds too. These hold where a client reaches uvicorn directly. httptools itself stores one header
-without a limit. A connection that never sends a request is not covered by uvicorn's keep-alive timeout.
+nginx has such limits too. These apply where clients reach uvicorn directly. httptools stores a header of any length.
+uvicorn's keep-alive timeout does not cover a connection without a request.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-HEAD_LIMIT = 65_536  #: bytes of a request line with all headers; one more read of the socket may be held
-HEAD_WITHIN = 15.0  #: seconds for the head, from the connection or the first byte
+HEAD_LIMIT = 65_536  #: bytes of a request line with all headers; one further socket read may be held
+HEAD_WITHIN = 15.0  #: seconds for the head, from the connect or the first byte
 BODY_WITHIN = 60.0  #: seconds for the body; the API itself waits 30
 IDLE, HEAD, BODY = range(3)
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """Use it by `uvicorn --http config.http_protocol:BoundedHttpProtocol`."""
+    """Select with `uvicorn --http config.http_protocol:BoundedHttpProtocol`."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._part = IDLE
-        self._received = 0  #: bytes since the request began, while it is incomplete
+        self._received = 0  #: bytes of the incomplete request
         self._end: asyncio.TimerHandle | None = None
         self._end_of = IDLE
 

@@ -12,7 +12,7 @@ from sessions import demo
 
 urlpatterns = [
     path("", RedirectView.as_view(pattern_name="admin:index"), name="home"),
-    # Before the admin's own, which knows Django's words for scripts only.
+    # Before the admin's own route, which has only Django's messages.
     path("admin/jsi18n/", JavaScriptCatalog.as_view(packages=["django.contrib.admin", "scheduling"])),
     path("admin/", admin.site.urls),
     path("i18n/", include("django.conf.urls.i18n")),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 
-# A server that forgets the variable must not run with the published key of the local settings.
+# The default is production: a server without the variable must not run with the published local key.
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings.production")
 
 from django.core.wsgi import get_wsgi_application

@@ -1,5 +1,5 @@
-"""The tables of `docs/reference/`, written from the code: `python -m config.reference`.
+"""Generate the tables of `docs/reference/` from the code: `python -m config.reference`.
 
-What is known of a setting or a field (its name, what fits, its default) comes from the code; what it means stands in
-the last column, is written by people and is kept. `tests/docs` fails where a table is out of date or says nothing.
+Names, accepted values and defaults come from the code. The last column is written by hand and kept. `tests/docs`
+fails if a table is outdated or a description is missing.
 """

@@ -1,4 +1,4 @@
-"""`python -m config.reference` writes the tables of the reference anew; `--check` only says whether it has to."""
+"""Write the tables of the reference: `python -m config.reference`. `--check` only reports outdated pages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FOLDER = ROOT / "docs" / "reference"
 
 
 def pages() -> dict[Path, str]:
-    """Each page as it should be. Needs Django."""
+    """Return each page with current tables. Needs Django."""
     from config.reference import api, config_file, settings
     from config.reference.tables import rewritten
 

@@ -1,4 +1,4 @@
-"""The requests that the HTTP API knows as one table, each with the scope that its key needs."""
+"""List the requests of the HTTP API with the scope that each requires."""
 
 from __future__ import annotations
 

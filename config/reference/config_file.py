@@ -1,4 +1,4 @@
-"""The sections of the configuration file as tables: which keys an entry has, what they take, what silence means."""
+"""List the sections of the configuration file: keys, accepted values and defaults."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _kind(value: Any) -> str:
 
 
 def _by_name(kind: str) -> str:
-    """Values of other apps, and those that only one section has."""
+    """Describe values of other apps and of single sections."""
     return {
         "Seconds": "a duration",
         "OwnDelayRules": "a mapping like `delay_rules`",

@@ -13,7 +13,7 @@ from pydantic_core import PydanticUndefined, to_jsonable_python
 from config.environment import ROOT, Environment
 from config.reference.tables import Table
 
-#: By how a variable begins; the first that fits. The last takes what is left.
+#: Groups by prefix of the variable; the first match applies, and the last group takes the rest.
 GROUPS = {
     "servers": ("database_", "redis_", "celery_", "aftertouch_sentinel", "aftertouch_rabbitmq", "aftertouch_prepare"),
     "django": ("django_",),
@@ -59,7 +59,7 @@ def _kind(annotation: Any) -> str:
         Path: "a folder",
         str: "text",
     }
-    for kind in (annotation, *get_args(annotation)):  # an optional one is the first of its two
+    for kind in (annotation, *get_args(annotation)):  # for an optional type, the first of the two
         if kind in named and get_origin(annotation) is not list:
             return named[kind]
     if "list" in str(annotation):

@@ -1,4 +1,4 @@
-"""Tables in a page, between `<!-- table: name -->` and `<!-- end -->`, of which people write the last column."""
+"""Rewrite tables of a page between `<!-- table: name -->` and `<!-- end -->`. The last column is written by hand."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _CELLS = re.compile(r"(?<!\\)\|")
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    head: Sequence[str]  #: of the columns that come from the code
+    head: Sequence[str]  #: columns from the code
     rows: Sequence[Sequence[str]]
 
 
 def rewritten(page: str, tables: Mapping[str, Table]) -> str:
-    """The page with these tables in their places. Raises `LookupError` for a place or a table without its other."""
+    """Return the page with current tables. Raises `LookupError` if a place has no table or a table no place."""
     places = [name for _, name, _, _ in _TABLE.findall(page)]
     if sorted(places) != sorted(tables):
         raise LookupError(f"the page has places for {sorted(places)}, the code has {sorted(tables)}")
@@ -25,12 +25,12 @@ def rewritten(page: str, tables: Mapping[str, Table]) -> str:
 
 
 def silent(page: str) -> list[str]:
-    """The rows about which nobody has said anything yet, by their first column."""
+    """Return the first column of rows without a description."""
     return [first for _, _, body, _ in _TABLE.findall(page) for first, about in _said(body).items() if not about]
 
 
 def _said(body: str) -> dict[str, str]:
-    """The last column by the first one."""
+    """Return the last column by the first column."""
     lines = [line for line in body.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in _CELLS.split(line)[1:-1]] for line in lines[2:]]
     return {row[0]: row[-1] for row in rows}
