@@ -1,9 +1,9 @@
-# Aftertouch. `make` prints what there is.
+# Targets of Aftertouch. `make` lists them.
 
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
-# Any of these that is 3.11 or newer and can make virtual environments; or say PYTHON=… yourself.
+# The first Python 3.11 or newer that can create virtual environments. Override with PYTHON=….
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; break; }; done)
 
@@ -21,7 +21,7 @@ $(READY): requirements/test.txt
 		echo "On Debian: apt-get install python3 python3-venv. Another one: make setup PYTHON=/path/to/python3.12"; \
 		exit 1; \
 	fi
-	@# A folder that was moved or half made is made anew.
+	@# Create the folder again if it was moved or is incomplete.
 	@$(PY) -c 'import pip' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/test.txt
 	@touch $(READY)
@@ -53,7 +53,7 @@ check: setup ## check format, lint, types, imports, deployment settings, migrati
 audit: setup ## report known vulnerabilities of server packages (needs pypi.org)
 	@$(PY) -m venv $(VENV)/audit
 	@$(VENV)/audit/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/audit.txt
-	@# Strict: what could not be looked up is no good news.
+	@# Strict: a failed lookup is an error.
 	@$(VENV)/audit/bin/pip-audit --strict --disable-pip --require-hashes -r requirements/production.txt
 
 release: ## check that version, changelog, images and tag agree
