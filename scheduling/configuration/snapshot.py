@@ -1,4 +1,4 @@
-"""The matrix and the rules as one frozen snapshot a process, exchanged as soon as somebody edits them."""
+"""Keep the matrix and the rules as one frozen snapshot per process, reloaded after an edit."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ DEFAULT_RETRY_DELAYS = (10, 60, 300, 1800, 7200)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that ops edit, as it stood at `version`."""
+    """All configuration that operators edit, as of `version`."""
 
-    version: tuple[Any, ...]  #: the counter and the time of the edit: a counter alone comes back after a rollback
+    version: tuple[Any, ...]  #: counter and time of the edit: after a rollback the counter alone repeats
     nodes: Mapping[int, NodeSpec]
     triggered: Mapping[str, tuple[NodeSpec, ...]]  #: by event type, the nodes that it triggers
-    cancelling: Mapping[str, tuple[NodeSpec, ...]]  #: by event type, the nodes that it calls off
+    cancelling: Mapping[str, tuple[NodeSpec, ...]]  #: by event type, the nodes whose touches it cancels
     templates: Mapping[int, TemplateSpec]
     channels: Mapping[int, ChannelSpec]
     delay_rules: DelayRules
@@ -38,19 +38,19 @@ class Snapshot:
 
     @property
     def window(self) -> timedelta:
-        """How far back the guards look."""
+        """Return how far back the guards look."""
         return max((rule.window for rule in self.rules), default=timedelta(0))
 
     @cached_property
     def asking_presence(self) -> frozenset[int]:
-        """The nodes whose touches wait while their customer is in a conversation."""
+        """Return the ids of the nodes whose touches ask about a live conversation of their customer."""
         if not any(rule.kind == "conversation" for rule in self.rules):
             return frozenset()
         return frozenset(node.id for node in self.nodes.values() if node.guard_conversation != "ignore")
 
     @cached_property
     def delivering_inline(self) -> frozenset[int]:
-        """The nodes whose channel delivers in the transaction that judges, without the sender."""
+        """Return the ids of the nodes whose channel delivers in the judging transaction, without the sender."""
         kinds = channel_kinds()
         return frozenset(node.id for node in self.nodes.values() if is_immediate(kinds.get(node.channel.kind)))
 
@@ -64,7 +64,7 @@ _loading = threading.Lock()
 
 
 def current() -> Snapshot:
-    """The snapshot that is valid now: one query to compare versions, a reload only after an edit."""
+    """Return the valid snapshot. One query compares versions; only an edit causes a reload."""
     global _snapshot
     with connection.cursor() as cursor:
         cursor.execute("SELECT version, changed_at FROM scheduling_configuration WHERE id = 1")
@@ -77,8 +77,11 @@ def current() -> Snapshot:
 
 
 def load(version: tuple[Any, ...]) -> Snapshot:
-    """Read all of it. Rows newer than `version` may slip in; then the version differs next time and it is read anew.
-    Nodes come first: what they name was there before them, and rows that are named are never deleted."""
+    """Load a snapshot.
+
+    It may include rows newer than `version`. The version then differs at the next call, which reloads. Nodes are read
+    first: the rows that they name are older and are never deleted.
+    """
     rows = list(Node.objects.all())
     templates = {row.pk: template_spec(row) for row in Template.objects.prefetch_related("texts")}
     channels = {row.pk: channel_spec(row) for row in ChannelConfig.objects.all()}
@@ -127,7 +130,7 @@ def delay_rules_spec(row: DelayRule) -> DelayRules:
 
 
 def own_delay_rules(stored: Mapping[str, Any] | None) -> DelayRules | None:
-    """A node's override, as `Node.delay_rules` stores it: all spans in seconds."""
+    """Return a node's own delay rules. `Node.delay_rules` stores all spans in seconds."""
     if not stored:
         return None
     return DelayRules(

@@ -1,8 +1,7 @@
-"""What configuration may say. Admin forms and configuration files both ask here, so neither lets in what the other
-would refuse.
+"""Validate configuration. Admin forms and configuration files share these rules, so both accept the same.
 
-Each function takes values by the names of the model's fields, skips those that are absent, and raises one
-`InvalidInput` with everything that is wrong. A dot leads inside a JSON field: `config.url`, `targets.wecom.secret`.
+Each function takes values by the names of the model's fields and skips absent ones. It raises one `InvalidInput` with
+all errors. A dot leads inside a JSON field: `config.url`, `targets.wecom.secret`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def check_stage(values: Mapping[str, Any]) -> None:
 
 
 def check_node(values: Mapping[str, Any]) -> None:
-    """Everything but the references, which the caller knows to exist."""
+    """Check a node except its references, which the caller resolves."""
     found = Findings()
     found.key(values)
     if "trigger" in values and not values["trigger"].strip():
@@ -84,7 +83,7 @@ def _check_guard(stored: Mapping[str, Any], found: Findings) -> None:
 
 
 def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> None:
-    """The delay rule, or with `in_seconds` a node's own as it is stored."""
+    """Check the delay rule, or with `in_seconds` a node's own rule in its stored form."""
     found = Findings()
     levels = values.get("by_level", {})
     if not isinstance(levels, dict) or not all(isinstance(level, str) and len(level) <= 40 for level in levels):
@@ -137,7 +136,7 @@ def _check_quiet_hours(values: Mapping[str, Any], found: Findings) -> None:
 def is_time_zone(name: str) -> bool:
     try:
         ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # a directory of the database, a path out of it, a NUL
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # a directory of the time zone database, a path outside it, a NUL
         return False
     return bool(name)
 
@@ -197,7 +196,7 @@ def _check_config(values: Mapping[str, Any], found: Findings) -> None:
 
 
 def check_community(values: Mapping[str, Any], kinds: Mapping[str, str]) -> None:
-    """`kinds` is the kind of each channel, by its key: targets are named by a channel's key or by a kind."""
+    """Check a community. `kinds` maps channel keys to kinds: targets are named by channel key or by kind."""
     found = Findings()
     if "chat_id" in values and not 0 < len(values["chat_id"]) <= 200:
         found.add("chat_id", "must have 1 to 200 characters")
@@ -219,7 +218,7 @@ def check_community(values: Mapping[str, Any], kinds: Mapping[str, str]) -> None
 
 
 def kind_of(name: str, kinds: Mapping[str, str]) -> type[Channel] | None:
-    """The kind that a target's name stands for."""
+    """Return the channel kind for the name of a target."""
     return channel_kinds().get(kinds.get(name, name))
 
 
@@ -232,6 +231,6 @@ def _check_target(kind: type[Channel], name: str, target: Mapping[str, Any], fou
 
 
 def _split(error: ValueError) -> tuple[str, str]:
-    """A channel kind says "field: what is wrong"."""
+    """Split a channel kind's message `field: problem` into field and problem."""
     field, colon, message = str(error).partition(": ")
     return (field, message) if colon else ("", str(error))

@@ -1,9 +1,9 @@
-"""Configuration as code: a YAML file that says what the matrix, the rules and everything else that ops edit should be.
+"""Configuration as code: a YAML file for everything that operators edit.
 
-document   the text ↔ plain values, strictly            values, fields   what each key may hold, in a table a section
-section    what a section of the file is                rows             a section that is a list of rows with keys
-registry   the sections there are, other apps' too      draft            one file being read, and what is wrong in it
-plan       read everything, compare, then store all     impact           what happens to touches that wait
+document   text to plain values and back, strictly    schema     keys, columns and value types of a section
+base       the interface of a section                 rows       a section that is a list of rows with keys
+registry   all sections, those of other apps too      draft      one file being read, with its problems
+apply      read everything, compare, store all         secrets    secrets in files and in printed output
 """
 
 from __future__ import annotations

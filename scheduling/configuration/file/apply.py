@@ -1,4 +1,4 @@
-"""Read a whole file, compare it with what is stored, and store all of it or nothing."""
+"""Read a configuration file, compare it with the database, and store all of it or nothing."""
 
 from __future__ import annotations
 
@@ -27,22 +27,26 @@ class InvalidConfiguration(AftertouchError):
 
 @dataclass(frozen=True)
 class Plan:
-    """What a file would change, in the order in which it would be stored."""
+    """The changes of a file, in the order of storage."""
 
     changes: Sequence[Change]
     notes: Sequence[str]
-    given: frozenset[str]  #: the sections that the file has
+    given: frozenset[str]  #: sections that the file contains
 
     def of(self, name: str) -> list[Change]:
         return [change for change in self.changes if change.section.name == name]
 
     def only_additions(self) -> Plan:
-        """Without what would change or retire anything that is there."""
+        """Return the plan without changes and retirements of existing rows."""
         return Plan([each for each in self.changes if each.verb in ("added", "restored")], self.notes, self.given)
 
 
 def plan(document: Mapping[str, Any]) -> Plan:
-    """Raises `InvalidConfiguration` with everything that is wrong. Reads only."""
+    """Compare a file with the stored configuration. Reads only.
+
+    Raises:
+        InvalidConfiguration: with every problem of the file.
+    """
     known = sections()
     draft = Draft(document, known)
     _check_top_level(draft)
@@ -71,7 +75,7 @@ def _check_top_level(draft: Draft) -> None:
 
 
 def _still_used(draft: Draft, changes: Sequence[Change]) -> Iterator[Problem]:
-    """What the file retires although a row of a section that it does not have still refers to it."""
+    """Yield rows that the file retires although a section outside the file refers to them."""
     retired = {(each.section.name, each.label) for each in changes if each.verb == "retired"}
     absent = [section for name, section in draft.sections.items() if name not in draft.document]
     for section in absent if retired else ():
@@ -86,7 +90,11 @@ def _still_used(draft: Draft, changes: Sequence[Change]) -> Iterator[Problem]:
 
 
 def store(document: Mapping[str, Any], planned: Plan, stamp: Stamp) -> None:
-    """Store what was planned, in one transaction. Raises `Conflict` where somebody edited the same in between."""
+    """Store a plan in one transaction.
+
+    Raises:
+        Conflict: another transaction changed the same rows since the plan, or locks the tables for 10 s.
+    """
     try:
         with transaction.atomic():
             _lock([section for name, section in sections().items() if name in planned.given])
@@ -99,7 +107,7 @@ def store(document: Mapping[str, Any], planned: Plan, stamp: Stamp) -> None:
 
 
 def store_additions(document: Mapping[str, Any], stamp: Stamp) -> Plan:
-    """Store what is not there yet and leave alone what is. Returns what was added."""
+    """Store the rows that do not exist yet and return them. Existing rows stay unchanged. Idempotent."""
     with transaction.atomic():
         _lock([section for name, section in sections().items() if name in document])
         added = plan(document).only_additions()
@@ -113,7 +121,7 @@ def _write(changes: Sequence[Change], stamp: Stamp) -> None:
 
 
 def _lock(locked: Sequence[Section]) -> None:
-    """Keep others from writing these tables until the end of the transaction; readers go on."""
+    """Block writes to these tables until the transaction ends. Reads continue. Waits at most 10 s."""
     names = [connection.ops.quote_name(model._meta.db_table) for section in locked for model in section.tables]
     if names:
         with connection.cursor() as cursor:

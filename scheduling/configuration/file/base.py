@@ -1,4 +1,7 @@
-"""What a section of the file is. Other apps add theirs with `settings.CONFIG_SECTIONS`; most derive `RowSection`."""
+"""Define a section of the configuration file.
+
+Other apps add sections with `settings.CONFIG_SECTIONS`. Most sections derive from `RowSection`.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ if TYPE_CHECKING:
     from scheduling.configuration.file.draft import Draft
 
 Verb = Literal["added", "restored", "changed", "retired"]
-KEPT = "(kept)"  #: in the place of a secret: leave what is stored
-HIDDEN = "(secret)"  #: in the place of a secret in what is printed
+KEPT = "(kept)"  #: in place of a secret in a file: keep the stored value
+HIDDEN = "(secret)"  #: in place of a secret in printed output
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One field of one row, as the file would write it before and after. Secrets are hidden already."""
+    """One changed field of a row, in the file's notation. Secrets are already hidden."""
 
     path: str
     before: Any
@@ -29,25 +32,25 @@ class Difference:
 
 @dataclass(frozen=True)
 class Change:
-    """What the file makes of one row."""
+    """The change that a file makes to one row."""
 
     section: Section
     verb: Verb
     label: str
     differences: Sequence[Difference] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)  #: by column; nothing for a row that is retired
+    values: Mapping[str, Any] = field(default_factory=dict)  #: by column; empty for a retired row
     before: Mapping[str, Any] = field(default_factory=dict)
-    row: Any = None  #: the stored row, None where it is added
+    row: Any = None  #: stored row; None for an added one
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """The same for the same change to the same row."""
+        """Identify the change: equal for the same change to the same row."""
         return (self.section.name, self.verb, self.label, self.values, self.before, self.row and self.row.pk)
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """Who changes rows and why, for their history."""
+    """The author and the reason of changes, for the history of rows."""
 
     reason: str
     actor: Any = None  #: a user, or None for the command line
@@ -59,29 +62,29 @@ class Stamp:
 
 
 class Section:
-    """One section. Stateless: what is being read lies in the draft."""
+    """One section. Instances have no state; the draft holds what is being read."""
 
     name: ClassVar[str]
-    noun: ClassVar[str]  #: one of its rows, for people: "template"
+    noun: ClassVar[str]  #: one of its rows, in messages: "template"
     tables: ClassVar[tuple[type[Model], ...]]  #: locked while changes are stored
     fields: ClassVar[tuple[Field, ...]] = ()
 
     def claimed(self, given: Any) -> set[str]:
-        """The keys that the file lists, right or wrong otherwise, for references from other sections."""
+        """Return the keys that the file lists, valid or not, for references from other sections."""
         return set()
 
     def stored(self) -> list[Any]:
-        """The rows there are, the retired ones too."""
+        """Return all stored rows, retired ones included."""
         raise NotImplementedError
 
     def changes(self, given: Any, draft: Draft) -> list[Change]:
-        """Read the section, note problems in the draft, and compare with what is stored."""
+        """Read the section, add problems to the draft, and compare with the stored rows."""
         raise NotImplementedError
 
     def store(self, change: Change, stamp: Stamp) -> None:
-        """Write one change. What it refers to has been written before."""
+        """Write one change. The rows that it refers to are already written."""
         raise NotImplementedError
 
     def export(self, *, with_secrets: bool) -> Any:
-        """The section as the file would say it, None to leave it out."""
+        """Return the section in the file's notation, or None to leave it out."""
         raise NotImplementedError

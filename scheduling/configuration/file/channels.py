@@ -1,4 +1,4 @@
-"""`channels`: everything an entry holds besides the table's keys is the kind's own configuration."""
+"""Read and write section `channels`. Keys outside the table are settings of the channel's kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`communities`: a chat, its name, and where messages for it go."""
+"""Read and write section `communities`: chats, their names and the targets of their messages."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Communities(RowSection):
         return entry | {"targets": whole}
 
     def kinds(self, draft: Draft) -> dict[str, str]:
-        """The kind of each channel, of those in the file and of all that are stored: targets may outlive a channel."""
+        """Return the kind of each channel, in the file or stored, because targets may outlive a channel."""
         kinds: dict[str, str] = draft.once("channel kinds", lambda: self._kinds(draft))
         return kinds
 
@@ -80,7 +80,10 @@ class Communities(RowSection):
             super().judge(values, path, draft)
 
     def forgettable(self, row: Any) -> bool:
-        """Chats write themselves down when they are first counted; the file knows only what people wrote."""
+        """Return whether no person wrote this row.
+
+        The first count of a chat creates a row without name and targets. The file need not list it.
+        """
         return not row.name and not row.targets
 
     def differences(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Sequence[Difference]:

@@ -1,4 +1,4 @@
-"""The text of a configuration file ↔ plain values (`scheduling.strict_text`)."""
+"""Convert configuration files between text and plain values (`scheduling.strict_text`)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from scheduling.strict_text import InvalidText, read_yaml, write_yaml
 
 
 class InvalidDocument(ValueError):
-    """The text is no configuration file."""
+    """The text is not a configuration file."""
 
 
 def load(raw: bytes) -> dict[str, Any]:
-    """Raises `InvalidDocument` with the line where there is one."""
+    """Parse a configuration file of at most `MAX_SIZE` bytes.
+
+    Raises:
+        InvalidDocument: with the line, if it is known.
+    """
     if len(raw) > MAX_SIZE:
         raise InvalidDocument(f"the file must not be larger than {MAX_SIZE} bytes")
     try:
@@ -38,7 +42,7 @@ def dump(document: dict[str, Any]) -> str:
 
 
 def export(*, with_secrets: bool = False) -> dict[str, Any]:
-    """One consistent picture of all sections."""
+    """Export all sections in one transaction."""
     document: dict[str, Any] = {"version": VERSION}
     with transaction.atomic():
         for name, section in sections().items():

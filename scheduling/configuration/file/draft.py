@@ -1,4 +1,4 @@
-"""One configuration file being read: its sections, the rows they meet, and everything that is wrong."""
+"""Hold one configuration file during reading: its sections, the stored rows and all problems."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class Draft:
         self.problems.append(Problem(path, message))
 
     def broken(self, path: str) -> bool:
-        """Whether something is wrong at `path` or below it."""
+        """Return whether there is a problem at `path` or below it."""
         return any(each.path == path or each.path.startswith((f"{path}.", f"{path}[")) for each in self.problems)
 
     def note(self, text: str) -> None:
-        """Something that is allowed and may still be a mistake."""
+        """Add a remark about something that is allowed and may be a mistake."""
         if text not in self.notes:
             self.notes.append(text)
 
     def rows(self, name: str) -> list[Any]:
-        """The stored rows of a section, read once."""
+        """Return the stored rows of a section, read once per draft."""
         rows: list[Any] = self.once(f"rows of {name}", self.sections[name].stored)
         return rows
 
     def once(self, what: str, find: Callable[[], Any]) -> Any:
-        """What `find` finds, found once a draft."""
+        """Return the result of `find`, computed once per draft."""
         if what not in self._found:
             self._found[what] = find()
         return self._found[what]
 
     def keys(self, name: str) -> set[str]:
-        """The keys that will stand in a section once the file is applied."""
+        """Return the active keys of a section as of after the file is applied."""
         keys: set[str] = self.once(f"keys of {name}", lambda: self._keys(name))
         return keys
 

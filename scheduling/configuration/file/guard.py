@@ -1,4 +1,4 @@
-"""`canary.guard` of a node: how a guarded roll-out of its canary goes, once a person starts it."""
+"""Read and write `canary.guard` of a node: the plan of an automatic roll-out, which a person starts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scheduling.policy.rollout import RATES, USUAL, Limit
 
 
 class CanaryLimit(Plain):
-    """`"+0.5"` (a bare number is the same), or `x2`; `""` for none."""
+    """A limit such as `"+0.5"` or `x2`. A bare number counts as `"+…"`; `""` is no limit."""
 
     def read(self, given: Any) -> str:
         if given == "":
@@ -21,7 +21,7 @@ class CanaryLimit(Plain):
 
 
 class CanaryGuard(Group):
-    """All keys have a default, so `{}` is the usual plan."""
+    """The plan of a roll-out. Every key has a default, so `{}` is the default plan."""
 
     otherwise = "must be a mapping"
     fields = (

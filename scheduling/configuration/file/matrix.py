@@ -1,4 +1,4 @@
-"""`stages` and `nodes`: the matrix."""
+"""Read and write sections `stages` and `nodes`: the matrix."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scheduling.models import CapSwitch, EventType, Node, OnRepeat, OverCap, Pri
 
 
 class Stages(RowSection):
-    """In the order of the file; `position` only where it is not the place in the list."""
+    """Stages in the order of the file. `position` is written only if it differs from the place in the list."""
 
     name = "stages"
     noun = "stage"

@@ -1,4 +1,4 @@
-"""The sections there are, in the order in which they are stored: what is referred to before what refers to it."""
+"""List the sections in the order of storage: rows come before the rows that refer to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scheduling.configuration.file.rules import DelayRules, HarassmentRules
 from scheduling.configuration.file.templates import Templates
 
 OWN: tuple[type[Section], ...] = (Channels, Templates, Communities, Stages, Nodes, DelayRules, HarassmentRules)
-#: Sections of the public format that belong to an app which may not be installed.
+#: Sections of the public format whose app may not be installed.
 RESERVED = {"silence_policies": "sessions", "platforms": "rpa_tasks", "flows": "rpa_tasks", "shops": "rpa_tasks"}
 
 
@@ -25,6 +25,9 @@ def _others(paths: tuple[str, ...]) -> tuple[type[Section], ...]:
 
 
 def sections() -> dict[str, Section]:
-    """By name. `settings.CONFIG_SECTIONS` adds other apps', as dotted paths of `Section` classes."""
+    """Return the sections by name.
+
+    `settings.CONFIG_SECTIONS` adds those of other apps, as dotted paths of `Section` classes.
+    """
     paths = tuple(getattr(settings, "CONFIG_SECTIONS", ()))
     return {section.name: section() for section in (*OWN, *_others(paths))}

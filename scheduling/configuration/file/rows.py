@@ -1,5 +1,7 @@
-"""A section that is a list of rows, each with a key of its own. The list is the whole truth: what it leaves out is
-retired, what it lists again comes back."""
+"""Implement a section that is a list of rows with keys.
+
+The list is complete: rows that it omits are retired, and retired rows that it lists are restored.
+"""
 
 from __future__ import annotations
 
@@ -20,26 +22,33 @@ from scheduling.models.encrypted import Unreadable
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A row as the file wants it."""
+    """A row as the file defines it."""
 
-    path: str  #: where in the file: "nodes[2]"
+    path: str  #: position in the file: "nodes[2]"
     key: tuple[Any, ...]
     values: Mapping[str, Any]
 
 
 class RowSection(Section):
-    """Derive, name the model and its table of fields. The model needs `retired_at`; what other sections refer to needs
-    `key`. Saving goes through `save()`, so versions and history follow, and only rows that change are saved."""
+    """Base class for a section with a model and a table of fields.
+
+    The model needs `retired_at`, and `key` if other sections refer to it. Only changed rows are saved. They are saved
+    with `save()`, so that versions and history follow.
+    """
 
     model: ClassVar[type[Model]]
-    identity: ClassVar[tuple[str, ...]] = ("key",)  #: the columns by which a row is found again
-    free: ClassVar[bool] = False  #: whether entries hold more than the table knows
+    identity: ClassVar[tuple[str, ...]] = ("key",)  #: columns that identify a row
+    free: ClassVar[bool] = False  #: whether entries may hold keys outside the table
 
     def check(self, values: Mapping[str, Any], draft: Draft) -> None:
-        """Raises `InvalidInput`, by column, for what the table alone cannot see. Some values may be absent."""
+        """Check what the table cannot check. Some values may be absent.
+
+        Raises:
+            InvalidInput: by column.
+        """
 
     def defaults(self, values: Mapping[str, Any], position: int) -> dict[str, Any]:
-        """What an entry that is silent means, where it depends on the rest of it."""
+        """Return defaults of absent keys that depend on the rest of the entry."""
         return {}
 
     # --- the file → what is wanted ---
@@ -80,7 +89,7 @@ class RowSection(Section):
         return values
 
     def fill(self, values: dict[str, Any], position: int, path: str, draft: Draft) -> None:
-        """Set the defaults, but not in the place of something that is wrong."""
+        """Set defaults for absent keys, but not for keys with a wrong value."""
         defaults = self.standard(values, position)
         for field in self.fields:
             if field.name not in values and field.name in defaults and not draft.broken(f"{path}.{field.path}"):
@@ -98,7 +107,7 @@ class RowSection(Section):
                 draft.problem(f"{path}.{self.path_of(each.field)}", each.message)
 
     def path_of(self, column: str) -> str:
-        """Where the file writes what the row calls `column`; a dot leads inside of it."""
+        """Return where the file writes a column. A dot leads inside the column."""
         head, dot, rest = column.partition(".")
         return next((field.path for field in self.fields if field.name == head), head) + dot + rest
 
@@ -114,7 +123,7 @@ class RowSection(Section):
         return tuple(of[column](row) for column in self.identity)
 
     def row_of(self, key: tuple[Any, ...], draft: Draft) -> Any:
-        """The stored row with this key, or None."""
+        """Return the stored row with this key, or None."""
         rows = draft.once(f"index of {self.name}", lambda: {self.key_of(row): row for row in draft.rows(self.name)})
         return rows.get(key)
 
@@ -125,7 +134,7 @@ class RowSection(Section):
         return "/".join(str(values[column]) for column in self.identity)
 
     def forgettable(self, row: Any) -> bool:
-        """Whether nobody wrote this row, so that the file need not list it."""
+        """Return whether no person wrote this row, so that the file need not list it."""
         return False
 
     def changes(self, given: Any, draft: Draft) -> list[Change]:
@@ -182,14 +191,14 @@ class RowSection(Section):
         values = self.values_of(row)
         try:
             return self.entries_of(values, position, with_secrets)
-        except Unreadable as error:  # a file without it would retire it or take its secrets away
+        except Unreadable as error:  # a file without this row would retire it or remove its secrets
             raise Unreadable(f"{self.noun} “{self.label(values)}”: {error}") from None
 
     def order(self, row: Any) -> Any:
         return self.key_of(row)
 
     def entries_of(self, values: Mapping[str, Any], position: int, with_secrets: bool) -> list[dict[str, Any]]:
-        """What the file says for one row: everything that differs from what silence would mean."""
+        """Return the file's entries for one row, without values that equal the defaults."""
         return [nest(self.written(self.fields, values, self.standard(values, position)))]
 
     def written(

@@ -1,4 +1,4 @@
-"""`delay_rules` and `harassment_rules`: how long to wait, and when to keep quiet."""
+"""Read and write sections `delay_rules` and `harassment_rules`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DAY = timedelta(hours=24)
 
 
 class DelayRules(RowSection):
-    """One mapping, one row."""
+    """A mapping that is stored as one row."""
 
     name = "delay_rules"
     noun = "delay rule"
@@ -80,7 +80,7 @@ class Group:
     """Several keys that are stored in one JSON column."""
 
     fields: tuple[Field, ...]
-    otherwise: str  #: what is said about anything that is no mapping
+    otherwise: str  #: the message for a value that is not a mapping
 
     def read(self, given: Any) -> dict[str, Any]:
         if not isinstance(given, dict):
@@ -99,7 +99,7 @@ class Group:
 
 
 class OwnDelayRules(Group):
-    """A node's own delay rules: the same keys, stored as seconds. Silence means a flat delay."""
+    """A node's own delay rules: the same keys, stored as seconds. The defaults give a flat delay."""
 
     otherwise = "must be a mapping, like the section of this name"
     fields = (
@@ -111,7 +111,7 @@ class OwnDelayRules(Group):
 
 
 class HarassmentRules(RowSection):
-    """Rules have no key: the first cap of the file is the first cap that is stored, and so on."""
+    """Rules, which have no key: the first cap of the file is the first stored cap, and so on."""
 
     name = "harassment_rules"
     noun = "anti-harassment rule"
@@ -137,7 +137,7 @@ class HarassmentRules(RowSection):
     }
 
     def fields_of(self, kind: str | None) -> tuple[Field, ...]:
-        """The keys that mean something for this kind; the other columns are left as they are."""
+        """Return the keys that apply to this kind. The other columns stay unchanged."""
         if kind not in self.of_kind:
             return (*self.fields, self.by)
         return tuple(field for field in (*self.fields, self.by) if field.path in (*self.common, *self.of_kind[kind]))
@@ -185,7 +185,7 @@ class HarassmentRules(RowSection):
         return found + [self.retirement(row) for row in rows if self.lives(row)]
 
     def _same(self, wanted: Iterable[Wanted], rows: list[Any]) -> dict[int, Any]:
-        """Rows that are already as somebody wants them stay with him, wherever they stand. Taken out of `rows`."""
+        """Pair rules with equal active rows, wherever they are in the list, and take these out of `rows`."""
         pairs = {}
         for each in wanted:
             row = next((row for row in rows if row.retired_at is None and self.values_of(row) == each.values), None)
@@ -195,7 +195,7 @@ class HarassmentRules(RowSection):
         return pairs
 
     def _next(self, wanted: Wanted, rows: list[Any]) -> Any:
-        """The next row of this kind and scope, one that lives rather than one that comes back."""
+        """Take the next row of this kind and scope out of `rows`; active rows come before retired ones."""
         alike = [row for row in rows if (row.kind, row.scope) == wanted.key]
         row = min(alike, key=lambda row: (row.retired_at is not None, row.pk), default=None)
         if row is not None:

@@ -1,4 +1,4 @@
-"""The table a section is made of: which key of an entry is which column, and what it is when the entry is silent."""
+"""Define the table of a section: keys of an entry, their columns, value types and defaults."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _CLOCK = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9](?::[0-5][0-9](?:\.[0-9]{6}
 
 class Value(Protocol):
     def read(self, given: Any) -> Any:
-        """What the database holds for what the file says."""
+        """Return the stored form of a value from the file. Raises `ValueError` if it is wrong."""
 
     def write(self, stored: Any) -> Any:
-        """What the file says for what the database holds."""
+        """Return the file's form of a stored value."""
 
 
 class Plain:
-    """Written as it is stored."""
+    """A value with the same form in the file and in the database."""
 
     def write(self, stored: Any) -> Any:
         return stored
@@ -55,7 +55,7 @@ class Flag(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Whole(Plain):
-    """A whole number; its range is the row's own validation."""
+    """A whole number. The validation of the row checks its range."""
 
     def read(self, given: Any) -> int:
         if not isinstance(given, int) or isinstance(given, bool):
@@ -85,7 +85,7 @@ class Choice(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A choice that is stored as something else."""
+    """A choice that is stored as another value."""
 
     names: Mapping[str, Any]
 
@@ -119,7 +119,7 @@ class Seconds:
 
 
 class Clock:
-    """A time of day, in quotes because of its colon."""
+    """A time of day, quoted because of its colon."""
 
     def read(self, given: Any) -> time:
         if not isinstance(given, str) or not _CLOCK.fullmatch(given):
@@ -166,7 +166,7 @@ class MapOf:
 
 
 class Anything(Plain):
-    """Left to whoever validates the row."""
+    """Any value. The validation of the row checks it."""
 
     def read(self, given: Any) -> Any:
         return given
@@ -183,7 +183,7 @@ REQUIRED: Any = object()
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong in the file. `str()` is what people read: `nodes[2].template: there is no template “x”`."""
+    """A problem in the file. `str()` gives `nodes[2].template: there is no template “x”`."""
 
     path: str
     message: str
@@ -198,16 +198,16 @@ class Field:
 
     path: str
     value: Value
-    column: str = ""  #: of the row, where it is not called like the path
+    column: str = ""  #: of the row, if it differs from the path
     default: Any = REQUIRED
-    refers: str = ""  #: the section whose keys it names; the column is a foreign key
+    refers: str = ""  #: section whose keys it names; the column is a foreign key
 
     @property
     def name(self) -> str:
         return self.column or self.path
 
     def of(self, row: Model) -> Any:
-        """What the row holds, a reference as the other row's key."""
+        """Return the row's value, or for a reference the key of the other row."""
         stored = getattr(row, self.name)
         return stored.key if self.refers and stored is not None else stored
 
@@ -224,8 +224,10 @@ class Field:
 def read_fields(
     entry: Mapping[str, Any], fields: Sequence[Field], path: str, problems: list[Problem], *, rest: bool = False
 ) -> dict[str, Any]:
-    """The values of `entry` by column, without those that are wrong and those it is silent about. With `rest`, keys
-    that the table does not know are left to the caller, else they are problems."""
+    """Return the valid values of `entry` by column; add the others to `problems`.
+
+    Absent keys are left out. With `rest`, unknown keys are left to the caller; otherwise they are problems.
+    """
     given = dict(_flatten(entry, "", {field.path for field in fields}, path, problems, rest))
     values: dict[str, Any] = {}
     for field in fields:

@@ -1,4 +1,4 @@
-"""Secrets in a file: `"(kept)"` stands for what is stored, and nothing that is printed shows one."""
+"""Handle secrets in a file. `"(kept)"` means the stored value; printed output shows no secret."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduling.models.encrypted import Sealed
 
 
 def secret_fields(kind: type[Channel] | None, settings: Mapping[str, Any]) -> Collection[str]:
-    """Everything is a secret where the kind is not there to say."""
+    """Return the names of the secret settings: all of them if the kind is unknown."""
     return settings.keys() if kind is None else kind.secret_fields
 
 
@@ -21,14 +21,14 @@ def kind_named(name: str) -> type[Channel] | None:
 
 
 def masked(settings: Mapping[str, Any], secret: Collection[str]) -> dict[str, Any]:
-    """In a stable order, with the marker in the place of secrets."""
+    """Return the settings sorted by name, with the marker in place of secrets."""
     return {name: KEPT if name in secret and value else value for name, value in sorted(settings.items())}
 
 
 def restored(
     given: Mapping[str, Any], stored: Mapping[str, Any], secret: Collection[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """`given` with the markers replaced by what is stored, and the names for which nothing is."""
+    """Replace the markers in `given` by stored values. Return also the names that have none."""
     marked = [name for name in given if given[name] == KEPT and name in secret]
     missing = marked if isinstance(stored, Sealed) else [name for name in marked if not stored.get(name)]
     return {**given, **{name: stored[name] for name in marked if name not in missing}}, missing
@@ -39,7 +39,7 @@ def why_missing(stored: Mapping[str, Any]) -> str:
 
 
 def written_over(column: str) -> Difference:
-    """Something that cannot be read here becomes what the file says."""
+    """Return the difference for an unreadable stored value that the file replaces."""
     return Difference(column, "(unreadable)", HIDDEN)
 
 

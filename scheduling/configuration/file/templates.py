@@ -1,4 +1,4 @@
-"""`templates`: an entry is one text. Entries with the same key and another locale are one template."""
+"""Read and write section `templates`. Entries with one key and several locales are one template."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ class Templates(RowSection):
         return found
 
     def store(self, change: Change, stamp: Stamp) -> None:
-        """The template first: a text that is saved counts up its version."""
+        """Write the template before its texts: saving a text increments the template's version."""
         if change.row is None or change.verb in ("retired", "restored") or self._own_differ(change):
             super().store(change, stamp)
         if change.verb != "retired":
             template = change.row or Template.objects.get(key=change.values["key"])
             before = change.before.get("texts", {})
             self._store_texts(template, change.values["texts"], stamp)
-            # A text that changes counts the version up by itself; one that comes or goes does not.
+            # Saving a changed text increments the version; adding or removing one does not.
             if change.row is not None and before.keys() != change.values["texts"].keys():
                 Template.objects.filter(pk=template.pk).update(version=F("version") + 1)
 
