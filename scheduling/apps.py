@@ -1,3 +1,5 @@
+"""Register the app and its system checks."""
+
 from __future__ import annotations
 
 from django.apps import AppConfig

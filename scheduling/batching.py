@@ -1,4 +1,4 @@
-"""Work that is cheap together: what comes within a moment goes to a thread as one batch, one batch after another."""
+"""Collect items of an event loop into batches for a thread. The thread runs one batch at a time."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ R = TypeVar("R")
 
 Done = Callable[[R | Exception], None]
 
-MOST = 500  #: items of a batch
-WAITING_LIMIT = 20_000  #: more than a second's worth would only be answered too late
+MOST = 500  #: items per batch
+WAITING_LIMIT = 20_000  #: items; the results of more than a second's work would come too late
 
 
 class Overloaded(Exception):
-    """Too much waits already. Send it again in a moment."""
+    """Too many items wait. The caller may send the item again later."""
 
 
 class Gathering(Generic[T, R]):
-    """Of one event loop. `work` gets the items in their order, in a thread that has no second batch at the same time;
-    what it raises, each of the batch gets. The first item of a batch waits `moment` seconds for others."""
+    """Run `work` on batches of items in one thread. Belongs to one event loop.
+
+    `work` gets the items in their order and never runs twice at the same time. The first item of a batch waits `moment`
+    seconds for others. An exception of `work` is the result of every item in the batch.
+    """
 
     def __init__(self, work: Callable[[Sequence[T]], Sequence[R]], *, moment: float, name: str) -> None:
         self._work = work
@@ -36,7 +39,11 @@ class Gathering(Generic[T, R]):
         self._running: asyncio.Task[None] | None = None
 
     def submit(self, item: T, done: Done[R]) -> None:
-        """`done` is called on this loop with the result, or with what went wrong. Raises `Overloaded` at once."""
+        """Queue an item. `done` is called on this loop with the result or the exception.
+
+        Raises:
+            Overloaded: at once, if `WAITING_LIMIT` items wait.
+        """
         if len(self._waiting) >= WAITING_LIMIT:
             raise Overloaded
         self._waiting.append((item, done))
@@ -46,12 +53,13 @@ class Gathering(Generic[T, R]):
             self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def ask(self, item: T) -> R:
+        """Queue an item and return its result. Raises `Overloaded` or the exception of `work`."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         self.submit(item, lambda result: _settle(future, result))
         return await future
 
     async def ask_all(self, items: Sequence[T]) -> list[R]:
-        """In one batch, unless there are more than fit."""
+        """Queue items together and return their results. They share a batch if they fit into it."""
         loop = asyncio.get_running_loop()
         futures: list[asyncio.Future[R]] = [loop.create_future() for _ in items]
         for item, future in zip(items, futures, strict=True):

@@ -1,4 +1,4 @@
-"""What must hold between settings and constants, checked at each start."""
+"""Check settings and constants against each other at each start."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scheduling.ledger.transitions import HINT_LEASE
 
 @register
 def leases_outlast_what_they_cover(**_: Any) -> list[CheckMessage]:
-    """A lease that nobody renews must outlast the batch and the longest call that may begin at its end (I7)."""
+    """Check that a lease without renewal outlasts a batch plus its longest last call (I7)."""
     if BATCH_DEADLINE + MAX_TIMEOUT + timedelta(seconds=3) <= LEASE:
         return []
     return [
@@ -31,7 +31,10 @@ def leases_outlast_what_they_cover(**_: Any) -> list[CheckMessage]:
 
 @register
 def the_broker_keeps_hints_long_enough(**_: Any) -> list[CheckMessage]:
-    """On Redis an unacknowledged message is delivered again after `visibility_timeout`; ours wait for their eta."""
+    """Check that Redis does not deliver a waiting wake-up message twice.
+
+    It delivers an unacknowledged message again after `visibility_timeout`. Ours stay unacknowledged until their eta.
+    """
     seconds: Any = settings.CELERY_BROKER_TRANSPORT_OPTIONS.get("visibility_timeout")
     needed = settings.AFTERTOUCH_HORIZON + HINT_LEASE + BATCH_DEADLINE
     if seconds is None or timedelta(seconds=seconds) > 2 * needed:
@@ -47,6 +50,7 @@ def the_broker_keeps_hints_long_enough(**_: Any) -> list[CheckMessage]:
 
 @register
 def registries_name_what_exists(**_: Any) -> list[CheckMessage]:
+    """Check that every dotted path in the registries can be imported."""
     registries = {
         "CHANNELS": settings.CHANNELS.values(),
         "REPUBLISHERS": settings.REPUBLISHERS.values(),
@@ -71,7 +75,7 @@ def _importable(path: str) -> bool:
 
 @register
 def tasks_are_published_to_our_broker(**_: Any) -> list[CheckMessage]:
-    """Without its application Celery publishes to amqp://localhost without a word."""
+    """Check that Celery uses this application. Otherwise it publishes to amqp://localhost without an error."""
     if current_app.main == "aftertouch":
         return []
     return [Error("config.celery is not imported, so tasks would go to another broker.", id="aftertouch.E004")]

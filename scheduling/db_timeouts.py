@@ -1,4 +1,4 @@
-"""One end for all that somebody asks of the database, who has other things to tell whether it answers or not."""
+"""Bound the total time of several queries in this thread by one deadline."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from django.db import OperationalError, connection
 
 from scheduling import sql
 
-CONNECTED_WITHIN = 2  #: seconds; PostgreSQL's library takes less for as much
-ENOUGH = 0.05  #: seconds, below which it is not worth asking
+CONNECTED_WITHIN = 2  #: seconds; libpq treats smaller values as 2
+ENOUGH = 0.05  #: seconds; with less left no query starts
 
 
 class Deadline:
-    """Of this thread. Once the connection did not come about, or broke, nothing more is asked: to wait anew for each
-    question would take longer than anybody listens."""
+    """One deadline for the database queries of a thread.
+
+    After a connection fails, every later query fails at once. Waiting for a connection again for each query would
+    exceed the caller's deadline.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._ends_at = monotonic() + seconds
@@ -27,8 +30,14 @@ class Deadline:
 
     @contextmanager
     def asking(self, patience: float) -> Iterator[None]:
-        """A transaction each statement of which may take so many seconds, and none longer than to the end: by our own
-        clock, because a server that hangs keeps no `statement_timeout`. Raises what the database's client does."""
+        """Open a transaction whose statements take at most the given seconds each and end by the deadline.
+
+        The client's clock enforces the deadline, because a server that hangs keeps no `statement_timeout`.
+
+        Raises:
+            OperationalError: less than `ENOUGH` is left, or the connection failed before. Errors of the client pass
+                through.
+        """
         left = self._left()
         if self._away or left < ENOUGH:
             raise OperationalError("the database was waited for long enough")
@@ -66,5 +75,5 @@ class Deadline:
             return wait(question, interval=interval, timeout=min(self._left(), timeout or self._left()))
         except psycopg.Error:
             if not self._left():
-                raw.pgconn.finish()  # its answer would be taken for that of the next question
+                raw.pgconn.finish()  # otherwise the next query reads this query's result
             raise

@@ -1,4 +1,4 @@
-"""Spans of time as people say them, in the reader's language."""
+"""Describe durations in the active language."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.utils.translation import ngettext
 
 
 def spoken(span: timedelta | None) -> str:
-    """`15 minutes`, `2 hours`, `7 days`: at most the two largest parts."""
+    """Return at most the two largest units: `15 minutes`, `2 hours`, `7 days`."""
     if span is None:
         return "–"
     seconds = round(span.total_seconds())

@@ -1,11 +1,11 @@
-"""Spans of time as people write them: `15m`, `2h`, `7d`, `1h30m`, `0`."""
+"""Parse and format durations: `15m`, `2h`, `7d`, `1h30m`, `0`."""
 
 from __future__ import annotations
 
 import re
 from datetime import timedelta
 
-YEAR = timedelta(days=365)  #: the longest span that configuration may name
+YEAR = timedelta(days=365)  #: the longest duration in configuration
 UNITS = {
     "w": timedelta(weeks=1),
     "d": timedelta(days=1),
@@ -15,13 +15,17 @@ UNITS = {
     "ms": timedelta(milliseconds=1),
     "us": timedelta(microseconds=1),
 }
-WRITTEN = ("d", "h", "m", "s", "ms", "us")  #: 7d stays 7d: nobody says 1w2d
+WRITTEN = ("d", "h", "m", "s", "ms", "us")  #: without weeks: 7d stays 7d
 _PART = re.compile(r"([0-9]{1,18})(ms|us|[wdhms])")
 _WHOLE = re.compile(rf"(?:{_PART.pattern})+")
 
 
 def parse_duration(given: str | int) -> timedelta:
-    """Raises `ValueError` for anything but parts with units, the largest first, up to a year in all."""
+    """Parse a duration of up to a year: parts with units, the largest first.
+
+    Raises:
+        ValueError: another text, a unit given twice or a longer span.
+    """
     if given == 0 and not isinstance(given, bool):
         return timedelta(0)
     text = str(given).strip()
@@ -45,7 +49,7 @@ def parse_duration(given: str | int) -> timedelta:
 
 
 def format_duration(span: timedelta) -> str:
-    """The shortest text that `parse_duration` reads as exactly this span."""
+    """Return the shortest text that `parse_duration` reads as exactly this span."""
     parts = []
     for unit in WRITTEN:
         count, span = divmod(span, UNITS[unit])
@@ -59,6 +63,6 @@ def from_seconds(seconds: float) -> timedelta:
 
 
 def to_seconds(span: timedelta) -> int | float:
-    """How spans are stored inside JSON columns: whole seconds as an integer."""
+    """Return seconds as JSON columns store them: whole seconds as an integer."""
     seconds = span.total_seconds()
     return int(seconds) if seconds.is_integer() else seconds

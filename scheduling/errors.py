@@ -1,9 +1,9 @@
-"""What can go wrong by the caller's doing. The docstring is the message unless a better one is given.
+"""Errors that callers cause. The docstring of a class is its message unless a better one is given.
 
 AftertouchError
-├── InvalidInput        a field says something that cannot be meant
-├── NotFound            there is no such thing
-└── Conflict            somebody else got there first, or the state does not allow it
+├── InvalidInput        the value of a field is not accepted
+├── NotFound            the object does not exist
+└── Conflict            another writer was first, or the state does not allow it
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class FieldError:
 
 
 class AftertouchError(Exception):
-    """Something went wrong."""
+    """The action failed."""
 
     def __init__(self, message: str = "") -> None:
         super().__init__(message or self.__doc__)
 
 
 class InvalidInput(AftertouchError):
-    """The input does not fit."""
+    """The input is not accepted."""
 
     def __init__(self, *errors: FieldError) -> None:
         super().__init__("; ".join(f"{error.field}: {error.message}" for error in errors))
@@ -43,11 +43,11 @@ class InvalidInput(AftertouchError):
 
 
 class NotFound(AftertouchError):
-    """There is no such thing."""
+    """The object does not exist."""
 
 
 class Conflict(AftertouchError):
-    """Somebody else got there first."""
+    """The object has changed, or its state does not allow this."""
 
 
 _KEY = re.compile(r"[a-z0-9][a-z0-9_.-]{0,63}")
@@ -55,7 +55,7 @@ ZERO, TICK = timedelta(0), timedelta(microseconds=1)
 
 
 class Findings:
-    """Errors so far. Every check passes over a field that is absent."""
+    """Collect errors by field. Every check skips an absent field."""
 
     def __init__(self) -> None:
         self.errors: list[FieldError] = []
@@ -64,7 +64,7 @@ class Findings:
         self.errors.append(FieldError(field, message))
 
     def settle(self) -> None:
-        """Raises `InvalidInput` where there is anything to raise it for."""
+        """Raise `InvalidInput` with all errors, if there are any."""
         if self.errors:
             raise InvalidInput(*self.errors)
 
@@ -82,7 +82,7 @@ class Findings:
             self.add(field, f"must not be longer than {format_duration(most)}")
 
     def seconds(self, values: Mapping[str, Any], field: str, *, name: str = "") -> None:
-        """A span that is stored as seconds."""
+        """Check a duration that is stored as seconds."""
         value: Any = values.get(field)
         name = name or field
         if not is_number(value):

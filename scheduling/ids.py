@@ -1,4 +1,4 @@
-"""Ids that sort by the time they were made, so that an index grows at its end."""
+"""Create ids that sort by their creation time, so that an index grows at its end."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def new_id() -> UUID:
 
 
 def first_id_at(instant: datetime) -> UUID:
-    """The lowest id that could have been made at an instant."""
+    """Return the lowest id that can be created at an instant, to the millisecond."""
     return UUID(int=int(instant.timestamp() * 1000) << 80)

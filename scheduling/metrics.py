@@ -1,6 +1,7 @@
-"""Process metrics for Prometheus: counters and timers. `scheduling.monitoring.collectors` reads cluster metrics.
+"""Count and time the work of this process for Prometheus.
 
-Labels are bounded: a kind, a queue, a rule, a route; never a customer, a chat or a touch.
+`scheduling.monitoring.collectors` reads the metrics of the cluster. Labels are bounded: a kind, a queue, a rule, a
+route; never a customer, a chat or a touch.
 """
 
 from __future__ import annotations
@@ -101,11 +102,11 @@ pass_ended_at = Gauge(
 )
 
 
-# --- taking the measure -------------------------------------------------------------------------------------------
+# --- recording ----------------------------------------------------------------------------------------------------
 
 
 def harmless(measure: Callable[Words, None]) -> Callable[Words, None]:
-    """A file of measurements that cannot be written must not cost a touch."""
+    """Log an exception of a metric instead of raising it: a metrics file without space must not fail a touch."""
 
     @wraps(measure)
     def safely(*args: Words.args, **kwargs: Words.kwargs) -> None:
@@ -119,14 +120,17 @@ def harmless(measure: Callable[Words, None]) -> Callable[Words, None]:
 
 @harmless
 def alive(kind: str) -> None:
-    """This process lives, as long as its number does."""
+    """Report that this process runs, and its versions."""
     processes.labels(kind).set(1)
     build.labels(*versions()).set(1)
 
 
 @cache
 def versions() -> tuple[str, str, str, str]:
-    """Ours, and of what we stand on. Nobody installs us as a package, so the file says it."""
+    """Return the versions of Aftertouch, Python, Django and Celery.
+
+    Aftertouch is not an installed package, so `pyproject.toml` supplies its version.
+    """
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
     return project["version"], platform.python_version(), django.get_version(), celery.__version__
 
@@ -153,13 +157,13 @@ def beat_ticked(node: str) -> None:
 
 @harmless
 def worker_lost(count: int) -> None:
-    """These touches ended in doubt with the worker that had them."""
+    """Count touches that became `unknown` because their worker was lost."""
     if count:
         ended.labels("unknown", "worker_lost").inc(count)
 
 
 def observe_all(histogram: Histogram, seconds: Iterable[float]) -> None:
-    """As `observe` for each, but one write a bucket instead of two a value: a batch has hundreds."""
+    """Add values with one write per bucket. `observe` writes twice per value, and a batch has hundreds."""
     values = list(seconds)
     bounds = histogram._upper_bounds
     for place, count in Tally(bisect_left(bounds, value) for value in values).items():
@@ -168,7 +172,7 @@ def observe_all(histogram: Histogram, seconds: Iterable[float]) -> None:
 
 
 def code(reason: Any) -> str:
-    """A reason without what it is about: `event:order.paid` is `event`. Reasons become labels, so they are few."""
+    """Return a reason without its object, as a label with few values: `event:order.paid` is `event`."""
     return str(reason).partition(":")[0][:40]
 
 

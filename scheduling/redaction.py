@@ -1,6 +1,7 @@
-"""What the back office hides of what it shows: values that only the customer or a program should know.
+"""Hide secrets and personal data in what the back office shows.
 
-Rows stay as they are, and so does what clients of the API read."""
+Stored rows and API responses stay unchanged.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 HIDDEN = "****"
-#: A value under a name that has one of these words; a name is cut at underscores, dashes and capitals.
+#: Words in the names of secret values. A name is split at underscores, dashes and capitals.
 SECRETS = frozenset(
     ("password", "passwd", "pwd", "passcode", "secret", "token", "key", "apikey", "authorization", "cookie",
      "credential", "signature", "pin")
 )  # fmt: skip
 PERSONAL = frozenset(("phone", "mobile", "cellphone", "telephone", "tel", "msisdn", "idcard", "idno"))
-#: Keys that open nothing: people look for work by them.
+#: Keys that give no access; operators search by them.
 PLAIN_KEYS = frozenset(("dedupe", "delivery", "business", "idempotency"))
 SECRETS_IN_CHINESE, PERSONAL_IN_CHINESE = ("密码", "口令", "令牌", "密钥"), ("手机", "电话", "身份证")
 
@@ -25,7 +26,7 @@ MOBILE = re.compile(r"(?<![0-9A-Za-z])((?:\+?86[- ]?)?1[3-9]\d)[- ]?\d{4}[- ]?(\
 DAY = r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])"
 ID_CARD = re.compile(rf"(?<![0-9A-Za-z])([1-9]\d\d)\d{{3}}{DAY}(\d{{3}}[0-9Xx])(?![0-9A-Za-z])")
 BEARER = re.compile(r"\b(Bearer|Basic) +[\w.~+/=-]{8,}", re.IGNORECASE)
-#: In an address's query, in JSON, in a line of a log: a name, what separates, a value. Words after a colon are words.
+#: A name, a separator and a value in a query string, in JSON or in a log line. Words after a colon stay visible.
 NAMED = re.compile(
     r"""(?<![\w-])([\w-]{1,64})([ ]?=[ ]?"?|\\?["'][ ]?:[ ]?\\?["']?|:[ ]?(?=[^\s\d]{0,64}\d)|"""
     r"""：[ ]?(?=[!-~])|(?<=[码令牌钥机话证]):[ ]?(?=[!-~]))([^\s"'\\&,;，。；（）(){}\[\]]+)"""
@@ -33,13 +34,13 @@ NAMED = re.compile(
 #: `scheme://user:password@host`.
 IN_ADDRESS = re.compile(r"(?<![A-Za-z0-9])([A-Za-z][A-Za-z0-9+.-]{1,20}://[^\s/:@]{0,100}):[^\s/]{1,200}@")
 JWT = re.compile(r"(?<![\w-])eyJ[\w-]{5,}\.[\w-]{2,}\.[\w-]*")
-#: By the first digits that issuers of cards have; the check digit decides.
+#: Starts with the digits of a card issuer; the check digit decides.
 CARD = re.compile(r"(?<![0-9A-Za-z])(?:4|5[1-5]|2[2-7]|3[457]|6[025])(?:[ -]?[0-9]){11,17}(?![0-9A-Za-z])")
 FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
 
 
 def masked(value: Any) -> Any:
-    """The same JSON with what is personal or secret hidden."""
+    """Return the same JSON with personal and secret values hidden."""
     if isinstance(value, dict):
         return {name: _under(str(name), each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -54,14 +55,14 @@ def masked(value: Any) -> Any:
 
 
 def masked_text(text: str) -> str:
-    """Return the text with numbers of people and secrets hidden. Digits of full width become ASCII."""
+    """Return the text with personal numbers and secrets hidden. Full-width digits become ASCII."""
     text = IN_ADDRESS.sub(rf"\1:{HIDDEN}@", text.translate(FULL_WIDTH))
     text = NAMED.sub(_named, BEARER.sub(rf"\1 {HIDDEN}", JWT.sub(HIDDEN, text)))
     return CARD.sub(_card, ID_CARD.sub(rf"\1{HIDDEN}\2", MOBILE.sub(rf"\1{HIDDEN}\2", text)))
 
 
 def _card(found: re.Match[str]) -> str:
-    """Hide the middle of a card's number; leave other numbers of that length."""
+    """Hide the middle of a card number; leave other numbers of that length."""
     digits = [int(each) for each in found[0] if each.isdigit()]
     doubled = [sum(divmod(2 * each, 10)) for each in digits[-2::-2]]
     if (sum(digits[-1::-2]) + sum(doubled)) % 10:
@@ -71,7 +72,7 @@ def _card(found: re.Match[str]) -> str:
 
 
 def masked_json(value: Any) -> str:
-    """To be read by people."""
+    """Return the redacted value as indented JSON."""
     return json.dumps(masked(value), ensure_ascii=False, indent=2)
 
 
@@ -86,7 +87,7 @@ def _under(name: str, value: Any) -> Any:
 
 
 def _hidden(name: str, text: str) -> str:
-    """A number keeps its ends, so that two can be told apart; a secret keeps nothing."""
+    """Hide a secret whole and a number except its ends, so that two numbers remain distinct."""
     if _is_secret(name) or len(text) < 9:
         return HIDDEN
     return f"{text[:3]}{HIDDEN}{text[-4:]}"
@@ -108,6 +109,6 @@ def _is_personal(name: str) -> bool:
 
 
 def _words(name: str) -> frozenset[str]:
-    """Its words, and each with the next: `id_card` is an idcard, `api_key` an apikey. A plural is its singular."""
+    """Return the words of a name and each pair of neighbours: `id_card` gives `idcard` too. Plurals become singular."""
     words = [word.lower().removesuffix("s") if len(word) > 3 else word.lower() for word in WORDS.findall(name)]
     return frozenset([*words, *(first + second for first, second in pairwise(words))])

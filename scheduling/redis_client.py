@@ -1,4 +1,4 @@
-"""Connections to Redis or Valkey, directly or by Sentinel."""
+"""Connect to Redis or Valkey, directly or by Sentinel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ PATIENCE = 1.0  #: seconds
 
 
 def connect(url: str, *, timeout: float | None = None) -> redis.Redis:
-    """A client for `redis://…`, or for the primary behind `sentinel://host:26379/0;sentinel://host2:26379/0`.
+    """Create a client for `redis://…`, or for the primary of `sentinel://host:26379/0;sentinel://host2:26379/0`.
 
-    `timeout` in seconds holds for connecting and for each answer, `PATIENCE` where none is given. A broken connection
-    is replaced once; a silent one is not waited for twice.
+    `timeout` in seconds applies to connecting and to each response; by default 1 s. A broken connection is replaced
+    once. A request that timed out is not repeated.
     """
     timeout = PATIENCE if timeout is None else timeout
     options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Turning a template into what is said. Data that is missing fails the touch; nothing half-empty goes out."""
+"""Render message templates. Missing data fails the touch, so that no incomplete text is sent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from scheduling.templating import InvalidTemplate, Program, compile_text
 
 
 def render(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> tuple[str, str, str]:
-    """Subject, body and locale for this customer. Raises `CannotRender` with what is missing."""
+    """Return subject, body and locale for this customer.
+
+    Raises:
+        CannotRender: data is missing or unusable, or the template has no valid text.
+    """
     text = text_for(template, customer.locale)
     names = names_for(customer, event)
     subject = _compiled(text.subject).render(dict(names)) if text.subject else ""
@@ -20,7 +24,7 @@ def render(template: TemplateSpec, customer: CustomerSpec, event: EventSpec) -> 
 
 
 def names_for(customer: CustomerSpec, event: EventSpec) -> dict[str, Any]:
-    """What a text may name (`templating.VARIABLES`)."""
+    """Return the variables of a text (`templating.VARIABLES`)."""
     return {
         "user": {
             "id": customer.user_id,
@@ -41,7 +45,7 @@ def names_for(customer: CustomerSpec, event: EventSpec) -> dict[str, Any]:
 
 
 def text_for(template: TemplateSpec, locale: str) -> TextSpec:
-    """The text in the customer's language, else in the same language of another region, else the first."""
+    """Return the text in the customer's locale, else in the same language, else the first one."""
     if not template.texts:
         raise CannotRender(f"template {template.key} has no text")
     wanted = locale.lower()
@@ -55,7 +59,7 @@ def text_for(template: TemplateSpec, locale: str) -> TextSpec:
 
 
 def check_text(source: str, *, field: str) -> None:
-    """Raises `InvalidInput` naming `field` where a text is outside of the language or names an unknown variable."""
+    """Raise `InvalidInput` for `field` if a text does not compile."""
     try:
         compile_text(source)
     except InvalidTemplate as error:
@@ -64,7 +68,7 @@ def check_text(source: str, *, field: str) -> None:
 
 @lru_cache(maxsize=1024)
 def _outcome(source: str) -> Program | str:
-    """A text that cannot be compiled is remembered as well: a batch of touches asks for it again and again."""
+    """Compile a text and cache the program or the error: a batch compiles the same text repeatedly."""
     try:
         return compile_text(source)
     except InvalidTemplate as error:

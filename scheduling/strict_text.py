@@ -1,8 +1,8 @@
-"""Read the YAML and JSON that people write, strictly and at a bounded cost.
+"""Parse YAML and JSON that people write, strictly and at a bounded cost.
 
-YAML is the core of version 1.2: `no` and `22:00` are texts. Refused are what surprises or expands: keys given twice,
-keys that are not texts, aliases, merge keys, tags, and characters that the database cannot hold. libyaml parses; values
-are built from its events one by one, so neither depth nor size of a text reaches Python's stack or memory.
+YAML is the core of version 1.2: `no` and `22:00` are texts. Keys given twice, keys that are not texts, aliases, merge
+keys and tags are refused. So are characters that the database cannot store. libyaml parses, and values are built from
+its events one by one. Depth and size of a text therefore reach neither Python's stack nor its memory.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  #: PyYAML can be built 
 
 
 class InvalidText(ValueError):
-    """The text is not what it should be. The message names the line."""
+    """The text is not valid. The message names the line."""
 
 
 def read_yaml(text: str, *, most: int = MAX_SIZE) -> Any:
-    """Raises `InvalidText`. `most`: bytes of UTF-8."""
+    """Parse one YAML document of at most `most` bytes of UTF-8. Raises `InvalidText`."""
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
@@ -70,12 +70,12 @@ def _wrong(mark: Any, message: str) -> InvalidText:
 
 
 class _Builder:
-    """Builds one document from parse events, without recursion."""
+    """Build one document from parse events, without recursion."""
 
     def __init__(self) -> None:
         self._root: list[Any] = []
-        self._open: list[Any] = [self._root]  #: the containers around the next value, the innermost last
-        self._keys: list[str | None] = [None]  #: for each of them the key that waits for its value
+        self._open: list[Any] = [self._root]  #: the containers around the next value, innermost last
+        self._keys: list[str | None] = [None]  #: for each container the key whose value comes next
         self._nodes = 0
 
     def build(self, events: Iterator[Any]) -> Any:
@@ -160,7 +160,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    # Several lines read best as a block. Line breaks that only YAML 1.1 knows survive nowhere but in double quotes.
+    # A block suits several lines. Line breaks that only YAML 1.1 knows survive only in double quotes.
     style = None
     if any(letter in text for letter in _ODD_BREAKS):
         style = '"'
@@ -173,12 +173,16 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def write_yaml(value: Any, *, sort_keys: bool = False) -> str:
-    """What `read_yaml` reads as the same value."""
+    """Return YAML that `read_yaml` reads as the same value."""
     return yaml.dump(value, Dumper=_Dumper, allow_unicode=True, sort_keys=sort_keys, width=120)
 
 
 def read_json(text: str, *, most: int = FIELD_SIZE) -> Any:
-    """Raises `InvalidText`. `most`: characters. As `read_yaml` for keys, depth and characters."""
+    """Parse JSON of at most `most` characters, with the rules of `read_yaml` for keys, depth and characters.
+
+    Raises:
+        InvalidText: with the line, if it is known.
+    """
     if len(text) > most:
         raise InvalidText(f"must not be larger than {most} characters")
     try:
@@ -216,7 +220,7 @@ def _finite(digits: str) -> float:
 
 
 def _check_values(value: Any) -> None:
-    """Depth, level by level, and what the database cannot hold."""
+    """Check the depth level by level, and characters that the database cannot store."""
     level = [value]
     for _ in range(MAX_DEPTH):
         if any(isinstance(each, str) and _UNSTORABLE_CHARACTER.search(each) for each in level):

@@ -1,4 +1,4 @@
-"""Celery's way in. Each task only calls the domain."""
+"""Define the Celery tasks of outreach. Each task only calls the domain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scheduling.web import login_lockout
 
 log = structlog.get_logger(__name__)
 
-#: What passes by itself. Everything else is a fault of the work, not of the house.
+#: Errors that end without a change. Every other error is a defect of the work.
 INFRASTRUCTURE = (*sql.AWAY, redis.ConnectionError, redis.TimeoutError, Reconfigured)
 PATIENCE: dict[str, Any] = {
     "autoretry_for": INFRASTRUCTURE,
@@ -46,7 +46,7 @@ def hand_over() -> None:
 @shared_task(name="scheduling.rescue", is_tick=True)
 def rescue() -> None:
     if any(dispatcher.rescue()):
-        dispatcher.hand_over_due()  # what was lost has waited long enough
+        dispatcher.hand_over_due()  # touches with a lost wake-up have waited long enough
 
 
 @shared_task(name="scheduling.scan_inactive", is_tick=True)
@@ -73,7 +73,7 @@ def what_if() -> None:
 
 @shared_task(name="scheduling.bulk", is_tick=True)
 def bulk() -> None:
-    """Ask for what should go on: what was just begun, and what nobody asked for because a worker died."""
+    """Publish the next batch of every due bulk action: new ones, and those whose worker died."""
     for action_id in bulk_actions.due():
         _ask_for_batch(action_id)
 
@@ -86,12 +86,12 @@ def bulk_batch(action_id: str) -> None:
 
 
 def _ask_for_batch(action_id: UUID, wait: timedelta = timedelta(0)) -> None:
-    """No worker waits for it. What gets lost is asked for again by the tick."""
+    """Publish a batch that starts after `wait`. No worker blocks. The tick publishes a lost message again."""
     seconds = wait.total_seconds()
     try:
         bulk_batch.apply_async(
             [str(action_id)], queue="ticks", countdown=seconds,
-            headers=published_now() | {"periodic_task_name": bulk.name},  # it comes again with the tick
+            headers=published_now() | {"periodic_task_name": bulk.name},  # the tick publishes it again
         )  # fmt: skip
-    except Exception as error:  # whatever the broker's client raises
+    except Exception as error:  # any error of the broker's client
         log.warning("batch_not_asked_for", id=str(action_id), error=str(error))

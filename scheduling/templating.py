@@ -1,4 +1,4 @@
-"""The language of message templates: a subset of Jinja with bounded work and memory.
+"""Compile and render message templates: a subset of Jinja with bounded work and memory.
 
 Jinja's parser reads the text. Closures evaluate the accepted nodes. A path looks up items only, so a text reaches no
 attribute and no method of a Python object. `docs/reference/templates.md` lists the constructs and the limits.
@@ -21,14 +21,14 @@ MAX_SOURCE = 32_768  #: characters
 MAX_TOKENS = 4_000
 MAX_DEPTH = 40  #: nested nodes
 MAX_TEXT = 65_536  #: characters of a result, and of each text that a filter reads or returns
-MAX_WORK = 100_000  #: units: a round of a loop costs its nodes, a filter at least a unit for 16 characters
+MAX_WORK = 100_000  #: units: a loop round costs its nodes, a filter at least one unit per 16 characters
 MIN_ROUND = 10  #: units
 MAX_NUMERAL = 20  #: characters of a number in a text
 MAX_NAME = 200  #: characters
 MAX_NUMBER = 10**18  #: operands and results of calculations
 MAX_PRINTED = 10**100  #: numbers that are printed
 
-#: Variables and their fields; any field where the set is empty. Only the event itself determines `event.data`.
+#: Variables and their fields; an empty set allows any field. Only the event itself determines `event.data`.
 VARIABLES: Mapping[str, frozenset[str]] = {
     "user": frozenset({"id", "name", "level", "locale", "timezone"}),
     "event": frozenset({"id", "source", "type", "time", "data"}),
@@ -58,7 +58,7 @@ class TooMuchWork(CannotRender):
 
 
 class InvalidTemplate(ValueError):
-    """The text is not in the language. The message names the line."""
+    """The text is not in the template language. The message names the line."""
 
 
 class Missing:
@@ -81,7 +81,7 @@ class Run:
         self.pieces: list[str] = []
 
     def spend(self, work: int) -> None:
-        """Raises `TooMuchWork`. `work` is in units."""
+        """Use up `work` units. Raises `TooMuchWork` if fewer are left."""
         self.left -= work
         if self.left < 0:
             raise TooMuchWork("its loops and filters take too much work with this data")
@@ -96,7 +96,7 @@ class Program:
         self._parts = parts
 
     def render(self, names: dict[str, Any]) -> str:
-        """Raises `CannotRender`. `names` maps each of `VARIABLES` to its fields and stays unchanged."""
+        """Return the text. `names` maps each of `VARIABLES` to its fields, unchanged. Raises `CannotRender`."""
         run = Run(names)
         try:
             _execute(self._parts, run)
@@ -107,7 +107,7 @@ class Program:
 
 
 def compile_text(source: str) -> Program:
-    """Raises `InvalidTemplate`."""
+    """Compile a text. Raises `InvalidTemplate`."""
     try:
         _check_tokens(source)
         tree = _JINJA.parse(source)
@@ -145,7 +145,7 @@ def _reject(node: nodes.Node, reason: str = "") -> NoReturn:
 
 
 class _Compiler:
-    """Turns nodes into closures."""
+    """Turn nodes into closures."""
 
     def __init__(self) -> None:
         self._variables = VARIABLES
@@ -363,7 +363,7 @@ def _steps(node: nodes.Node) -> list[Any]:
 
 
 def _path(node: nodes.Node) -> str:
-    """Return what messages call an expression."""
+    """Return the name of an expression in messages."""
     return ".".join(map(str, _steps(node))) or "…"
 
 
@@ -376,7 +376,11 @@ def _execute(parts: list[str | Execute], run: Run) -> None:
 
 
 def to_text(value: Any, path: str) -> str:
-    """Raises `CannotRender` for a value without a text: missing values, null, lists, objects, NaN, huge numbers."""
+    """Return a value as text.
+
+    Raises:
+        CannotRender: for missing values, null, lists, objects, NaN and huge numbers.
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | datetime) or (isinstance(value, int | float) and abs(value) < MAX_PRINTED):
@@ -390,7 +394,7 @@ def to_text(value: Any, path: str) -> str:
 
 
 def _read_text(run: Run, value: Any, unit: int = 16) -> str:
-    """Return the text of a value and spend a unit of work for `unit` characters."""
+    """Return the text of a value and spend one unit of work per `unit` characters."""
     text = value if type(value) is str else to_text(value, "…")
     _check_length(len(text))
     run.spend(1 + len(text) // unit)
@@ -415,7 +419,7 @@ def _check_present(value: Any, path: str) -> Any:
 
 
 def check_number(value: Any) -> Any:
-    """Raises `CannotRender` for other types, NaN and numbers above `MAX_NUMBER`."""
+    """Return a number. Raises `CannotRender` for other types, NaN and numbers above `MAX_NUMBER`."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise CannotRender("only numbers can be calculated with")
     if not abs(value) <= MAX_NUMBER:
@@ -459,12 +463,12 @@ def _default(run: Run, value: Any, default_value: Any = "", boolean: bool = Fals
 
 
 def _on_text(function: Callable[[str], str], unit: int = 16) -> Callable[[Run, Any], str]:
-    """Make a filter of a function. It spends a unit of work for `unit` characters."""
+    """Make a filter of a function. It spends one unit of work per `unit` characters."""
     return lambda run, value: function(_read_text(run, value, unit))
 
 
 def _truncate(run: Run, value: Any, length: int = 255, killwords: bool = False, end: str = "...") -> str:
-    """Only the kept part counts, so the text may be longer than `MAX_TEXT`."""
+    """Truncate a text. Only the kept part counts, so the text may be longer than `MAX_TEXT`."""
     end = _read_text(run, end)
     if type(length) is not int or not len(end) <= length <= MAX_TEXT:
         raise CannotRender("“truncate” takes a length above that of its end")

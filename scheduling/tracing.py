@@ -1,7 +1,7 @@
-"""One name for all that comes of an event, from the front door to the receiver: the trace of W3C Trace Context.
+"""Connect everything that an event causes by one trace id (W3C Trace Context).
 
-An event that comes with a `traceparent` keeps its trace; any other begins one, whose id is the row's own. Log lines
-about a touch carry it as `trace_id`, and a webhook hands it on.
+An event with a `traceparent` keeps its trace. Any other event uses the id of its row. Log lines about a touch carry it
+as `trace_id`, and a webhook passes it on.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a
 
 
 def read_traceparent(value: object) -> UUID | None:
-    """The trace that is named. None where none is, or not as the recommendation writes it: a trace that cannot be read
-    begins anew, and nothing is refused because of it."""
+    """Return the trace id of a header, or None if it is absent or invalid.
+
+    An invalid header does not reject the request: the event then gets a new trace.
+    """
     found = TRACEPARENT.match(value) if isinstance(value, str) else None
     if not found or not int(found[1], 16) or not int(found[2], 16):
         return None
@@ -30,20 +32,20 @@ def read_traceparent(value: object) -> UUID | None:
 
 
 def traceparent(trace_id: UUID, touch: UUID) -> str:
-    """The header of a request that is sent for this touch: the same span on each attempt."""
+    """Return the header for a request about this touch. All attempts share one span."""
     return f"00-{trace_id.hex}-{touch.hex[16:]}-01"
 
 
-LINE = 50  #: touches. A pipe keeps a write whole up to 4,096 bytes; beyond that, lines of two processes would mix
+LINE = 50  #: touches per line. A pipe writes up to 4,096 bytes whole; longer lines of two processes would mix
 
 
 def name(trace_id: UUID | None, task_id: UUID | str) -> str:
-    """Without a trace where none is at hand: the line of the event names trace and touch together."""
+    """Return `trace/touch`. Without a known trace the first part is empty; the event's log line has both."""
     return f"{trace_id.hex if trace_id else ''}/{task_id}"
 
 
 def say(action: str, touches: Iterable[str], **shared: object) -> None:
-    """Only after the commit: what is rolled back has not happened."""
+    """Log an action on touches. Call it after the commit, because a rolled-back action did not happen."""
     names = list(touches)
     for start in range(0, len(names), LINE):
         part = names[start : start + LINE]

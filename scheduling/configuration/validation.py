@@ -136,7 +136,7 @@ def _check_quiet_hours(values: Mapping[str, Any], found: Findings) -> None:
 def is_time_zone(name: str) -> bool:
     try:
         ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):  # a directory of the time zone database, a path outside it, a NUL
+    except (ZoneInfoNotFoundError, ValueError, OSError):  # a directory of the database, a path outside it, a NUL
         return False
     return bool(name)
 
