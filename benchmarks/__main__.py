@@ -1,4 +1,4 @@
-"""`python -m benchmarks [names…] [--quick]`: run the scenarios and print the table."""
+"""Run the scenarios and print the table: `python -m benchmarks [names…] [--quick]`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def _run(bench: Bench, names: list[str]) -> list[str]:
-    """One that breaks does not cost the others' figures."""
+    """Run the scenarios. Returns those that failed; the others keep their figures."""
     from benchmarks.scenarios import SCENARIOS
 
     broken = []

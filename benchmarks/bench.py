@@ -1,4 +1,4 @@
-"""The place everything is measured in: servers and programs of its own, as in production, on free ports."""
+"""Start servers and programs with production settings on free ports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STOP_WITHIN = 40.0
 
 @dataclass
 class Bench:
-    """What a scenario gets: addresses, sizes, a place for its figures, and a way to start programs."""
+    """Addresses, sizes, figures and a way to start programs, for one scenario."""
 
     state_dir: Path
     endpoints: Endpoints
@@ -49,7 +49,7 @@ class Bench:
         return quick if self.quick else full
 
     def redis_url(self, database: int) -> str:
-        """A peer gets a database of its own on the same server."""
+        """Return the URL of another database on the same server, for a peer."""
         return self.endpoints.redis_url.rsplit("/", 1)[0] + f"/{database}"
 
     @property
@@ -57,7 +57,7 @@ class Bench:
         return {name: psutil.Process(pid) for name, pid in servers.status(self.state_dir).items() if pid}
 
     def start(self, *words: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Run `python -m words…` with the bench's environment."""
+        """Run `python -m words…` in the bench's environment."""
         self._logs += 1
         with (self.state_dir / "logs" / f"{self._logs:02}-{words[0].replace('.', '-')}.log").open("wb") as log:
             return subprocess.Popen(
@@ -76,7 +76,7 @@ class Bench:
 
     @contextmanager
     def core(self, *extra: str) -> Iterator[psutil.Process]:
-        """One core node and a beat, ready to take work. Yields the worker."""
+        """Run one core node and a beat. Yields the worker once it accepts work."""
         with self.running(*WORKER, *extra) as worker, self.running(*BEAT):
             wait_until(lambda: len(worker.children()) >= 2, 60, "the worker")
             yield worker
@@ -106,11 +106,11 @@ def wait_until(happened: Callable[[], bool], seconds: float, what: str, pause: f
 def open_bench(
     *, seed: int, repeat: int, quick: bool, state_dir: Path | None = None, keep: bool = False
 ) -> Iterator[Bench]:
-    """Start the servers, migrate, and set Django up in this process as well. Ends with everything stopped."""
+    """Start and migrate the servers, and set Django up in this process. Stops everything at the end."""
     folder = (state_dir or Path(tempfile.mkdtemp(prefix="aftertouch-bench-"))).resolve()
     endpoints = servers.start(folder)
     try:
-        # Filling tables with millions of rows skips the checks of references; it is no part of a measurement.
+        # Inserting millions of rows skips the foreign key checks; the insert is not measured.
         servers.administer(
             folder, "GRANT SET ON PARAMETER session_replication_role TO aftertouch", "GRANT pg_checkpoint TO aftertouch"
         )
@@ -126,7 +126,7 @@ def open_bench(
 
 
 def _environment(folder: Path, endpoints: Endpoints) -> dict[str, str]:
-    """The settings of production, because a debugging Django keeps every query in memory."""
+    """Return production settings. Django in debug mode keeps every query in memory."""
     port = free_port()
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AFTERTOUCH_", "DJANGO_"))}
     return {
@@ -158,13 +158,13 @@ def _migrate(environment: dict[str, str]) -> None:
 
 
 def family(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
-    """These and everything below them."""
+    """Return the processes and all their descendants."""
     found = {each.pid: each for process in processes for each in (process, *process.children(recursive=True))}
     return list(found.values())
 
 
 def spent(processes: Sequence[psutil.Process]) -> float:
-    """Processor seconds so far, of children too; of those that have ended, where their parent has noticed."""
+    """Return the processor seconds so far, with children. Ended children count after their parent waited for them."""
     total = 0.0
     for process in processes:
         own = process.cpu_times()
@@ -174,5 +174,5 @@ def spent(processes: Sequence[psutil.Process]) -> float:
 
 
 def resident(processes: Sequence[psutil.Process]) -> float:
-    """Resident memory in MB. Pages that a fork shares with its parent are counted in both."""
+    """Return the resident memory in MB. Pages shared after a fork count in both processes."""
     return sum(each.memory_info().rss for each in family(processes)) / 1e6

@@ -1,4 +1,4 @@
-"""Live chats for the silence scenario: sessions that ping, sessions that fall silent, and keys that only take room."""
+"""Traffic of the silence scenario: sessions that ping, sessions that fall silent, and unrelated keys."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BATCH = 500
 
 
 def policies() -> None:
-    """Two tags: those that fall silent during the measurement, and those that are there."""
+    """Store two policies: for sessions that fall silent during the measurement, and for the others."""
     from sessions.models import SilencePolicy
 
     spans = ((SHORT, timedelta(seconds=SILENT_AFTER)), (LONG, timedelta(hours=2)))
@@ -43,13 +43,13 @@ def ids(count: int, random: Random) -> list[str]:
 
 
 def fill(store: Store, sessions: Sequence[str]) -> None:
-    """Everybody says something: session, user and chat have 36 characters each."""
+    """Send one message per session. Session, user and chat ids have 36 characters."""
     for at in range(0, len(sessions), BATCH):
         store.note_activity([Frame(each, each[::-1], each, tag=LONG) for each in sessions[at : at + BATCH]])
 
 
 def memory(client: redis.Redis) -> int:
-    """Once tables have grown and what was freed is gone."""
+    """Return the used memory in bytes after it has not changed for one second."""
     last, since = -1, time.monotonic()
 
     def settled() -> bool:
@@ -64,15 +64,17 @@ def memory(client: redis.Redis) -> int:
 
 
 def fill_others(client: redis.Redis, count: int) -> None:
-    """Keys with a time to live that have nothing to do with us."""
+    """Write unrelated keys with a time to live."""
     step = 10_000
     for first in range(0, count, step):
         client.eval(_OTHERS, 0, first, min(first + step, count) - 1)
 
 
 class Traffic:
-    """Pings of everybody who is there, spread over 15 s, and `rate` new sessions a second that say one thing. In a
-    thread, for `seconds`; the last one falls silent a little later."""
+    """Traffic of a thread for `seconds`: pings of all live sessions every 15 s, and `rate` new sessions a second.
+
+    Each new session sends one message. The last one falls silent after the end of the thread.
+    """
 
     def __init__(self, url: str, live: Sequence[str], *, rate: float, seconds: float) -> None:
         self.rate = rate

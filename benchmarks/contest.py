@@ -1,4 +1,4 @@
-"""Our stack and its peers before the same calls: give each the same due times, wait, read how late they were."""
+"""Compare the stack with its peers: same due times for each, then read the lateness."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from benchmarks.readings import Reading
 
 WARM_UP = 200
 PATIENCE = 180.0
-LEAD = 0.5  #: seconds from the start of the window to the first due time, the same for all
+LEAD = 0.5  #: seconds from the start of the window to the first due time, equal for all
 PLANNING = 14.0  #: seconds in which the rows are written
-PAUSE = 0.01  #: seconds between two looks whether the last call has ended, the same for all
+PAUSE = 0.01  #: seconds between checks for the end of the last call, equal for all
 Offsets = Sequence[float]  #: seconds from the first due time
 Programs = Mapping[str, psutil.Process]
 
 
 def alternate(repetition: int, *contestants: Callable[[], Reading]) -> list[Reading]:
-    """Run each once. Each repetition starts with another one, so that none always follows the same one."""
+    """Run each contestant once. The order rotates with each repetition, so that none always follows the same one."""
     order = [(repetition + place) % len(contestants) for place in range(len(contestants))]
     found = {number: contestants[number]() for number in order}
     return [found[number] for number in range(len(contestants))]
@@ -35,10 +35,10 @@ def ours(
     bench: Bench, offsets: Offsets, *, customers: int, nodes: int = 1, waiting: int = 0, ended: int = 0,
     analyze: bool = True,
 ) -> Reading:  # fmt: skip
-    """Full ledger, all guards, log channel. `ended` and `waiting` rows are in the tables beside the calls.
+    """Measure the stack: complete ledger, all guards, log channel, beside `ended` and `waiting` rows.
 
-    Processor time: the dispatch of the calls, and the window from `LEAD` before the first due time to the end. The
-    idle wait between both is left out.
+    Processor time covers the dispatch of the calls, and the window from `LEAD` before the first due time to the end.
+    The idle time between both is excluded.
     """
     cells = workload.matrix(nodes=nodes)
     with bench.core() as worker:
@@ -49,7 +49,7 @@ def ours(
             workload.fill_ended(ended, cells[0], customers=customers, analyze=analyze)
         if waiting:
             workload.wait_for_days(waiting, cells[0], customers=customers, analyze=analyze)
-        # The rows are written before they are in the horizon, so that no dispatch precedes its measurement.
+        # The rows are written before they enter the horizon, so that no dispatch precedes its measurement.
         horizon = settings.AFTERTOUCH_HORIZON.total_seconds()
         begins_at = time.time() + PLANNING + horizon
         due_at = [datetime.fromtimestamp(begins_at + offset, UTC) for offset in offsets]
@@ -64,7 +64,7 @@ def ours(
         _sleep_until(begins_at - horizon - 0.5)
         before = _spent(involved)
         wait_until(lambda: workload.handed_over(due_at[-1]), horizon - 2, "the dispatch")
-        time.sleep(LEAD)  # the rows are committed first, then their messages are published
+        time.sleep(LEAD)  # rows are committed before their messages are published
         dispatch = _since(before, involved)
         worker_mb, broker_mb = resident([worker]), resident([bench.servers["Valkey"]])
         if time.time() > begins_at - LEAD:
@@ -75,7 +75,7 @@ def ours(
 
 
 def warm_up(node: workload.Node) -> None:
-    """Both processes have connected and read the matrix before anything is measured."""
+    """Make both processes connect and read the matrix before the measurement."""
     workload.clear()
     workload.customers(WARM_UP)
     now = datetime.now(UTC)
@@ -110,8 +110,8 @@ def by_plain_celery(bench: Bench, offsets: Offsets) -> Reading:
                 plain_celery.handle.delay(time.time())
             publishing = (time.time() - warmed_at) / WARM_UP * len(offsets)
             wait_until(lambda: client.llen(plain_celery.LATENESS) >= WARM_UP, 60, "plain Celery")
-            # Publishing takes it a while, and then its worker has to take it all into memory. Twice what the warm-up
-            # took, because a machine that is shared slows down in between.
+            # Publishing takes time, and then the worker reads all messages into memory. Twice the time of the
+            # warm-up, because a shared machine may slow down in between.
             begins_at = time.time() + 5 + max(len(offsets) / 800, 2 * publishing)
             for each in offsets:
                 eta = datetime.fromtimestamp(begins_at + each, UTC)

@@ -1,6 +1,6 @@
-"""Many pages at once: WebSockets that ping and count. As little work as can be, as it shares the server's machine.
+"""Open many WebSockets that ping and count, with little processor time, because the server runs on the same machine.
 
-Its orders come by standard input, a line each, and each is answered with a line of JSON: `report`.
+Each line on standard input is answered with a line of JSON counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tally:
 
 
 class Page(asyncio.Protocol):
-    """One connection. Frames of the server come unmasked and whole, as they are short."""
+    """One connection. Frames of the server are short, so they arrive unmasked and unfragmented."""
 
     def __init__(self, tally: Tally, request: bytes, ready: asyncio.Future[None]) -> None:
         self.tally, self.request, self.ready = tally, request, ready
@@ -130,7 +130,7 @@ async def main(prefix: str, count: int, port: int, ping_every: float) -> None:
 
 
 async def keep_pinging(pages: list[Page], every: float) -> None:
-    """Spread over the interval, as pages that were opened at any time are."""
+    """Send pings spread over the interval, as from pages opened at different times."""
     began_at = time.monotonic()
     turn = 0
     while True:

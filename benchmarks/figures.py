@@ -1,4 +1,4 @@
-"""Figures, their goals, and the table that shows them."""
+"""Collect figures with their goals, and format the table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGES = ("django", "celery", "kombu", "redis", "psycopg", "aiohttp", "uvicorn
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured quantity over the repetitions. The goal is an upper bound, or a lower one (`at_least`)."""
+    """One measured quantity over the repetitions. The goal is an upper bound, or a lower one with `at_least`."""
 
     scenario: str
     name: str
@@ -32,7 +32,7 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """How many times better than the goal; 1 is just met."""
+        """Return the factor by which the figure is better than its goal; 1 equals the goal."""
         if self.goal is None or not self.goal or not self.value:
             return None
         return self.value / self.goal if self.at_least else self.goal / self.value
@@ -52,7 +52,7 @@ class Figure:
 
 
 class Figures:
-    """Samples come in one by one; figures that share scenario and name belong together."""
+    """Samples grouped by scenario and name."""
 
     def __init__(self) -> None:
         self._figures: dict[tuple[str, str], Figure] = {}
@@ -85,7 +85,7 @@ class Figures:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """By nearest rank, so that it is a value that was seen. NaN where there is none."""
+    """Return the percentile by nearest rank, so that it is a measured value. NaN without values."""
     if not values:
         return float("nan")
     ordered = sorted(values)

@@ -1,8 +1,8 @@
-"""What today's statements cost alone, for the rows that a delivered touch leaves.
+"""Measure the cost of the current SQL statements alone, for the rows of a delivered touch.
 
-*PostgreSQL*: written by the server itself; no worker, no message, no guard, no history, nothing that crosses a socket
-but the command. *Worker*: the same rows read and written from Python by the product's own statements; nothing is
-judged, rendered, logged or sent by Celery. This is no lower bound: other statements or tables can cost less.
+*PostgreSQL*: the server writes the rows itself, without worker, message, guard or history. *Worker*: Python reads and
+writes the same rows with the product's statements, without judgement, rendering, logging or Celery. The result is not
+a lower bound: other statements or tables can cost less.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEASE = timedelta(seconds=60)
 
 
 def postgres(bench: Bench, count: int) -> float:
-    """Microseconds of the server's processor time a touch."""
+    """Return microseconds of the server's processor time per touch."""
     _plan(count)
     server = [bench.servers["PostgreSQL"]]
     before = spent(server)
@@ -38,7 +38,7 @@ def postgres(bench: Bench, count: int) -> float:
 
 
 def worker(count: int) -> float:
-    """Microseconds of this process's processor time a touch."""
+    """Return microseconds of this process's processor time per touch."""
     _plan(count)
     task_ids = list(Touch.objects.values_list("task_id", flat=True))
     config = snapshot.current()

@@ -1,4 +1,4 @@
-"""How late it was: what the database wrote down, or what a peer's handler pushed."""
+"""Read the lateness of calls from the database or from a peer's handler."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from benchmarks.figures import percentile
 
 @dataclass(frozen=True)
 class Reading:
-    """Lateness of each call in seconds, and how many calls a second there were from the first due time to the end."""
+    """Lateness of each call in seconds, and calls per second from the first due time to the end."""
 
     lateness: list[float]
     per_second: float
-    cpu: Mapping[str, float] = field(default_factory=dict)  #: processor seconds of each program that took part
+    cpu: Mapping[str, float] = field(default_factory=dict)  #: processor seconds by program
     worker_mb: float = 0.0
     broker_mb: float = 0.0
 
@@ -27,7 +27,7 @@ class Reading:
 
     @property
     def cpu_each(self) -> float:
-        """Microseconds of processor time a call: what neighbours on the machine disturb least."""
+        """Return microseconds of processor time per call, the figure that other load on the machine disturbs least."""
         return sum(map(self.cpu_of, self.cpu))
 
     def cpu_of(self, program: str) -> float:
@@ -38,10 +38,10 @@ class Reading:
 
 
 def of_touches(begins_at: float = 0.0, ended_at: float | None = None, **others: Any) -> Reading:
-    """Read the touches that were planned for `begins_at` or later.
+    """Read the touches planned for `begins_at` or later.
 
-    Lateness ends when the channel had the touch. The rate ends at `ended_at`; without it at the last `settled_at`,
-    which is written before the transaction commits.
+    Lateness ends when the channel receives the touch. The rate ends at `ended_at`, or at the last `settled_at`, which
+    is written before the commit.
     """
     with connection.cursor() as cursor:
         cursor.execute(

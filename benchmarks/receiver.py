@@ -1,6 +1,6 @@
-"""An HTTP receiver that takes its time: answers every POST after 50 ms and counts what came.
+"""Slow HTTP receiver: answers every POST after 50 ms and counts requests.
 
-`GET /` tells the count, the instant of the first and the last request, and how many ids came twice.
+`GET /` returns the count, the times of the first and last request, and the number of repeated ids.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows that are measured: a small matrix, customers, and touches as if they had been planned earlier."""
+"""Create the measured rows: a small matrix, customers, and touches as if planned earlier."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ EDITED = (
 
 @dataclass(frozen=True)
 class Plan:
-    """One touch: for which customer, at which node, when."""
+    """Customer, node and due time of one touch."""
 
     customer: int
     node: Node
@@ -35,7 +35,7 @@ class Plan:
 
 
 def matrix(*, nodes: int = 1, channel: str = "log", config: dict[str, str] | None = None) -> list[Node]:
-    """The article's limits, and `nodes` nodes with a content type each. Replaces what was there."""
+    """Replace the matrix: the article's limits, and `nodes` nodes with one content type each."""
     _empty((*FILLED, *EDITED))
     HarassmentRule.objects.create(kind="cap", limit=3, window=timedelta(hours=24))
     HarassmentRule.objects.create(kind="dedupe", window=timedelta(hours=72))
@@ -54,7 +54,7 @@ def _node(stage: Stage, channel: ChannelConfig, key: str) -> Node:
 
 
 def clear() -> None:
-    """No touch, no event, no customer."""
+    """Delete all touches, events and customers."""
     _empty(FILLED)
 
 
@@ -64,7 +64,7 @@ def _empty(tables: Sequence[str]) -> None:
 
 
 def customers(count: int) -> None:
-    """Customers 1 to `count`, with these as their ids."""
+    """Create customers with the ids 1 to `count`."""
     with connection.cursor() as cursor:
         cursor.execute(
             "INSERT INTO scheduling_customer"
@@ -76,7 +76,7 @@ def customers(count: int) -> None:
 
 
 def plan(plans: Sequence[Plan], *, analyze: bool = True) -> None:
-    """Store an event and a scheduled touch for each, as the front door would have done a while ago."""
+    """Store an event and a scheduled touch for each plan, as ingest would have done earlier."""
     happened_at = datetime.now(UTC) - timedelta(minutes=15)
     events = [(new_id(), new_id(), each) for each in plans]
     with connection.cursor() as cursor:
@@ -98,7 +98,7 @@ def plan(plans: Sequence[Plan], *, analyze: bool = True) -> None:
 
 
 def wait_for_days(count: int, node: Node, *, customers: int, analyze: bool = True) -> None:
-    """Touches that fall due evenly over the next seven days, written by the server itself."""
+    """Create touches that fall due evenly over the next seven days, in one statement."""
     _fill(_FILL, count, node, customers=customers, analyze=analyze)
 
 
@@ -113,7 +113,7 @@ def _fill(statement: str, count: int, node: Node, *, customers: int, analyze: bo
         "content_type": node.template.content_type,
     }  # fmt: skip
     with connection.cursor() as cursor:
-        # The rows are right by construction, and checking two million references would take longer than the bench.
+        # The references are valid by construction. Checking two million would take longer than the benchmark.
         cursor.execute("SET session_replication_role = replica")
         try:
             cursor.execute(statement, values)
@@ -121,7 +121,7 @@ def _fill(statement: str, count: int, node: Node, *, customers: int, analyze: bo
             cursor.execute("RESET session_replication_role")
         if analyze:
             _analyze(cursor)
-        cursor.execute("CHECKPOINT")  # filling is not what is measured, so its pages are on disk before
+        cursor.execute("CHECKPOINT")  # writes the new pages to disk before the measurement
 
 
 def _analyze(cursor: Any) -> None:
@@ -130,12 +130,12 @@ def _analyze(cursor: Any) -> None:
 
 
 def handed_over(last: datetime) -> bool:
-    """Whether no touch that is due at `last` or earlier waits for its dispatch."""
+    """Return whether all touches due at `last` or earlier are dispatched."""
     return not _exists("state = 'scheduled' AND parked = '' AND due_at <= %s", [last])
 
 
 def all_ended() -> bool:
-    """Whether the end of each call is committed. Cheap enough to ask a hundred times a second."""
+    """Return whether the end of each call is committed. Cheap enough for a hundred calls a second."""
     return not _exists(
         "state IN ('queued', 'running')"
         " UNION ALL SELECT FROM scheduling_touch WHERE state = 'scheduled' AND parked = '' AND lease_no = 0"
@@ -151,7 +151,7 @@ def _exists(condition: str, values: list[Any]) -> bool:
 
 
 def unfinished() -> int:
-    """Touches of which nothing has been decided yet; what a guard holds counts as decided."""
+    """Count touches without a decision. A deferred touch counts as decided."""
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM scheduling_touch WHERE state IN ('queued', 'running')"

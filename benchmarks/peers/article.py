@@ -1,7 +1,7 @@
-"""The article's dispatcher: a sorted set in Redis, scanned by one loop, worked off by ten threads.
+"""Peer: the article's dispatcher. One loop scans a sorted set in Redis, and ten threads run the tasks.
 
-Written to its description: a scan takes up to a hundred, and before a task runs it is looked at a second time, so that
-two dispatchers do not both run it. No durable store, no guard.
+Written from its description: a scan takes up to 100 tasks. A second check before each task prevents two dispatchers
+from running it. No durable store, no guard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def dispatch(url: str) -> None:
 
 
 def handle(client: redis.Redis, name: str, due_at: float) -> None:
-    """Whoever removes it has it: the article's second look before a task runs."""
+    """Run the task if this dispatcher removes it: the article's second check."""
     if client.zrem(DUE, name):
         client.rpush(LATENESS, time.time() - due_at)
 

@@ -1,6 +1,7 @@
-"""The article's detector: a key with a time to live for each session, and a listener to the events of its expiry.
+"""Peer: the article's detector. One key with a time to live per session, and a listener to its expiry events.
 
-Written to its description: one message a user within a window, by SET NX. The key's name says when it should expire.
+Written from its description: one message per user within a window, by SET NX. The key's name contains its expiry
+time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Celery as everybody knows it: one `eta` task a call, two processes, no table behind it."""
+"""Peer: plain Celery with one `eta` task per call, two processes and no table."""
 
 from __future__ import annotations
 

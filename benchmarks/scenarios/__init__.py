@@ -1,4 +1,4 @@
-"""The scenarios by name, in the order in which they run."""
+"""List the scenarios in running order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are all due at the same instant: how many a second are through?"""
+"""Measure the throughput of calls that are all due at the same time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from benchmarks.bench import Bench
 GOAL = 20_000.0
 TIMES_THE_ARTICLE = 6.0
 TIMES_PLAIN_CELERY = 10.0
-TOUCHES_EACH = 4  #: with a cap of three
+TOUCHES_EACH = 4  #: the cap is three
 
 
 def burst(bench: Bench) -> None:

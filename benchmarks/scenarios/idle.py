@@ -1,4 +1,4 @@
-"""What the house burns while nothing happens: every program of the stack, over half a minute."""
+"""Measure the processor time of an idle deployment: every program of the stack, over 30 s."""
 
 from __future__ import annotations
 
@@ -39,6 +39,6 @@ def idle(bench: Bench) -> None:
 
 
 def _seconds(pid: int, *, alone: bool) -> float:
-    """The supervisor and its owner are counted without the programs below them."""
+    """Return processor seconds. For the supervisor and its owner, without their children."""
     process = psutil.Process(pid)
     return sum(process.cpu_times()[:2]) if alone else spent([process])

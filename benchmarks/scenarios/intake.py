@@ -1,4 +1,4 @@
-"""Events through the real server into PostgreSQL, each planning a touch: in batches, and one a request."""
+"""Measure ingest: events over HTTP into PostgreSQL, in batches and one per request. Each plans a touch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def intake(bench: Bench) -> None:
 async def _measure(
     bench: Bench, base: str, key: str, events: Iterator[dict[str, object]], batches: int, singles: int
 ) -> tuple[float, list[float]]:
-    """Send this many of each; the seconds it took and how long each answer took."""
+    """Send the requests. Returns the total seconds and the seconds of each answer."""
     took: list[float] = []
     bodies = [
         *(("application/cloudevents-batch+json", [next(events) for _ in range(BATCH)]) for _ in range(batches)),
@@ -99,7 +99,7 @@ def _events(source: str) -> Iterator[dict[str, object]]:
 
 
 def _proved(expected: int) -> None:
-    """What was accepted is there, with its touch."""
+    """Check that every accepted event is stored with its touch."""
     assert Event.objects.count() == expected == Touch.objects.count()
 
 

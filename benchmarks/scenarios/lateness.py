@@ -1,4 +1,4 @@
-"""Calls that fall due evenly over ten seconds: how late is each, and is any early?"""
+"""Measure the lateness of calls that fall due evenly over ten seconds. No call may be early."""
 
 from __future__ import annotations
 

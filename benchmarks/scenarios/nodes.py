@@ -1,7 +1,8 @@
-"""The same webhooks from one core node and from two, to a receiver so slow that nodes wait and hardly work.
+"""Measure webhooks from one core node and from two, to a slow receiver.
 
-Both nodes are on this machine, with processes and state folders of their own; they share database and broker. What is
-bound by processors gains nothing from a second node on the same ones, so this is about what waits."""
+Both nodes run on this machine with their own processes and state folders. They share database and broker. A second
+node on the same processors speeds up only waiting, so the receiver is slow.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from config.local.processes import free_port
 
 GOAL = 1.8
 TAKES = 0.5
-WITHIN = 1.0  #: seconds over which they fall due, so that there are messages to share
+WITHIN = 1.0  #: seconds over which the calls fall due, so that there are messages to share
 
 
 def nodes(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""How long picking the next job takes while many wait over 500 shops, 50 of them busy or paused."""
+"""Measure how long it takes to pick the next job, with 500 shops of which 50 are busy or paused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pick(bench: Bench) -> None:
                 "pick", f"{waiting:,} waiting: p{share}", percentile(took, share), "ms",
                 goal=GOAL if waiting == 10_000 else None, note=f"{SHOPS} shops, {BLOCKED} of them busy or paused",
             )  # fmt: skip
-    clear()  # an execution worker of a later scenario would run what is left
+    clear()  # an execution worker of a later scenario would run the remaining jobs
 
 
 def _fill(flow: int, count: int) -> None:

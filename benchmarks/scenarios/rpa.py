@@ -1,4 +1,4 @@
-"""From publishing a job to the start of its command, and what a browser costs when it is warm."""
+"""Measure the time from publishing a job to the start of its command, and the wait for a warm browser."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _market() -> None:
     platform, _ = Platform.objects.get_or_create(key="rpa")
     for shop in range(SHOPS):
         Shop.objects.get_or_create(platform=platform, shop_id=f"s{shop}")
-    # What it prints is kept with the run: the instant at which the command began.
+    # The output is stored with the run: the time at which the command started.
     command = ["/bin/sh", "-c", "date +%s.%N", "{param}"]
     for task_type, browses in (("look", False), ("browse", True)):
         Flow.objects.update_or_create(
@@ -73,7 +73,7 @@ def _measure_starts(bench: Bench, count: int, number: int) -> None:
 
 
 def _clear() -> None:
-    """Delete all jobs once none runs. The end of one that is being written would refer to a job that is gone."""
+    """Delete all jobs after the last run has ended. A run that ends later would reference a deleted job."""
     from rpa_tasks.models import Job
 
     Job.objects.filter(state__in=("scheduled", "queued")).update(state="cancelled", lease_until=None)
@@ -89,7 +89,7 @@ def _starts() -> list[tuple[datetime, float]]:
 
 
 def _measure_browsers(bench: Bench, worker: psutil.Process, count: int) -> None:
-    """One after another, over four shops whose browsers stay warm."""
+    """Run browser jobs in sequence over four shops whose browsers stay warm."""
     from rpa_tasks.jobs.publish import Request, publish
     from rpa_tasks.models import Job, Run
 

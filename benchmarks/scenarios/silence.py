@@ -1,4 +1,4 @@
-"""Live chats: what a frame and a session cost, and how soon a silence is noticed and answered."""
+"""Measure live chats: the cost of a frame and a session, and the time from a silence to its guide message."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def silence(bench: Bench) -> None:
             _measure_listener(bench, count, seconds, others)
 
 
-# --- what it costs ----------------------------------------------------------------------------------------------------
+# --- cost ---------------------------------------------------------------------------------------------------------
 
 
 def _measure_store(bench: Bench, count: int) -> None:
@@ -72,7 +72,7 @@ def _measure_store(bench: Bench, count: int) -> None:
 
 
 def _frames_a_second(bench: Bench, store: Store, sessions: list[str]) -> float:
-    """Seven of ten are pings; all have numbers. While one connection's answers are read the others' frames count."""
+    """Return frames per second. Seven of ten frames are pings; all have a seq. Connections work concurrently."""
     total = bench.size(300_000, 20_000)
     kinds, number = cycle(KINDS), time.time_ns()
     frames = []
@@ -102,11 +102,11 @@ def _measure_idle(bench: Bench) -> None:
     bench.figures.add("silence", "an idle watcher", burnt, "% of a core", goal=GOAL_IDLE, note=f"over {seconds} s")
 
 
-# --- how soon ---------------------------------------------------------------------------------------------------------
+# --- lateness -----------------------------------------------------------------------------------------------------
 
 
 def _measure_silences(bench: Bench, count: int, seconds: float, others: int) -> None:
-    """From the deadline, by the store's clock, to the row of the event, and to the channel."""
+    """Measure from the deadline, by the store's clock, to the row of the event, and to the channel."""
     _guide()
     store = chats.open_store(bench.endpoints.redis_url)
     store.server.client.flushdb()
@@ -150,14 +150,14 @@ def _add_silences(bench: Bench, count: int, note: str, suffix: str, burnt: float
 
 
 def _customers(count: int) -> None:
-    """Those that fall silent are known; those that are there become known by their pings."""
+    """Create the customers that fall silent. The others are created by their pings."""
     workload.customers(count)
     with connection.cursor() as cursor:
         cursor.execute("SELECT setval(pg_get_serial_sequence('scheduling_customer', 'id'), %s)", [count])
 
 
 def _guide() -> None:
-    """The shipped node: a message at once, which the cap counts and nothing stops."""
+    """Change the node to the shipped one: an immediate message that counts toward the cap and that no guard stops."""
     (node,) = workload.matrix()
     node.template.texts.update(body="您好 {{ user.name }}，您还在吗？")
     node.trigger, node.delay, node.guard_cap = "session.silent", timedelta(0), "count_only"
@@ -186,7 +186,7 @@ def _noticed() -> list[float]:
         return [row[0] for row in cursor.fetchall()]
 
 
-# --- the article's ----------------------------------------------------------------------------------------------------
+# --- peer ---------------------------------------------------------------------------------------------------------
 
 
 def _measure_listener(bench: Bench, count: int, seconds: float, others: int) -> None:
@@ -225,7 +225,7 @@ def _beside(others: int) -> str:
 
 
 def _plant(client: redis.Redis, live: int, total: int, seconds: float) -> float:
-    """Keys of everybody who is there, and of those that fall silent one after another."""
+    """Write keys of live sessions, and keys that expire one after another."""
     begins_at = time.time() + 5 + (live + total) / 20_000
     pipe = client.pipeline(transaction=False)
     for number in range(live + total):

@@ -1,4 +1,4 @@
-"""Thousands of WebSockets on one process: what one costs, whether every ping is answered, and a burst of pushes."""
+"""Measure thousands of WebSockets on one process: memory, pongs, and a burst of pushes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from config.local.processes import free_port
 GOAL_KB, GOAL_BURST = 60.0, 3.0
 PING_EVERY = 15.0
 CROWDS = 2
-IN_FLIGHT = 200  #: as the sender has to one receiver
+IN_FLIGHT = 200  #: the sender's limit for one receiver
 WARM = 50
 #: As in `config.local.programs`, with one process.
 WEB = (
@@ -74,7 +74,7 @@ def _measure_pings(bench: Bench, web: psutil.Process, crowds: list[Crowd], round
 
 
 def _measure_burst(bench: Bench, crowds: list[Crowd], sessions: list[str]) -> None:
-    """Through the channel, as a worker does it; the database is not part of this."""
+    """Push through the channel, as a worker does. The database is not involved."""
     began_at = time.time()
     asyncio.run(_push(sessions))
     told = time.time() - began_at
@@ -132,7 +132,7 @@ class Crowd:
 
 @contextmanager
 def _crowd(bench: Bench, prefix: str, count: int, port: int) -> Iterator[Crowd]:
-    """Open so many connections; yields when all of them are in."""
+    """Open `count` connections. Yields after every welcome frame."""
     wait_until(lambda: _listens(port), 60, "the web process")
     words = [sys.executable, "-m", "benchmarks.crowd", prefix, str(count), str(port), str(PING_EVERY)]
     process = subprocess.Popen(
@@ -156,6 +156,6 @@ def _listens(port: int) -> bool:
 
 
 def _allow_files() -> None:
-    """A socket is a file, and there are more than a shell allows by default."""
+    """Raise the limit of open files, because each socket is a file."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""Touches that wait for days: do they slow anything down, or cost memory?"""
+"""Measure whether touches that wait for days slow down dispatch or use memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def waiting(bench: Bench) -> None:
 
 
 def _statement(bench: Bench, level: int, *, last: bool) -> None:
-    """Nothing else runs: what one statement takes by itself."""
+    """Measure the dispatch statement without other load."""
     (cell,) = workload.matrix()
     workload.customers(customers := _customers(level))
     if level:
@@ -47,12 +47,12 @@ def _statement(bench: Bench, level: int, *, last: bool) -> None:
 
 
 def _customers(level: int) -> int:
-    """Four waiting touches each, where there are many."""
+    """Return enough customers for at most four waiting touches each."""
     return max(DUE, level // 4)
 
 
 def _explain() -> str:
-    """The plan of the very statement, with what it read; undone again."""
+    """Return the plan of the dispatch statement with its buffers. Rolls back."""
     seen: list[tuple[str, object]] = []
 
     def note(execute, sql, parameters, many, context):  # type: ignore[no-untyped-def]

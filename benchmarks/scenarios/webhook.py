@@ -1,4 +1,4 @@
-"""Signed webhooks to a receiver that takes 50 ms, from one core node with two processes."""
+"""Measure signed webhooks to a receiver that takes 50 ms, from one core node with two processes."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def answers(url: str) -> bool:
 
 
 def told(url: str) -> dict[str, Any]:
-    """What the receiver counted."""
+    """Return the receiver's counts."""
     return dict(json.loads(ask(url, "GET")))
 
 
