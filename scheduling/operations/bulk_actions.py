@@ -1,9 +1,8 @@
-"""A bulk action from its beginning to its end.
+"""Apply one action to all rows that match a filter, in batches on workers.
 
-Workers do it a batch at a time. A batch is one transaction that holds the lock of the job's row: what it did to its
-rows and how far it came become true together, so whoever dies has done nothing of it, and another begins it again.
-Between two batches nobody holds anything: the next is asked for at its time, and a tick asks again for what should have
-gone on and did not.
+A batch is one transaction that holds the lock of the action's row. Its effects and its progress commit together: a
+batch whose worker dies has no effect, and another worker repeats it. No lock is held between two batches. Each batch is
+requested at its time; a tick requests overdue ones again.
 """
 
 from __future__ import annotations
@@ -33,30 +32,36 @@ from scheduling.operations.filters import matching
 
 log = structlog.get_logger(__name__)
 
-BATCH = 100  #: rows at most that a transaction holds
-SPAN = 2.0  #: seconds' worth of rows, where the pace is slower than that
-SLOWEST, FASTEST = 0.1, 200.0  #: a second
+BATCH = 100  #: most rows per transaction
+SPAN = 2.0  #: seconds; at a slow rate a batch holds the rows of this span
+SLOWEST, FASTEST = 0.1, 200.0  #: rows per second
 MOST_RUNNING = 20
-HELD = timedelta(seconds=10)  #: for a batch, after which its worker is taken for dead unless it holds the row's lock
-TRIES = 5  #: at one batch, before it is given up
+HELD = timedelta(seconds=10)  #: after that time a batch is repeated, unless its worker still holds the row's lock
+TRIES = 5  #: tries of one batch before the action fails
 COUNTING = "5s"
-LONGEST = "20s"  #: for a statement of a batch, which else counts as a try that failed
-STOPPING = "3s"  #: that who stops it waits for the batch that is under way
-ENTRANCE = 4_163_072  #: the advisory lock of who begins one
+LONGEST = "20s"  #: per statement of a batch; beyond it the try has failed
+STOPPING = "3s"  #: how long a cancellation waits for the current batch
+ENTRANCE = 4_163_072  #: advisory lock for starting an action
 
 State = BulkAction.State
 
 
-# --- the person's side --------------------------------------------------------------------------------------------
+# --- user ---------------------------------------------------------------------------------------------------------
 
 
 def begin(
     action: str, chosen: Mapping[str, str], actor: Actor, *, per_second: float | None = None,
     as_of: datetime | None = None,
 ) -> BulkAction:  # fmt: skip
-    """Do this to everything that matches and was there at `as_of`. Raises `InvalidInput` naming the parameter that has
-    no meaning, `Conflict` where the same is under way or enough others are."""
-    at = sql.now()  # nothing that comes after, whatever this node's clock says
+    """Start an action on all rows that match `chosen` and existed at `as_of` (default: now).
+
+    `per_second` is the rate in rows per second.
+
+    Raises:
+        InvalidInput: a parameter has no meaning; the error names it.
+        Conflict: the same action is running, or `MOST_RUNNING` others are.
+    """
+    at = sql.now()  # excludes later rows, by PostgreSQL's clock instead of this node's
     check(action, chosen, as_of or at)
     pace = DEEDS[action].per_second if per_second is None else per_second
     if not SLOWEST <= pace <= FASTEST:
@@ -72,7 +77,7 @@ def begin(
 
 
 def _enter(row: BulkAction) -> None:
-    """One by one: of two who come at once, the second sees the first."""
+    """Insert the action under an advisory lock. Of two concurrent starts the second sees the first."""
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [ENTRANCE])
@@ -85,14 +90,18 @@ def _enter(row: BulkAction) -> None:
 
 
 def check(action: str, chosen: Mapping[str, str], as_of: datetime) -> None:
-    """Raises `InvalidInput` naming what cannot be meant."""
+    """Check action and filter.
+
+    Raises:
+        InvalidInput: one has no meaning; the error names it.
+    """
     if action not in DEEDS:
         raise InvalidInput.of("action", f"there is no “{action[:50]}”")
     matching(DEEDS[action], chosen, as_of)
 
 
 def count(row: BulkAction) -> int | None:
-    """How many rows it means; None where that takes too long."""
+    """Return the number of matching rows, or None if the count takes longer than `COUNTING`."""
     rows = _rows(row)
     try:
         with sql.within(COUNTING):
@@ -102,8 +111,12 @@ def count(row: BulkAction) -> int | None:
 
 
 def cancel(action_id: UUID, actor: Actor) -> None:
-    """From the next batch on. Raises `Conflict` where it is over or a batch takes long, `NotFound` where there is
-    none."""
+    """Stop an action before its next batch.
+
+    Raises:
+        Conflict: the action has ended, or its current batch takes longer than `STOPPING`.
+        NotFound: there is no such action.
+    """
     mine = BulkAction.objects.filter(pk=action_id)
     if _stop(mine, actor):
         log.info("bulk_action_cancelled", id=str(action_id), actor=actor.name)
@@ -124,11 +137,11 @@ def _stop(mine: QuerySet[BulkAction], actor: Actor) -> bool:
         raise Conflict("a batch of it is under way; try again in a moment") from None
 
 
-# --- the workers' side --------------------------------------------------------------------------------------------
+# --- worker -------------------------------------------------------------------------------------------------------
 
 
 def due() -> list[UUID]:
-    """Those whose next batch may begin, or whose worker died."""
+    """Return the actions whose next batch is due, or whose worker died."""
     return list(_due().order_by("next_at").values_list("pk", flat=True))
 
 
@@ -137,15 +150,18 @@ def _due() -> QuerySet[BulkAction]:
 
 
 def advance(action_id: UUID) -> timedelta | None:
-    """Do one batch. Returns how long the next has to wait; None where there is none, or somebody else is at it."""
+    """Run one batch. Return the wait before the next one.
+
+    None: no further batch, or another worker has it.
+    """
     held_until = _begin_batch(action_id)
     if held_until is None:
         return None
     with sql.within(LONGEST):
         row = _locked(BulkAction.objects.filter(pk=action_id, state=State.RUNNING, next_at=held_until))
         if row is None:
-            return None  # stopped meanwhile, or it came so late that another has begun this batch again
-        since = monotonic()  # this node's clock may be ahead of the database's, and who comes early gets nothing
+            return None  # cancelled, or so late that another worker has repeated this batch
+        since = monotonic()  # this node's clock may be ahead of PostgreSQL's, and a premature request finds nothing
         _do_batch(row, row.at)  # type: ignore[attr-defined]
         row.save()
     if row.state != State.RUNNING:
@@ -156,8 +172,11 @@ def advance(action_id: UUID) -> timedelta | None:
 
 
 def _begin_batch(action_id: UUID) -> datetime | None:
-    """Until when this batch is nobody else's; None where it is not to be done. In a transaction of its own, so that a
-    batch that costs its worker each time is counted and ends some time. Of those who come at once one gets it."""
+    """Reserve the next batch. Return the end of the reservation; None if there is nothing to do.
+
+    A separate transaction counts the try, so that a batch that kills its worker each time ends after `TRIES`. Of
+    concurrent workers one gets the batch.
+    """
     with transaction.atomic():
         row = _locked(_due().filter(pk=action_id))
         if row is None:
@@ -174,13 +193,13 @@ def _begin_batch(action_id: UUID) -> datetime | None:
 
 
 def _locked(rows: QuerySet[BulkAction]) -> BulkAction | None:
-    """For this transaction, with the database's time; None where somebody else has it."""
+    """Return the row locked for this transaction, with PostgreSQL's time. None if another transaction has it."""
     mine = rows.select_for_update(skip_locked=True, of=("self",))
     return mine.select_related("actor").annotate(at=Now()).first()
 
 
 def _do_batch(row: BulkAction, at: datetime) -> None:
-    """What it did and how far it came are saved by the caller, in the same transaction."""
+    """Process one batch. The caller saves the row in the same transaction."""
     deed, size = DEEDS[row.action], _size(row.per_second)
     rows = _rows(row)
     if row.position:
@@ -189,7 +208,7 @@ def _do_batch(row: BulkAction, at: datetime) -> None:
     actor = Actor(row.actor_name, row.actor, row.reason)
     became: Counter[str] = Counter()
     if deed.over == TOUCHES:
-        locks.lock_customers(keys)  # before the touches, as every writer does
+        locks.lock_customers(keys)  # before the touches, as in every writer
     for key in failed_tasks.locked_in_order(keys) if deed.publishes else keys:
         due_at = at + timedelta(seconds=became["done"] / row.per_second)
         became[_act(row, deed, key, actor, due_at)] += 1
@@ -209,14 +228,14 @@ def _size(per_second: float) -> int:
 
 
 def _act(row: BulkAction, deed: Deed, key: UUID, actor: Actor, due_at: datetime) -> str:
-    """One row within a savepoint: what cannot be done to it does not undo the others."""
+    """Process one row within a savepoint, so that its failure does not undo the others."""
     try:
         with transaction.atomic():
             deed.act(key, actor, due_at)
     except (Conflict, NotFound):
         return "skipped"
     except sql.AWAY:
-        raise  # the database's trouble is not this row's
+        raise  # an error of PostgreSQL, not of this row
     except Exception as error:
         log.exception("bulk_row_failed", id=str(row.pk), key=str(key))
         row.note = f"{row.note}\n{key}: {type(error).__name__}: {error}".strip()[:2000]

@@ -1,4 +1,7 @@
-"""The front door for writes by people and machines, besides events (`intake`) and failed tasks (`failed_tasks`)."""
+"""Write operations of users and clients: customers, cancellation, pauses, API keys.
+
+Events are in `planning.ingest`, failed tasks in `failed_tasks`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from scheduling.models import WAITING, ApiKey, ChannelConfig, Customer, Node, Pa
 
 
 def put_customer(user_id: str, changes: Mapping[str, Any]) -> Customer:
-    """Create the customer or change what is named; what is not named stays. `opted_out` notes when."""
+    """Create the customer or change the named fields. A change of `opted_out` also stores its time."""
     with transaction.atomic():
         Customer.objects.bulk_create([Customer(user_id=user_id)], ignore_conflicts=True)
         customer = Customer.objects.select_for_update(no_key=True).get(user_id=user_id)
@@ -32,13 +35,17 @@ def put_customer(user_id: str, changes: Mapping[str, Any]) -> Customer:
 
 
 def cancel_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
-    """Cancel a touch that is not marked as sending yet, also where a worker has it. A caller that holds locks of other
-    touches passes `wait=False`: a running touch that another transaction has locked is left as it is.
+    """Cancel a touch that is not marked as sending, also while a worker holds it.
 
-    Raises `NotFound`, or `Conflict` where it is being sent, has ended or is locked.
+    A caller that holds locks of other touches passes `wait=False`. A running touch that another transaction has locked
+    then does not change.
+
+    Raises:
+        NotFound: there is no such touch.
+        Conflict: the touch is being sent, has ended or is locked.
     """
     state = None
-    for _ in range(2):  # between the two statements a worker may have returned the touch to wait for a retry
+    for _ in range(2):  # between the two statements a worker may return the touch for a retry
         with transaction.atomic():
             if touches.cancel([task_id], reason=f"by:{actor}", wait=wait):
                 return
@@ -51,14 +58,18 @@ def cancel_touch(task_id: UUID, *, actor: str, wait: bool = True) -> None:
 
 
 def pause(scope: str, *, reason: str = "", user: User | None = None) -> Pause:
-    """Park everything of this scope as it falls due: "all", "channel:<key>" or "node:<key>"."""
+    """Pause all touches of a scope as they fall due: "all", "channel:<key>" or "node:<key>". Idempotent."""
     _check_scope(scope)
     row, _ = Pause.objects.get_or_create(scope=scope, defaults={"reason": reason[:200], "paused_by": user})
     return row
 
 
 def resume(scope: str) -> None:
-    """End a pause; the next pass spreads what it had parked over the next minutes. Raises `NotFound`."""
+    """End a pause. The next pass spreads its paused touches over the next minutes.
+
+    Raises:
+        NotFound: the scope is not paused.
+    """
     _check_scope(scope)
     deleted, _ = Pause.objects.filter(scope=scope).delete()
     if not deleted:
@@ -79,7 +90,11 @@ def _check_scope(scope: str) -> None:
 def create_api_key(
     name: str, scopes: Sequence[str], *, rate_per_minute: int | None = None, expires_at: datetime | None = None
 ) -> str:
-    """Make a key and return it: the only time it can be read. Raises `InvalidInput` naming `scope` or `name`."""
+    """Create a key and return it. It cannot be read again.
+
+    Raises:
+        InvalidInput: `scope` or `name` is invalid.
+    """
     unknown = sorted(set(scopes) - set(Scope.values))
     if unknown or not scopes:
         raise InvalidInput.of("scope", f"{', '.join(unknown) or 'none given'}; there are {', '.join(Scope.values)}")
@@ -98,5 +113,8 @@ def create_api_key(
 
 
 def digest_of(key: str) -> str:
-    """256 random bits need no slow hash, and a slow one would cost more than the event."""
+    """Return the SHA-256 digest of a key.
+
+    256 random bits need no slow hash. A slow one would cost more than storing the event.
+    """
     return hashlib.sha256(key.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""What can be done to many, and to which of them."""
+"""Define the actions of bulk operations, and the states of rows that allow them."""
 
 from __future__ import annotations
 
@@ -20,15 +20,20 @@ FAILED_TASKS, TOUCHES = "failed_task", "touch"
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """Raises `Conflict` or `NotFound` where somebody was quicker or the row's state does not allow it."""
+    """An action on one row.
+
+    Raises:
+        Conflict: another process changed the row first, or its state does not allow the action.
+        NotFound: the row does not exist.
+    """
 
     over: str
     do: Callable[..., Any]
     states: tuple[str, ...]
     unknown_only: bool = False
     publishes: bool = False
-    as_new: bool = False  #: the customer may get something twice
-    per_second: float = 200  #: unless somebody says otherwise
+    as_new: bool = False  #: the customer may receive a message twice
+    per_second: float = 200  #: default rate in rows per second
 
     def act(self, key: UUID, actor: Actor, due_at: datetime | None = None) -> None:
         if self.publishes:
@@ -42,12 +47,12 @@ class Deed:
 
 
 def _call_off(task_id: UUID, actor: Actor) -> None:
-    # A batch holds the locks of up to a hundred touches, and settling locks many in any order.
+    # A batch locks up to a hundred touches, and settling locks many in any order, so waiting could deadlock.
     commands.cancel_touch(task_id, actor=actor.name, wait=False)
 
 
 OPEN, IGNORED = FailedTask.State.OPEN.value, FailedTask.State.IGNORED.value
-#: A receiver that has just come back is not flooded.
+#: Rows per second: low enough not to flood a receiver that has just recovered.
 REPLAYS = 50
 DEEDS: dict[str, Deed] = {
     "retry": Deed(FAILED_TASKS, failed_tasks.retry, (OPEN, IGNORED), publishes=True, per_second=REPLAYS),

@@ -1,6 +1,6 @@
-"""What a person can do about a failed task: publish it again, resolve it, ignore it, archive it.
+"""Handle failed tasks: publish again, resolve, ignore, archive.
 
-Each action moves the row with one guarded update, so that of two people who click at once one gets `Conflict`.
+Each action changes the row with one guarded update. Of two concurrent actions one raises `Conflict`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ RETRYABLE = (State.OPEN, State.IGNORED)
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts, and why: stored with what was done."""
+    """The acting user and the reason, stored with the action."""
 
     name: str
     user: User | None = None
@@ -41,19 +41,22 @@ class Actor:
 class Republisher:
     """Publishes failed tasks of one origin again."""
 
-    #: One, as a new id, due at an instant; with the same delivery key or its own.
+    #: Publish one task under a new id, due at an instant. The flag gives it a new delivery key.
     publish: Callable[[FailedTask, UUID, datetime, bool], None]
-    #: Several tasks, by their ids, in the order in which one transaction may publish them; None where it is all the
-    #: same, because none ever waits for what somebody else publishes at the moment.
+    #: Sort task ids into the order in which one transaction may publish them. None: any order works, because publishing
+    #: waits for no other transaction.
     order: Callable[[Sequence[UUID]], Sequence[UUID]] | None = None
 
 
 def retry(failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: datetime | None = None) -> UUID:
-    """Publish it again under a new task id, with the same delivery key: a receiver that honours the key sees no second
-    effect. `as_new` gives it a key of its own: the receiver will get it even if it had it before.
+    """Publish a failed task again under a new task id. Return the id.
 
-    The next pass hands it over. Returns the new task id. Raises `Conflict` where it was acted on already or can't be
-    published again, `NotFound` where there is none.
+    The delivery key stays, so a receiver that honours it sees no second effect. With `as_new` the task gets a new key.
+    The receiver then gets the message even if it has the first one. The next pass dispatches the task.
+
+    Raises:
+        Conflict: the task was handled already or cannot be published again.
+        NotFound: there is no such failed task.
     """
     task_id = new_id()
     with transaction.atomic():
@@ -66,8 +69,10 @@ def retry(failed_id: UUID, actor: Actor, *, as_new: bool = False, due_at: dateti
 
 
 def locked_in_order(failed_ids: Sequence[UUID]) -> list[UUID]:
-    """The order in which one transaction publishes these again. They are locked first, by their ids as by everybody
-    else, so that nobody who holds one of them waits for what was published."""
+    """Lock failed tasks and return the order in which one transaction publishes them again.
+
+    All writers lock failed tasks by id before they publish. No holder of such a lock then waits for a published row.
+    """
     rows = FailedTask.objects.select_for_update().filter(pk__in=failed_ids).order_by("pk")
     found = list(rows.values_list("pk", "origin", "task_id"))
     ordered: list[UUID] = []
@@ -79,7 +84,12 @@ def locked_in_order(failed_ids: Sequence[UUID]) -> list[UUID]:
 
 
 def resolve(failed_id: UUID, actor: Actor, *, delivered: bool) -> None:
-    """Settle an unknown outcome by what a person found out. Not delivered gives the customer's slot back."""
+    """Settle an unknown outcome with the operator's finding. "Not delivered" releases the customer's cap slot.
+
+    Raises:
+        Conflict: the outcome is not unknown, or the task was handled already.
+        NotFound: there is no such failed task.
+    """
     with transaction.atomic():
         row = _find(failed_id)
         if row.failure != "unknown":
@@ -101,14 +111,20 @@ def archive(failed_id: UUID, actor: Actor) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What became of many. A conflict is one that somebody else acted on meanwhile, or that can't be acted on so."""
+    """The result of an action on many tasks.
+
+    A conflict is a task handled by another process, or one that cannot be handled so.
+    """
 
     done: int
     conflicts: int
 
 
 def retry_all(failed_ids: Sequence[UUID], actor: Actor, *, as_new: bool = False, per_second: float = 20) -> Tally:
-    """Publish many again at a pace, so that the receiver is not flooded; conflicts take no place in it."""
+    """Publish many tasks again at a limited rate, so that the receiver is not flooded.
+
+    Conflicts use no share of the rate.
+    """
     started_at = sql.now()
 
     def again(failed_id: UUID, done: int) -> None:
@@ -118,7 +134,10 @@ def retry_all(failed_ids: Sequence[UUID], actor: Actor, *, as_new: bool = False,
 
 
 def retry_first(failed_ids: Sequence[UUID], actor: Actor, *, count: int) -> Tally:
-    """Publish the first `count` again that can be, at once: to see how they fare before the rest follows."""
+    """Publish a sample at once: the first `count` tasks that can be published again.
+
+    The operator then judges the result.
+    """
     tally = Tally(0, 0)
     for failed_id in failed_ids:
         if tally.done == count:
@@ -129,7 +148,7 @@ def retry_first(failed_ids: Sequence[UUID], actor: Actor, *, count: int) -> Tall
 
 
 def do_all(failed_ids: Sequence[UUID], act: Callable[[UUID, int], object]) -> Tally:
-    """Each in a transaction of its own. `act` is also told how many were done before."""
+    """Apply `act` to each task in a separate transaction. Its second argument is the number done before."""
     done = conflicts = 0
     for failed_id in failed_ids:
         try:
@@ -164,8 +183,11 @@ def _move(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[str], **c
 
 
 def republish_touch(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) -> None:
-    """A new touch for the same event and node. An unknown one's slot moves along, as it is the same delivery. What a
-    person sends as new takes a slot of its own at once, so that no dedupe or cap undoes what was confirmed."""
+    """Create a touch for the same event and node.
+
+    With the same delivery key the cap slot moves to the new touch. A touch sent as new reserves its own slot at once,
+    so that no dedupe or cap suppresses what the operator confirmed.
+    """
     old = Touch.objects.select_related("node").get(pk=str(row.task_id))
     reserved_at = Now() if as_new else old.reserved_at
     if reserved_at and not as_new:

@@ -1,5 +1,6 @@
-"""Which rows a filter means. It is written as the address of the list says it, and each parameter has a meaning here:
-one that is not known is refused, because leaving it out would reach more rows than somebody saw.
+"""Translate the URL parameters of a list into a query for bulk actions.
+
+An unknown parameter is refused. Ignoring it would affect more rows than the user has seen.
 """
 
 from __future__ import annotations
@@ -21,15 +22,19 @@ from scheduling.operations.deeds import FAILED_TASKS, TOUCHES, Deed
 from scheduling.operations.queries import failed_named
 from scheduling.policy.specs import OVERDUE_AFTER
 
-#: What an address says about how a list is shown.
+#: Parameters that affect only how a list is displayed.
 SHOWN = frozenset({"o", "p", "all", "e", "_facets"})
-LONGEST = 200  #: characters of a value
+LONGEST = 200  #: characters per value
 Read = Callable[[str], Q]
 ReadAt = Callable[[str, datetime], Q]
 
 
 def chosen_by(address: Mapping[str, Any]) -> dict[str, str]:
-    """The filter in the parameters of a list's address. Raises `InvalidInput` naming one that is given twice."""
+    """Return the filter in the URL parameters of a list.
+
+    Raises:
+        InvalidInput: a parameter is given twice; the error names it.
+    """
     chosen = {}
     for name in address:
         values = address.getlist(name) if hasattr(address, "getlist") else [address[name]]
@@ -41,8 +46,11 @@ def chosen_by(address: Mapping[str, Any]) -> dict[str, str]:
 
 
 def matching(deed: Deed, chosen: Mapping[str, str], as_of: datetime) -> QuerySet[Any]:
-    """What the deed can be done to, of the rows that were there at that instant. Raises `InvalidInput` naming each
-    parameter that has no meaning."""
+    """Return the rows that existed at `as_of`, match the filter and allow the action.
+
+    Raises:
+        InvalidInput: parameters have no meaning; the error names each.
+    """
     listed = LISTS[deed.over]
     rows = listed.model._default_manager.filter(listed.wanted(chosen, as_of), **{f"{listed.since}__lte": as_of})
     return deed.fitting(rows)
@@ -51,11 +59,11 @@ def matching(deed: Deed, chosen: Mapping[str, str], as_of: datetime) -> QuerySet
 @dataclass(frozen=True, slots=True)
 class Listed:
     model: type[Model]
-    since: str  #: when a row became one of these
+    since: str  #: field with the time since when a row belongs to the list
     parameters: Mapping[str, Read]
     spans: tuple[str, ...]
-    usual: Mapping[str, str]  #: what an address that does not say otherwise means
-    timed: Mapping[str, ReadAt] = field(default_factory=dict)  #: parameters that mean other rows as time passes
+    usual: Mapping[str, str]  #: values of parameters that are absent
+    timed: Mapping[str, ReadAt] = field(default_factory=dict)  #: parameters whose matching rows change with time
 
     def wanted(self, chosen: Mapping[str, str], as_of: datetime) -> Q:
         wanted, errors = Q(), []
@@ -84,7 +92,7 @@ class Listed:
 
 
 def _instant(day: str, time: str) -> datetime:
-    """By the house's clock. Where the time is missing the day begins."""
+    """Parse a date and time in the server's time zone. Without a time the start of the day applies."""
     for form in settings.DATETIME_INPUT_FORMATS:
         try:
             return make_aware(datetime.strptime(f"{day} {time or '00:00'}", form))  # noqa: DTZ007
@@ -94,7 +102,7 @@ def _instant(day: str, time: str) -> datetime:
 
 
 def _equal(field: str) -> Read:
-    """As a list's own filter: nothing chosen is no filter."""
+    """Filter by equality like the list itself: an empty value means no filter."""
     return lambda value: Q(**{field: value}) if value else Q()
 
 
@@ -110,7 +118,7 @@ def _number(field: str) -> Read:
 
 
 def state_of_failed(value: str) -> Q:
-    """Open ones, unless somebody asks for others."""
+    """Filter by state: an empty value means open, "all" means no filter."""
     return Q() if value == "all" else Q(state=value or FailedTask.State.OPEN.value)
 
 
@@ -118,8 +126,11 @@ def state_of_failed(value: str) -> Q:
 
 
 def standing(value: str, as_of: datetime | None = None) -> Q:
-    """States that somebody asks for together: as they are now, or of what was overdue or fell into a pause by `as_of`.
-    Raises `KeyError` for others."""
+    """Return the filter of a combined state: at `as_of`, or now.
+
+    Raises:
+        KeyError: the value is unknown.
+    """
     due = Q(state="scheduled", parked="")
     meant = {
         "": Q(),
@@ -139,7 +150,7 @@ def _standing(value: str, as_of: datetime) -> Q:
 
 
 def _named_touch(term: str) -> Q:
-    """Whole ids only: words of a text find what was sent, and that does not wait."""
+    """Filter by complete ids only. A text search finds sent messages, and those no longer wait."""
     term = term.strip()
     if not term:
         return Q()

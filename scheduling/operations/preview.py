@@ -1,4 +1,7 @@
-"""What would happen if this event came now: the touches it would plan, and the verdict each would meet when due."""
+"""Preview an event without writing: the touches that it would plan, and the verdict of each at its due time.
+
+Also report, for one customer, which nodes may send now and how full the caps are.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from scheduling.rendering import CannotRender, render
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """One touch that the event would plan."""
+    """A touch that the event would plan."""
 
     node: NodeSpec
     template: TemplateSpec
@@ -32,11 +35,14 @@ class Foreseen:
     verdict: Verdict
     subject: str
     body: str
-    problem: str  #: why it could not be rendered, or ""
+    problem: str  #: why rendering failed, or ""
 
 
 def foresee(event: NewEvent, *, customer: CustomerSpec | None = None) -> list[Foreseen]:
-    """Nothing is written. The verdict is the one of the due time, with today's rules and what was sent until now."""
+    """Return the touches that an event would plan now. Writes nothing.
+
+    Verdicts are those at the due time, with the current rules and the messages sent until now.
+    """
     config = snapshot.current()
     who = customer or _customer(event.user_id)
     spec = EventSpec(
@@ -83,7 +89,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How full a cap is."""
+    """The usage of a cap."""
 
     rule: RuleSpec
     taken: int
@@ -91,23 +97,26 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Eligibility:
-    answers: list[Answer]  #: of the nodes that are switched on, in the order of their keys
+    answers: list[Answer]  #: of the enabled nodes, in the order of their keys
     rooms: list[Room]
 
     @property
     def is_open(self) -> bool:
-        """Some node may send now."""
+        """Return whether any node may send now."""
         return any(each.verdict.decision == SEND for each in self.answers)
 
     @property
     def opens_at(self) -> datetime | None:
-        """When the first of the others may, as far as it is known."""
+        """Return when the first of the other nodes may send; None if unknown."""
         waits = [each.verdict.next_eligible_at for each in self.answers if each.verdict.next_eligible_at]
         return min(waits, default=None)
 
 
 def of_customer(who: CustomerSpec, now: datetime) -> Eligibility:
-    """By today's rules and what was sent until now, for an event that comes now and belongs to no community."""
+    """Judge all enabled nodes for an event that occurs now without a community.
+
+    The verdicts use the current rules and the messages sent until now.
+    """
     config = snapshot.current()
     slots = due_batch.of_customer(who.id, "", config).slots.get(who.id, [])
     around = Surroundings(rules=config.rules, paused=config.paused, slots=slots)

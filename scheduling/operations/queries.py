@@ -1,4 +1,4 @@
-"""Reads that more than one page or program needs."""
+"""Queries of touches, events, complaints and failed tasks that several pages or programs use."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from django.db.models import Prefetch, Q, QuerySet
 from scheduling.models import Event, FailedTask, Touch, Verdict
 from scheduling.sql import rows
 
-LOOKED_AT = 100_000  #: touches for one page, where no index finds those that match
-LATEST_VERDICTS = 50  #: of a touch; what waits for a receiver that is dead is judged thousands of times
+LOOKED_AT = 100_000  #: latest touches that a page searches if no index finds the matches
+LATEST_VERDICTS = 50  #: per touch; a touch that waits for a dead receiver is judged thousands of times
 
 # --- touches ------------------------------------------------------------------------------------------------------
 
@@ -29,12 +29,11 @@ def touches_page(
     before: UUID | None = None,
     limit: int = 50,
 ) -> tuple[list[Touch], UUID | None]:
-    """Return touches, newest first, at most `limit`, those made before the touch `before`; and where the search ended,
-    or None where it went through all of them.
+    """Return at most `limit` touches created before the touch `before`, newest first, and where the search ended.
 
-    `event` is an event's id as its source gave it (`source` narrows it down) or as Aftertouch did. No index finds
-    touches by `node` or by `source` alone: each state change of a touch would write it. Such a search looks at the
-    latest `LOOKED_AT` touches only.
+    The second value is None if the search covered all touches. `event` is the id given by the source or by Aftertouch;
+    `source` restricts it. No index finds touches by `node` or `source` alone, because each state change of a touch
+    would have to write it. Such a search covers only the latest `LOOKED_AT` touches.
     """
     found = with_trace(Touch.objects.all())
     if user:
@@ -61,8 +60,10 @@ def touch(task_id: UUID) -> Touch | None:
 
 
 def with_trace(touches: QuerySet[Touch]) -> QuerySet[Touch]:
-    """With everything that explains them, in three queries however many there are. Their verdicts are the last ones, as
-    `latest_verdicts`, the latest first."""
+    """Load events, nodes, customers, attempts and verdicts in three queries for any number of touches.
+
+    `latest_verdicts` holds the last `LATEST_VERDICTS`, newest first.
+    """
     latest = Prefetch("verdicts", Verdict.objects.order_by("-id")[:LATEST_VERDICTS], to_attr="latest_verdicts")
     return touches.select_related("event", "node", "customer").prefetch_related(latest, "attempts")
 
@@ -79,12 +80,12 @@ def _event(event: str, source: str) -> Q:
 
 
 def events_named(event_id: str) -> list[UUID]:
-    """The events that their sources gave this id."""
+    """Return the events with this id from their sources."""
     return [row[0] for row in rows(_EVENTS_NAMED, {"event_id": event_id})]
 
 
 def events_meant(term: str) -> list[UUID]:
-    """The events that somebody means who types an id: their sources' one, ours, or that of a trace."""
+    """Return the events that an entered id matches: id of the source, id of Aftertouch, or trace id."""
     found = events_named(term)
     with suppress(ValueError):
         uuid = UUID(term)
@@ -93,7 +94,7 @@ def events_meant(term: str) -> list[UUID]:
 
 
 def chain_of(root: UUID) -> Iterator[UUID]:
-    """Each touch that the delivery key went on to, from the first."""
+    """Yield the touches that share a delivery key, in order of retry, from the first."""
     task_id: UUID | None = root
     while task_id:
         yield task_id
@@ -101,12 +102,12 @@ def chain_of(root: UUID) -> Iterator[UUID]:
 
 
 def retried_as(task_ids: Sequence[UUID]) -> dict[UUID, UUID]:
-    """By task id, the task that it was published again as."""
+    """Return, by task id, the task that republished it."""
     again = Touch.objects.filter(retry_of__in=task_ids).values_list("retry_of", "task_id")
     return {old: new for old, new in again if old}
 
 
-# The unique index leads with the source, of which there are few: skip from one to the next.
+# The unique index starts with the source, which has few values: skip from one to the next.
 _EVENTS_NAMED = """
 WITH RECURSIVE sources(source) AS (
     (SELECT source FROM scheduling_event ORDER BY source LIMIT 1)
@@ -128,7 +129,7 @@ MOST_RATES = 100
 
 @dataclass(frozen=True, slots=True)
 class ComplaintRate:
-    """Of the touches delivered, how many were complained about. `version` only where templates are counted."""
+    """Complaints per delivered touch. `version` is set only for templates."""
 
     key: str
     version: int | None
@@ -142,7 +143,7 @@ class ComplaintRate:
 
 @dataclass(frozen=True, slots=True)
 class ComplaintRates:
-    """The worst first, then the largest; of each at most `MOST_RATES`."""
+    """Rates per dimension, at most `MOST_RATES` each, by highest rate, then by most deliveries."""
 
     by_node: list[ComplaintRate]
     by_template: list[ComplaintRate]
@@ -150,7 +151,7 @@ class ComplaintRates:
 
 
 def complaint_rates(since: datetime) -> ComplaintRates:
-    """Complaints about what was delivered since then, whenever they came; one statement for each way of counting."""
+    """Return the rates of touches delivered since then, including later complaints. One statement per dimension."""
     return ComplaintRates(
         by_node=_rates(since, _BY_NODE), by_template=_rates(since, _BY_TEMPLATE), by_community=_rates(since, _BY_CHAT)
     )
@@ -188,19 +189,26 @@ WHERE {_SINCE} AND t.chat_id <> '' GROUP BY t.chat_id {_WORST}
 def failed_tasks_page(
     named: Q | None = None, *, before: UUID | None = None, limit: int = 50, **equal: str
 ) -> list[FailedTask]:
-    """Failed tasks, newest first; `equal` may name state, reason, fingerprint, origin and channel. "" matches any."""
+    """Return failed tasks, newest first.
+
+    `equal` may name state, reason, fingerprint, origin, channel; "" matches any.
+    """
     found = FailedTask.objects.filter(named or Q(), **{name: value for name, value in equal.items() if value})
     if before:
         found = found.filter(pk__lt=before)
     return list(found.order_by("-pk")[:limit])
 
 
-SEARCHED_ROWS = 50_000  #: of the latest failed tasks, for what no index knows; and of the touches of one customer
+SEARCHED_ROWS = 50_000  #: latest failed tasks searched without an index; also most touches of one customer
 
 
 def failed_named(term: str, by: datetime | None = None) -> Q:
-    """By an id in full (task, delivery key, event, trace, user), however old. By that of a shop or chat, a business
-    key, words of the detail or of the reason's code: among the latest that had failed `by` then."""
+    """Return the filter for a search term.
+
+    A complete id of a task, delivery key, event, trace or user matches at any age. Shop id, chat id, business key, and
+    words in detail or reason code match only the latest `SEARCHED_ROWS` failures. `by` limits these to failures until
+    that time.
+    """
     term = term.strip()
     if not term:
         return Q()

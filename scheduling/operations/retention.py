@@ -1,10 +1,9 @@
-"""What is over long enough is deleted: handled failed tasks, ended touches, events, bulk actions; and what other apps
-list.
+"""Delete rows older than their retention time.
 
-All of these tables are read in the order of their keys, which is the order in which the rows were made
-(`scheduling.ids`), so nothing that writes them pays for an index by age. A batch is one short transaction that takes
-what nobody has locked and leaves the rest to the next pass; any number of passes may run at once, and one that is
-killed has lost its batch.
+These are handled failed tasks, ended touches, events, bulk actions, disabled targets, and tables of
+`settings.RETENTION`. Tables are read in key order, which is the order of creation (`scheduling.ids`). Writers thus pay
+for no index by age. A batch is one short transaction that skips locked rows. Any number of passes may run at once. A
+killed pass loses only its current batch.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ from scheduling.planning import disabled_targets
 
 log = structlog.get_logger(__name__)
 
-BATCH = 1_000  #: rows that are looked at in a transaction
-LONGEST = timedelta(seconds=1)  #: for each kind a pass: the worker that does it has touches to deliver
-#: A sender may repeat an event for that long: its row is what makes it known.
+BATCH = 1_000  #: rows checked per transaction
+LONGEST = timedelta(seconds=1)  #: per kind and pass: its worker also delivers touches
+#: A sender may repeat an event for that long. The stored row identifies the duplicate.
 EVENTS_KNOWN_FOR = timedelta(days=90)
 START = UUID(int=0)
-#: By table, where this process's last pass ran out of time: old rows that stay must not hide those behind them.
+#: By table: where the last pass of this process ran out of time. Old rows that stay must not block those after them.
 _reached: dict[str, UUID] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One table whose rows are deleted one day. Its key is a time-ordered UUID."""
+    """A table with retention. Its key is a time-ordered UUID."""
 
     table: str
     key: str
-    kept: Callable[[], timedelta]  #: how long, since the row was over
-    #: Deletes those of these rows that have been over since before the instant, and all that hangs on them.
+    kept: Callable[[], timedelta]  #: retention time after the end of a row
+    #: Delete those of the given rows that ended before the instant, with their dependent rows. Return the number.
     delete: Callable[[list[UUID], datetime], int]
 
 
 def forget() -> dict[str, int]:
-    """One pass. Returns how many rows of each table it deleted; a kind that fails does not keep the others from it."""
+    """Run one pass. Return the number of deleted rows by table. The failure of one kind does not stop the others."""
     deleted: dict[str, int] = {}
     for kind in (FAILED_TASKS, TOUCHES, EVENTS, BULK_ACTIONS, *map(import_string, settings.RETENTION)):
         try:
@@ -68,8 +67,10 @@ def forget() -> dict[str, int]:
 
 
 def forget_kind(kind: Kind, *, ends_at: datetime) -> int:
-    """Walk through what is old, batch by batch, from where the last pass stopped, round the end, once; after `ends_at`
-    no other batch begins."""
+    """Delete old rows in batches, once around the table from where the last pass stopped.
+
+    After `ends_at` no further batch starts.
+    """
     before = _ago(kind.kept())
     newest = first_id_at(before)
     began = _reached.pop(kind.table, START)
@@ -86,7 +87,7 @@ def forget_kind(kind: Kind, *, ends_at: datetime) -> int:
 
 
 def _forget_batch(kind: Kind, after: UUID, end: UUID, before: datetime) -> tuple[UUID | None, int]:
-    """The last row it looked at, None where there was no other; and how many it deleted."""
+    """Process one batch. Return its last key (None at the end) and the number of deleted rows."""
     with transaction.atomic():
         batch = _made_between(kind, after, end)
         return (batch[-1], kind.delete(batch, before)) if batch else (None, 0)
@@ -119,7 +120,7 @@ def _delete_expired_targets(ends_at: datetime) -> int:
 
 
 def _kept() -> timedelta:
-    """Longer where a rule still counts what was sent before, or a node may still reach its goal."""
+    """Return the retention time. It covers the longest window of a rule and the longest goal of a node."""
     goal = Node.objects.aggregate(longest=Max("goal_within"))["longest"] or timedelta(0)
     return max(timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS), snapshot.current().window, goal)
 
@@ -133,7 +134,7 @@ def _delete_failed_tasks(batch: list[UUID], before: datetime) -> int:
 
 
 def _delete_touches(batch: list[UUID], before: datetime) -> int:
-    """What was tried and decided goes with its touch: the database does not see to that (see `Verdict`)."""
+    """Delete touches with their attempts and verdicts, for which PostgreSQL has no cascade (see `Verdict`)."""
     over = [row[0] for row in sql.rows(_LOCK_TOUCHES, {"ids": batch, "before": before})]
     if not over:
         return 0
@@ -159,8 +160,8 @@ TOUCHES = Kind(Touch._meta.db_table, "task_id", _kept, _delete_touches)
 EVENTS = Kind(Event._meta.db_table, "id", _events_kept, _delete_events)
 BULK_ACTIONS = Kind(BulkAction._meta.db_table, "id", _kept, _delete_bulk_actions)
 
-# An open one waits for a person, however long. One that was ignored may still be published again until it goes;
-# whoever does that holds its lock.
+# An open failed task waits for an operator without limit. An ignored one may still be published again until it is
+# deleted; that action holds its lock.
 _DELETE_FAILED_TASKS = """
 WITH over AS MATERIALIZED (
     SELECT id FROM scheduling_failedtask
@@ -170,8 +171,8 @@ WITH over AS MATERIALIZED (
 DELETE FROM scheduling_failedtask AS row USING over WHERE row.id = over.id
 """
 
-# A touch stays while its failed task does, from which it may be published again, and while the touch that it was
-# published again as does: that one asks whether its predecessor is in doubt, and shares its delivery key.
+# A touch stays as long as its failed task, from which it may be published again. It also stays as long as its
+# republished touch: that one checks whether its predecessor has an unknown outcome, and shares its delivery key.
 _LOCK_TOUCHES = """
 SELECT t.task_id FROM scheduling_touch AS t
 WHERE t.task_id = ANY(%(ids)b) AND t.state IN ('delivered', 'suppressed', 'cancelled', 'failed', 'unknown')
