@@ -1,13 +1,13 @@
-"""What touches bring about: the goal of a node among those it reached, beside its control group.
+"""Compare how many customers reach the goal of a node, with and without its touches.
 
-A customer counts once a node, with the goal's event (of the same customer) within the goal's span. Two comparisons:
+A customer counts once per node if the goal's event of the same customer occurs within the goal's span.
 
-- Control group against everybody else who came to that point of the rules: sent to, held and then sent to, stopped
-  later (by a limit, a roll-out …) or called off while they were held. Both are looked at from the same moment on, the
-  draw: from any later one, whoever reaches the goal while a touch is held would be missing from one side. That is the
-  honest comparison, and it understates the effect on those who really got something.
-- By version of the content, among those who got it. Which version a community gets is drawn as well, but what was
-  changed between two versions in time is not.
+1. Hold-out against all other customers who reached the draw. These include touches that are sent, deferred and then
+   sent, stopped later (a limit, a roll-out …) or cancelled while deferred. Both groups are observed from the draw on.
+   With a later start one group would lose the customers who reach the goal while a touch is deferred. This comparison
+   is unbiased. It understates the effect on customers who received a message.
+2. Template versions, among the receivers. The version of a community is also drawn at random. The edits over time from
+   one version to the next are not.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from datetime import datetime
 from scheduling import sql
 from scheduling.policy.rollout import Lift, Share
 
-#: What the guard says from the draw of the control group on. Everything else comes before it and says nothing about it:
-#: which codes there are is Presence's and the events' business, too.
+#: Rules of verdicts from the hold-out draw on. All other rules apply before the draw and are no evidence of it; their
+#: codes also come from Presence and events.
 FROM_THE_DRAW_ON = ("holdout", "rollout", "quiet_hours", "dedupe", "cap", "community_cap", "slot_hold")
 
 
@@ -33,7 +33,7 @@ class Version:
 
 @dataclass(slots=True)
 class Effect:
-    """Of one node."""
+    """The effect of one node."""
 
     node: str
     goal: str
@@ -42,7 +42,7 @@ class Effect:
 
 
 def effects(since: datetime, until: datetime) -> list[Effect]:
-    """Of every node that has a goal; decisions younger than the goal's span are left out: their time is not over."""
+    """Return the effect of each node with a goal. Decisions younger than the goal's span are left out."""
     parameters = {"since": since, "until": until, "drawn": list(FROM_THE_DRAW_ON)}
     found = {
         key: Effect(key, goal, Lift(Share(treated_hits or 0, treated), Share(control_hits or 0, control)))
@@ -73,7 +73,7 @@ counted AS (
 )
 """
 
-# The first draw of each customer at each node, where its goal's time is over.
+# The first draw of each customer at each node, if the span of the goal is over.
 _BY_NODE = "".join((
     _GOALS,
     """

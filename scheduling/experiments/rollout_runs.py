@@ -1,13 +1,12 @@
-"""A guarded roll-out from its start to its end: begun by a person, moved by a pass, paused by its figures.
+"""Run automatic roll-outs: an operator starts one, passes advance it, and its figures may pause it.
 
-Every move is one transaction that holds the lock of the roll-out, then that of its node: the figures are judged, the
-node's percentage is edited (a new version with its history, as by a person) and the move is noted, or none of it. They
-are counted before it, so that a person who pauses never waits for a count. Two passes at once: the second finds the row
-locked, or judged meanwhile, and leaves it. What a pass counted for good is kept even where it comes no further, so that
-the next one goes on there.
+Each move is one transaction that locks the roll-out, then its node. It judges the figures, edits the node's percentage
+as a new version with history, and stores the move. Figures are counted before it, so that a pausing operator never
+waits for a count. Of two concurrent passes the second finds the row locked or judged, and skips it. Counts stored by an
+interrupted pass stay, and the next pass continues there.
 
-The node belongs to people. A pass that finds it otherwise than the last move left it writes nothing into it: the
-roll-out pauses and says so.
+Operators own the node. A pass that finds it changed since the last move does not write to it: the roll-out pauses with
+that reason.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from scheduling.policy.rollout import GROW, PAUSE, USUAL, Judgement, judge, read
 
 log = structlog.get_logger(__name__)
 
-PATIENCE = "20s"  #: that counting one roll-out may take
-BLIND = timedelta(minutes=5)  #: without a judgement; then one that cannot be judged goes back
-ITSELF = Actor("")  #: the roll-out
+PATIENCE = "20s"  #: time limit of counting for one roll-out
+BLIND = timedelta(minutes=5)  #: longest time without a judgement, after which the canary is withdrawn
+ITSELF = Actor("")  #: actor of automatic moves
 State, Verb = GuardedRollout.State, RolloutMove.Verb
 OPEN = (State.RUNNING, State.PAUSED)
 
@@ -41,7 +40,7 @@ OPEN = (State.RUNNING, State.PAUSED)
 
 
 def advance() -> int:
-    """Judge every roll-out that runs. Returns how many moved; one that fails does not keep the others from it."""
+    """Judge all running roll-outs. Return the number that moved. The failure of one does not stop the others."""
     running = GuardedRollout.objects.filter(state=State.RUNNING).order_by("judged_at", "pk")
     moved = 0
     for pk in list(running.values_list("pk", flat=True)):
@@ -64,7 +63,7 @@ def _advance(pk: int) -> bool:
     with sql.within(PATIENCE):
         rollout = _running(pk)
         if rollout is None or (rollout.step_at, rollout.judged_at) != (seen.step_at, seen.judged_at):
-            return False  # what was counted is not what it is about any more
+            return False  # the counts belong to an earlier step or judgement
         judgement = judge(read_plan(rollout.plan), canary, stable, at - rollout.step_at)
         rollout.judged_at, rollout.figures = at, {"canary": asdict(canary), "stable": asdict(stable)}
         rollout.counted = seen.counted
@@ -72,7 +71,7 @@ def _advance(pk: int) -> bool:
 
 
 def _give_up(pk: int) -> bool:
-    """A guard that cannot see would let a harmful canary be: after a while nobody gets it."""
+    """Pause a roll-out that was not judged for `BLIND`. Without figures a harmful canary would continue."""
     try:
         with sql.within(PATIENCE):
             rollout, at = _running(pk), sql.now()
@@ -86,7 +85,7 @@ def _give_up(pk: int) -> bool:
 
 
 def _running(pk: int) -> GuardedRollout | None:
-    """Locked; None where another one has it, or it does not run any more."""
+    """Return the locked roll-out; None if another transaction holds it or it no longer runs."""
     found = GuardedRollout.objects.select_for_update(skip_locked=True, of=("self",))
     return found.filter(pk=pk, state=State.RUNNING).first()
 
@@ -94,7 +93,7 @@ def _running(pk: int) -> GuardedRollout | None:
 def _act(rollout: GuardedRollout, judgement: Judgement, at: datetime) -> bool:
     node = _locked(rollout.node_id)
     if edited := _edited(rollout, node):
-        # Another text was not judged, so it goes back; what somebody wrote into the node stays as it is.
+        # A changed text was not judged, so the canary is withdrawn. An operator's edit of the node stays.
         _pause(rollout, node, edited, at, ITSELF, back=edited == "content")
     elif judgement.decision == PAUSE:
         _pause(rollout, node, judgement.reason, at, ITSELF, back=True)
@@ -108,7 +107,7 @@ def _act(rollout: GuardedRollout, judgement: Judgement, at: datetime) -> bool:
 
 
 def _edited(rollout: GuardedRollout, node: Node) -> str:
-    """How somebody changed what the roll-out counts on, or ""."""
+    """Return how an operator changed the basis of the roll-out: "edited", "content", or ""."""
     left = (rollout.stable_id, rollout.canary_id, rollout.percent, rollout.communities, None)
     found = (node.template_id, node.canary_template_id, node.canary_percent, node.canary_communities, node.retired_at)
     if left != found:
@@ -133,7 +132,7 @@ def _grow(rollout: GuardedRollout, node: Node, at: datetime) -> None:
 
 
 def _pause(rollout: GuardedRollout, node: Node, reason: str, at: datetime, actor: Actor, *, back: bool) -> None:
-    """With `back` the canary goes back to nobody, those who always got it included."""
+    """Pause the roll-out. With `back` no community gets the canary, not even the fixed ones."""
     rollout.state, rollout.reason = State.PAUSED, reason
     if back:
         _edit(node, 0, [], f"guarded roll-out {rollout}: paused, {reason}", actor)
@@ -164,13 +163,16 @@ def _locked(node_id: int) -> Node:
     return locked_to_write(Node.objects.select_related("template", "canary_template")).get(pk=node_id)
 
 
-# --- the person's side ----------------------------------------------------------------------------------------------
+# --- operator -------------------------------------------------------------------------------------------------------
 
 
 def start(node_id: int, plan: Mapping[str, Any], actor: Actor) -> GuardedRollout:
-    """Bring the node's canary to the first step. The plan stays with the node, where the next one begins with it.
+    """Start a roll-out at its first step. The node stores the plan as the default of the next one.
 
-    Raises `InvalidInput` by key of the plan, `Conflict` where there is nothing to try or a roll-out is under way."""
+    Raises:
+        InvalidInput: by key of the plan, or the node has no canary of its own.
+        Conflict: the node is retired, or it has an open roll-out.
+    """
     plan = {**USUAL, **plan}
     read_plan(plan)
     with transaction.atomic():
@@ -199,7 +201,11 @@ def _check_startable(node: Node) -> None:
 
 
 def pause(rollout_id: int, actor: Actor) -> None:
-    """Back to the stable version until somebody resumes. Raises `Conflict` where it does not run."""
+    """Return all communities to the stable version until an operator resumes.
+
+    Raises:
+        Conflict: the roll-out does not run.
+    """
     with transaction.atomic():
         rollout = _open(rollout_id, State.RUNNING)
         node, at = _locked(rollout.node_id), sql.now()
@@ -208,8 +214,11 @@ def pause(rollout_id: int, actor: Actor) -> None:
 
 
 def resume(rollout_id: int, actor: Actor) -> None:
-    """Back to the step where it paused, counting anew from here. Raises `Conflict` where it is not paused, or where
-    another canary or text would be tried than it was started for."""
+    """Continue at the paused step, with counts from now on.
+
+    Raises:
+        Conflict: the roll-out is not paused, or the node has other templates than at the start.
+    """
     with transaction.atomic():
         rollout = _open(rollout_id, State.PAUSED)
         node, at = _locked(rollout.node_id), sql.now()
@@ -223,8 +232,11 @@ def resume(rollout_id: int, actor: Actor) -> None:
 
 
 def stop(rollout_id: int, actor: Actor) -> None:
-    """For good. The canary goes back to nobody, unless somebody edited the node meanwhile: then that holds. Raises
-    `Conflict` where it is over already."""
+    """End the roll-out. The canary is withdrawn, unless an operator has edited the node: then the edit stays.
+
+    Raises:
+        Conflict: the roll-out has already ended.
+    """
     with transaction.atomic():
         rollout = _open(rollout_id, *OPEN)
         node, at = _locked(rollout.node_id), sql.now()

@@ -1,13 +1,13 @@
-"""What came of the canary and of the stable version since a step began.
+"""Count the results of the canary and of the stable version since the start of a step.
 
-A touch counts by the template that was decided for it, once its first decision to send was made in that time and it
-has ended. A complaint counts for the touch that it names, or else for the latest one delivered to the customer before
-it, as everywhere; an opt-out for the latest one delivered before it. Where a complaint opted the customer out, it is
-both. What a person published again is left out: it is a second try at something counted.
+A touch counts for its template if its first decision to send falls into the step and it has ended. A complaint counts
+for the touch it names, else for the latest one delivered before it. An opt-out counts for the latest touch delivered
+before it. A complaint that opted the customer out counts as both. Republished touches are left out: they are second
+attempts of counted ones.
 
-There may be millions of touches, too many to look at every minute. An end is final, so those that are a while ago are
-counted for good, stretch after stretch, and kept with the roll-out. A judgement adds those of the last minutes, and the
-complaints and opt-outs: they come later than what they are about, and are few, so the touches are found from them.
+There may be millions of touches, too many to read every minute. An end is final. Touches that ended some minutes ago
+are therefore counted once, in parts, and stored with the roll-out. A judgement adds those of the last minutes.
+Complaints and opt-outs arrive later and are few, so their touches are found through them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ from scheduling.ids import first_id_at
 from scheduling.models import GuardedRollout
 from scheduling.policy.rollout import Tally
 
-#: Not counted for good yet. A touch whose transaction stayed open for longer may be missed; none is kept open so long.
+#: Age below which an end is not stored yet. A touch of a transaction that stays open for longer may be missed; no
+#: transaction stays open so long.
 LATELY = timedelta(minutes=2)
-STRETCH = 100_000  #: touches, of all nodes, that one statement looks at
-CATCHING_UP = 20.0  #: seconds that a pass goes on with stretches
-APART = timedelta(minutes=5)  #: more than the clock of a node that takes complaints is behind
+STRETCH = 100_000  #: touches of all nodes read by one statement
+CATCHING_UP = 20.0  #: seconds of a pass for storing counts
+APART = timedelta(minutes=5)  #: more than the clock of any API node is behind
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Touches of one version."""
+    """Counts of the touches of one version."""
 
     ended: int = 0
-    failed: int = 0  #: of those
+    failed: int = 0  #: included in `ended`
 
     def __add__(self, other: Ends) -> Ends:
         return Ends(self.ended + other.ended, self.failed + other.failed)
@@ -46,17 +47,22 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What ended before an instant."""
+    """Counts of touches that ended before `until`."""
 
     until: datetime
-    canary: Ends  #: of the step
-    stable: Ends  #: of the step
-    stable_in_all: Ends  #: since the roll-out began: at 100 % nobody gets the stable version any more
+    canary: Ends  #: of this step
+    stable: Ends  #: of this step
+    stable_in_all: Ends  #: since the start of the roll-out: at 100 % no community gets the stable version any more
 
 
 def catch_up(seen: GuardedRollout, patience: str) -> bool:
-    """Count for good and store it, stretch by stretch. Returns whether the roll-out still runs and nobody else has it.
-    Raises `TimeoutError` where much is left: after a long pause, or where it was not counted so before."""
+    """Count older touches and store the counts, part by part.
+
+    Return whether the roll-out still runs and no other process holds it.
+
+    Raises:
+        TimeoutError: much is left, for example after a long pause; the next pass continues.
+    """
     ends_at = monotonic() + CATCHING_UP
     while True:
         with sql.within(patience):
@@ -74,7 +80,7 @@ def catch_up(seen: GuardedRollout, patience: str) -> bool:
 
 
 def count_for_good(rollout: GuardedRollout) -> bool:
-    """Count one more stretch into `rollout.counted`, which is not stored here. Returns whether more is left."""
+    """Add one more part to `rollout.counted` without saving it. Return whether more is left."""
     before = _counted(rollout)
     ((until, more),) = sql.rows(_STRETCH, {"since": before.until, "most": STRETCH, "lately": LATELY})
     if until <= before.until:
@@ -89,8 +95,8 @@ def count_for_good(rollout: GuardedRollout) -> bool:
 
 
 def tallies(rollout: GuardedRollout) -> tuple[Tally, Tally]:
-    """Of the canary, and of the stable version."""
-    # Before the touches: what is complained about meanwhile is among them, so no rate is above 1.
+    """Return the counts of the canary and of the stable version."""
+    # Complaints first: touches that end in between are counted below, so no rate exceeds 1.
     complained, opted_out = _found(rollout, _COMPLAINED), _found(rollout, _OPTED_OUT)
     ends = _ended(rollout, _counted(rollout), None)
     stable = ends.stable_in_all if _is_last(rollout) else ends.stable
@@ -101,12 +107,12 @@ def tallies(rollout: GuardedRollout) -> tuple[Tally, Tally]:
 
 
 def _is_last(rollout: GuardedRollout) -> bool:
-    """The figures of the stable version are those of the steps before."""
+    """Return whether the stable version's figures are those of all steps."""
     return rollout.percent >= 100
 
 
 def _counted(rollout: GuardedRollout) -> Counted:
-    """Another step begins with what is kept for all of them."""
+    """Return the stored counts. A new step starts with those that cover all steps."""
     kept = rollout.counted
     if not kept:
         return Counted(rollout.started_at, Ends(), Ends(), Ends())
@@ -124,7 +130,7 @@ def _versions(counted: Counted) -> dict[str, Ends]:
 
 
 def _ended(rollout: GuardedRollout, before: Counted, until: datetime | None) -> Counted:
-    """With what ended from then on, up to an instant or to now."""
+    """Return the counts with the touches that ended from then on, up to `until` or now."""
     given = {**_parameters(rollout), "from": before.until, "until": until}
     found = {(canary, of_step): Ends(*counts) for canary, of_step, *counts in sql.rows(_ENDED, given)}
     canary, stable, earlier = (found.get(each, Ends()) for each in ((True, True), (False, True), (False, False)))
@@ -201,7 +207,7 @@ GROUP BY 1
 
 
 class Rollouts(Collector):
-    """Roll-outs that have not ended: at most one per node of the matrix."""
+    """Metrics of roll-outs that have not ended: at most one per node of the matrix."""
 
     def collect(self) -> Iterator[Metric]:
         ((running, paused, waited),) = sql.rows(_OPEN, {})

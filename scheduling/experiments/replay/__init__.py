@@ -1,8 +1,10 @@
-"""What-if replay: events that really came, once more in simulated time, under a draft and under what is live.
+"""Replay past events in simulated time, under a draft configuration and under the live one, and compare.
 
-world     pure: one configuration's house, from an event to a verdict    figures  pure: what is counted of it
-past      what the house remembers of the time before                    draft    the text ↔ a configuration
-replay    both worlds, one stream of events                              runs     rows: begun, executed, published
+- simulation: one configuration, from an event to a verdict (pure)
+- figures: the counts of one simulation (pure)
+- history: the events and the state at the start, from PostgreSQL
+- results: all simulations on one stream of events
+- runs: the rows, with start, execution and publication
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is counted of one world, as plain values that a row can keep."""
+"""Count the results of one simulation as plain values for storage in a row."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from scheduling.experiments.replay.simulation import SimulatedTouch, World
 from scheduling.policy.guards import HOLD, Verdict
 from scheduling.policy.specs import NodeSpec
 
-MANY = 4  #: customers who got this many or more are counted together
+MANY = 4  #: customers with this many sends or more are counted together
 
 
 class Figures:
-    """An observer of a world."""
+    """An observer that counts the events of a simulation."""
 
     def __init__(self, zone: tzinfo) -> None:
         self.zone = zone
@@ -59,7 +59,7 @@ class Figures:
             self.failed[reason] += 1
 
     def close(self, world: World) -> dict[str, Any]:
-        """All of it, with what waits at the end of the replay."""
+        """Return all counts, including the touches that wait at the end."""
         for touch in world.still_waiting():
             self._count(world.config.nodes[touch.node_id], "waiting")
         return {
@@ -83,5 +83,5 @@ class Figures:
 
 
 def _plain(counter: Counter[str]) -> dict[str, int]:
-    """In an order of its own, so that the same replay is the same text."""
+    """Sort by key, so that the same replay gives the same text."""
     return {key: counter[key] for key in sorted(counter)}

@@ -1,7 +1,7 @@
-"""What the house remembers: the events to replay, and what was the case when the replay begins.
+"""Read the events to replay, and the state at the start of the replay, from PostgreSQL.
 
-Levels, names, time zones and addresses are those of today, since nobody keeps the earlier ones. Activity is read from
-events; frames of a chat count only for who has not been heard of since.
+Levels, names, time zones and addresses are the current ones, because earlier values are not stored. Activity is read
+from events. Frames of a chat count only for customers without later activity.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from scheduling.models import Customer, Event, EventType
 from scheduling.policy.guards import Slot
 from scheduling.policy.specs import EventSpec
 
-MOST_EVENTS = 50_000  #: of one replay; where there are more, it begins later
-MOST_CARRIED = 50_000  #: touches that wait already when it begins
+MOST_EVENTS = 50_000  #: per replay; with more, the replay starts later
+MOST_CARRIED = 50_000  #: touches that wait at the start
 CHUNK = 2_000
 SKEW = timedelta(hours=1)  #: by which an id may seem older than its row
 
@@ -31,12 +31,12 @@ Instant = tuple[datetime, list[UUID]]
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """From when to when, and how much lies between."""
+    """The time span of a replay and its number of events."""
 
     since: datetime
     until: datetime
     events: int
-    shortened: bool  #: it begins later than asked for, so that it holds no more than may be replayed
+    shortened: bool  #: it starts later than requested, to keep the limit of events
 
 
 def window(since: datetime, until: datetime, most: int = MOST_EVENTS) -> Window:
@@ -44,20 +44,22 @@ def window(since: datetime, until: datetime, most: int = MOST_EVENTS) -> Window:
     beyond = newest.values_list("received_at", flat=True)[most : most + 1].first()
     if beyond is None:
         return Window(since, until, _events(since, until).count(), False)
-    # What came at one instant belongs together: that instant is left out whole.
+    # Events of one instant belong together: that instant is left out completely.
     begin = beyond + timedelta(microseconds=1)
     return Window(begin, until, _events(begin, until).count(), True)
 
 
 def _events(since: datetime, until: datetime) -> Any:
-    """By the id as well: it grows with time, and has an index."""
+    """Filter by id too: it grows with time and has an index."""
     return Event.objects.filter(id__gte=first_id_at(since - SKEW), received_at__gte=since, received_at__lt=until)
 
 
 def batches(within: Window) -> Iterator[list[Batch]]:
-    """The events in the order of their arrival, those of one instant together, some thousand at a time: their order
-    is read at once, a few bytes each, and what they say page by page. A cursor would need a session of its own, which
-    there is none behind a pooler."""
+    """Yield the events in order of arrival, grouped by instant, about `CHUNK` at a time.
+
+    The ids are read at once, a few bytes each; the contents follow by page. A cursor would need its own session, which
+    does not exist behind a pooler.
+    """
     order = _events(within.since, within.until).order_by("received_at", "id").values_list("received_at", "id")
     instants: list[Instant] = []
     size = 0
@@ -72,14 +74,14 @@ def batches(within: Window) -> Iterator[list[Batch]]:
 
 
 def _read(instants: Sequence[Instant]) -> list[Batch]:
-    """What was deleted meanwhile is left out."""
+    """Load the events. Those deleted since their ids were read are left out."""
     rows = sql.rows(_EVENTS, {"ids": [key for _, keys in instants for key in keys]})
     found = {row[0]: EventSpec(*row) for row in rows}
     return [(at, [found[key] for key in keys if key in found]) for at, keys in instants]
 
 
 def people(user_ids: Collection[str], since: datetime, memory: timedelta) -> dict[str, Person]:
-    """These customers as they were at `since`, with what they were sent in the time before that guards remember."""
+    """Load customers as of `since`, with their cap slots of the `memory` before it."""
     found = {row.pk: _person(row, since) for row in Customer.objects.filter(user_id__in=user_ids)}
     passive = set(EventType.objects.filter(is_activity=False).values_list("key", flat=True))
     for customer_id, kind, latest in sql.rows(_HAPPENED, {"customers": sorted(found), "since": since}):
@@ -117,7 +119,7 @@ def community_slots(chat_ids: Collection[str], since: datetime, memory: timedelt
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A touch that waited at the beginning."""
+    """A touch that waited at the start."""
 
     node_id: int
     due_at: datetime
@@ -128,11 +130,11 @@ class Carried:
 @dataclass(frozen=True, slots=True)
 class Waiting:
     touches: list[Carried]
-    incomplete: bool  #: there were more; those that were planned last are left out
+    incomplete: bool  #: there were more; the last planned ones are left out
 
 
 def carried(since: datetime) -> Waiting:
-    """What was planned before and not decided then."""
+    """Return the touches that were planned before `since` and not decided then."""
     rows = sql.rows(_CARRIED, {"since": since, "limit": MOST_CARRIED + 1})
     touches = [Carried(*row[:3], EventSpec(*row[3:])) for row in rows[:MOST_CARRIED]]  # type: ignore[call-arg]
     return Waiting(touches, incomplete=len(rows) > MOST_CARRIED)
@@ -162,7 +164,7 @@ WHERE chat_id = ANY(%(chats)b) AND chat_id <> '' AND reserved_at IS NOT NULL
 ORDER BY reserved_at, task_id
 """
 
-# What was published again by a person is left out: it had its turn.
+# Touches that an operator published again are left out: their first attempt was earlier.
 _CARRIED = """
 SELECT t.node_id, GREATEST(COALESCE(held.until, t.planned_at), %(since)s), t.expires_at,
        e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data

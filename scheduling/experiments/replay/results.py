@@ -1,4 +1,4 @@
-"""The same events through several configurations at once, in one stream."""
+"""Run the same events through several configurations at once, in one stream, and return their figures."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def _silently(done: int) -> None:
 
 
 def replay(configs: Mapping[str, Snapshot], within: Window, progress: Progress = _silently) -> dict[str, Any]:
-    """What each of these configurations would have made of the window's events, and of what waited when it begins.
-    Reads only."""
+    """Return the figures of each configuration for the window's events and the touches that wait at its start.
+
+    Reads only.
+    """
     figures = {name: Figures(ZoneInfo(settings.TIME_ZONE)) for name in configs}
     waiting = history.carried(within.since)
     worlds = run({name: (config, figures[name]) for name, config in configs.items()}, within, waiting.touches, progress)
@@ -44,8 +46,10 @@ def run(
     configs: Mapping[str, tuple[Snapshot, Observer]], within: Window, waiting: Sequence[Carried],
     progress: Progress = _silently,
 ) -> dict[str, World]:  # fmt: skip
-    """The worlds as they are at the end of the window. `progress` is told how many events are behind, again and again
-    while there is much to read before the next; what it raises ends the replay."""
+    """Return the simulations at the end of the window.
+
+    `progress` gets the number of processed events, repeatedly while much is loaded. Its exception ends the replay.
+    """
     done = 0
 
     def alive() -> None:
@@ -86,14 +90,13 @@ def _world(config: Snapshot, observer: Observer, within: Window, targets: Mappin
 
 @dataclass
 class _Crowd:
-    """Lets customers and communities into the worlds, each as they were at the beginning, before anything is said of
-    them."""
+    """Load customers and communities into the simulations before their first event, as of the start of the replay."""
 
     worlds: list[World]
     configs: list[Snapshot]
     within: Window
     targets: dict[str, Mapping[str, Any]]
-    alive: Callable[[], None]  #: told after each chunk
+    alive: Callable[[], None]  #: called after each chunk
     known: set[str] = field(default_factory=set)
     chats: set[str] = field(default_factory=set)
 
@@ -132,7 +135,7 @@ def _chunks(keys: list[str]) -> Iterable[list[str]]:
 
 @dataclass
 class _Preparation:
-    """Whether the text can be rendered and where it would go, with today's addresses and targets."""
+    """Check that the text renders and a target exists, with the current addresses and targets."""
 
     config: Snapshot
     targets: Mapping[str, Mapping[str, Any]]
@@ -148,5 +151,5 @@ class _Preparation:
         except CannotRender:
             return "template_data_missing"
         except Unreadable:
-            pass  # here; a node that has the key would send it
+            pass  # only on this node; a node with the key would send it
         return ""

@@ -1,7 +1,7 @@
-"""A replay from its beginning to its end: begun by a person, executed by a worker, published or discarded by a person.
+"""Manage replays: a user starts one, a worker executes it, a user publishes or discards it.
 
-The row is the job. A tick looks for one that waits, or whose worker was not heard of for two minutes; one replay runs
-at a time, because it keeps a worker's process busy for up to a few minutes.
+The row is the job. A tick selects a waiting replay, or one without a heartbeat of its worker for two minutes. One
+replay runs at a time, because it occupies a worker process for up to a few minutes.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from scheduling.planning.rescheduling import WATCHED, Moved
 log = structlog.get_logger(__name__)
 
 
-SECTIONS = ("nodes", "delay_rules", "harassment_rules", "stages", "templates")  #: what is edited most comes first
+SECTIONS = ("nodes", "delay_rules", "harassment_rules", "stages", "templates")  #: the most edited sections come first
 
 
 def live_text() -> str:
-    """What is live, as a draft that changes nothing."""
+    """Return the live configuration as a draft without changes."""
     known = sections()
     with transaction.atomic():
         given = {name: known[name].export(with_secrets=False) for name in SECTIONS}
@@ -48,7 +48,12 @@ def live_text() -> str:
 
 
 def read(text: str) -> tuple[dict[str, Any], apply.Plan]:
-    """The draft and what it would change. Raises `InvalidDocument`, or `InvalidConfiguration` with every problem."""
+    """Return the draft and the changes it would make.
+
+    Raises:
+        InvalidDocument: the text cannot be parsed.
+        InvalidConfiguration: with all problems of the draft.
+    """
     given = document.load(text.encode())
     foreign = [name for name in given if name not in (*SECTIONS, "version") and name in sections()]
     if foreign:
@@ -59,12 +64,17 @@ def read(text: str) -> tuple[dict[str, Any], apply.Plan]:
 
 
 class _Rehearsed(Exception):
-    """Roll back."""
+    """Rolls the transaction back."""
 
 
 def rehearse(given: Mapping[str, Any], planned: apply.Plan) -> Snapshot:
-    """The configuration that publishing would make, by storing the draft and rolling it back. For that moment others
-    cannot edit; nobody ever reads it. Raises `Conflict` where somebody edits at the same moment."""
+    """Return the configuration that publishing would make. Store the draft, load it and roll back.
+
+    During that time no other user can edit, and no process reads the draft.
+
+    Raises:
+        Conflict: another user edits at the same moment.
+    """
     found: list[Snapshot] = []
     try:
         with transaction.atomic():
@@ -77,14 +87,19 @@ def rehearse(given: Mapping[str, Any], planned: apply.Plan) -> Snapshot:
 
 MOST_DAYS = 30
 MOST_WAITING = 5
-PATIENCE = timedelta(minutes=2)  #: after which a worker that says nothing is taken for dead
+PATIENCE = timedelta(minutes=2)  #: a worker without a heartbeat for that long counts as lost
 TRIES = 3
 
 State = WhatIfRun.State
 
 
 def begin(text: str, days: int, actor: Actor) -> WhatIfRun:
-    """Raises `InvalidDocument` or `InvalidConfiguration` where the draft is wrong, `Conflict` where enough wait."""
+    """Create a replay of the last `days`.
+
+    Raises:
+        InvalidDocument, InvalidConfiguration: the draft is wrong.
+        Conflict: `MOST_WAITING` replays are waiting or running.
+    """
     _, planned = read(text)
     if WhatIfRun.objects.filter(state__in=(State.WAITING, State.RUNNING)).count() >= MOST_WAITING:
         raise Conflict("enough replays wait already; try again when they are over")
@@ -99,15 +114,15 @@ def _told(change: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-# --- the worker's side --------------------------------------------------------------------------------------------
+# --- worker -------------------------------------------------------------------------------------------------------
 
 
 class _Overtaken(Exception):
-    """Somebody discarded it, or another worker has it."""
+    """A user discarded the replay, or another worker has it."""
 
 
 def execute_next() -> bool:
-    """Replay the oldest that waits, unless one is running. Returns whether there was one."""
+    """Execute the oldest waiting replay, unless one is running. Return whether there was one."""
     run = _claim()
     if run is None:
         return False
@@ -125,9 +140,9 @@ def execute_next() -> bool:
 
 
 def _claim() -> WhatIfRun | None:
-    """One at a time: whoever looks has the lock of those that could be chosen."""
+    """Select a replay. The locks on all candidates ensure that only one runs at a time."""
     with transaction.atomic():
-        at = sql.now()  # a node whose clock is ahead must not take the others' workers for dead
+        at = sql.now()  # with the clock of a node that is ahead, live workers would count as lost
         open_ones = list(
             WhatIfRun.objects.select_for_update(of=("self",))
             .filter(state__in=(State.WAITING, State.RUNNING))
@@ -173,12 +188,15 @@ def live_digest() -> str:
     return sha256(live_text().encode()).hexdigest()
 
 
-# --- the person's side --------------------------------------------------------------------------------------------
+# --- user ---------------------------------------------------------------------------------------------------------
 
 
 def publish(run_id: int, actor: Actor, *, move_waiting: bool = False) -> Moved | None:
-    """Make the draft what is live, with the actor in the history of every row. Raises `Conflict` where somebody edited
-    what the replay compared with, or decided about it already. Returns what moved, if anything was to."""
+    """Apply the draft, with the actor in the history of each row. Return the moved touches; None if none were to move.
+
+    Raises:
+        Conflict: the configuration changed since the replay, or the replay was published or discarded already.
+    """
     with transaction.atomic():
         run = _decide(run_id, State.PUBLISHED, actor, (State.DONE,))
         given, planned = read(run.draft)
@@ -189,19 +207,23 @@ def publish(run_id: int, actor: Actor, *, move_waiting: bool = False) -> Moved |
         return None
     try:
         return rescheduling.follow(planned, WATCHED)
-    except Error:  # it is live all the same
+    except Error:  # the draft is live in any case
         log.exception("waiting_not_moved", run=run_id)
         return Moved(broken=True)
 
 
 def discard(run_id: int, actor: Actor) -> None:
-    """Whatever it is doing. Raises `Conflict` where it was decided already."""
+    """Discard a replay in any state before its decision.
+
+    Raises:
+        Conflict: it was published or discarded already.
+    """
     with transaction.atomic():
         _decide(run_id, State.DISCARDED, actor, (State.WAITING, State.RUNNING, State.DONE, State.FAILED))
 
 
 def forget() -> None:
-    """Replays from before the time of which anything is kept."""
+    """Delete replays older than the retention time."""
     WhatIfRun.objects.filter(created_at__lt=now() - timedelta(days=settings.AFTERTOUCH_RETENTION_DAYS)).delete()
 
 

@@ -1,8 +1,7 @@
-"""One configuration in simulated time: events go in, touches are planned, called off, judged, held and sent.
+"""Simulate one configuration in memory: events arrive; touches are planned, cancelled, judged, deferred and sent.
 
-It does what intake and delivery do, in their order and with their pure parts, and keeps in memory what they keep in
-rows. A send always succeeds at once. Nobody is paused, and nobody is asked whether a customer is talking right now:
-only conversations that came as events are known.
+It applies the pure parts of ingest and delivery in their order. A send always succeeds at once. Pauses are ignored, and
+Presence is not asked: only conversations from events count.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from scheduling.policy.specs import CustomerSpec, DelayRules, EventSpec, NodeSpe
 
 
 class Config(Protocol):
-    """What of a configuration's snapshot is needed."""
+    """The parts of a configuration snapshot that a simulation reads."""
 
     @property
     def nodes(self) -> Mapping[int, NodeSpec]: ...
@@ -39,11 +38,11 @@ class Config(Protocol):
 
 @dataclass(slots=True)
 class Person:
-    """A customer as this world knows them at its present moment."""
+    """A customer in the current state of the simulation."""
 
     spec: CustomerSpec
     opted_out_at: datetime | None = None
-    happened: dict[str, datetime] = field(default_factory=dict)  #: by event type, the latest time of one
+    happened: dict[str, datetime] = field(default_factory=dict)  #: by event type: latest time of occurrence
     slots: deque[Slot] = field(default_factory=deque)
     waiting: dict[int, SimulatedTouch] = field(default_factory=dict)
 
@@ -57,7 +56,7 @@ class SimulatedTouch:
     due_at: datetime
     expires_at: datetime
     priority: int
-    carried: bool = False  #: it waited already when the replay begins
+    carried: bool = False  #: it waited already at the start of the replay
     judged_at: datetime | None = None
     held_by: set[str] = field(default_factory=set)
 
@@ -67,14 +66,14 @@ class SimulatedTouch:
 
 
 class Observer(Protocol):
-    """Who counts what happens."""
+    """Receives the events of the simulation, to count them."""
 
     def planned(self, touch: SimulatedTouch, node: NodeSpec) -> None: ...
     def judged(self, touch: SimulatedTouch, node: NodeSpec, verdict: Verdict, at: datetime) -> None: ...
     def ended(self, touch: SimulatedTouch, node: NodeSpec, state: str, reason: str, at: datetime) -> None: ...
 
 
-#: Why it cannot be sent although nothing speaks against it: its text lacks data, it has nowhere to go. Else "".
+#: Return why a permitted touch cannot be sent (missing data, no target), or "".
 Prepare = Callable[[NodeSpec, TemplateSpec, CustomerSpec, EventSpec], str]
 
 
@@ -102,10 +101,10 @@ class World:
         self._counts_communities = any(rule.kind == "cap" and rule.scope == "community" for rule in rules)
         self._capped = any(rule.kind == "cap" for rule in rules)
 
-    # --- in the order of intake ---
+    # --- in the order of ingest ---
 
     def receive(self, events: Sequence[EventSpec], at: datetime) -> None:
-        """Events that came at once, in the order of their arrival, by people who are known."""
+        """Process events that arrived at one instant, in order. Their customers must be loaded."""
         self.advance(at)
         self._call_off(events)
         for event in events:
@@ -120,7 +119,7 @@ class World:
         self._remember_activity(events, before)
 
     def carry(self, node_id: int, event: EventSpec, due_at: datetime, expires_at: datetime) -> None:
-        """A touch that waits already when the replay begins."""
+        """Add a touch that waited already at the start of the replay."""
         touch = self._touch(node_id, event, due_at, expires_at, self.config.nodes[node_id].priority)
         touch.carried = True
         self.observer.planned(touch, self.config.nodes[node_id])
@@ -134,7 +133,7 @@ class World:
                         self._end(touch, "cancelled", f"event:{event.type}")
 
     def _plan(self, event: EventSpec) -> Iterator[SimulatedTouch]:
-        """Each event sees the activity of those before it, not its own."""
+        """Plan the touches of an event. It sees the activity of earlier events, not its own."""
         person = self.people[event.user_id]
         nodes = self.config.triggered.get(event.type, ())
         planned = matrix.plan(event, person.spec, nodes, self.config.delay_rules, time_scale=self.time_scale)
@@ -148,7 +147,10 @@ class World:
         person.spec = replace(person.spec, last_active_at=active_at, conversation_at=talking_at)
 
     def _obsolete(self, fresh: Sequence[SimulatedTouch], events: Sequence[EventSpec]) -> dict[int, str]:
-        """Called off before they begin, by an event that came before theirs but happened after it, or comes next."""
+        """Return the new touches to cancel at once, with the reason.
+
+        The reason is an earlier event that occurred later, or a following event of the batch.
+        """
         places = {event.id: place for place, event in enumerate(events)}
         found: dict[int, str] = {}
         for touch in fresh:
@@ -157,14 +159,17 @@ class World:
                 latest = touch.person.happened.get(kind)
                 if latest and latest > event.occurred_at:
                     found.setdefault(touch.number, f"event:{kind}")
-            # The last one in the batch is looked at first, as intake does.
+            # The last event of the batch is checked first, as in ingest.
             for other in reversed(events[places[event.id] + 1 :]) if revoking else ():
                 if other.user_id == event.user_id and other.type in revoking and other.occurred_at >= event.occurred_at:
                     found.setdefault(touch.number, f"event:{other.type}")
         return found
 
     def _begin(self, touch: SimulatedTouch, called_off: str) -> None:
-        """`on_repeat`: keep leaves the touch that waits and plans nothing, restart calls it off and plans anew."""
+        """Add a touch with `on_repeat` applied.
+
+        `keep` leaves the waiting touch and plans nothing. `restart` cancels it and plans a new one.
+        """
         node = self.config.nodes[touch.node_id]
         if not called_off and node.on_repeat != "each":
             earlier = self._waiting(touch.event.user_id, node.id)
@@ -178,7 +183,7 @@ class World:
             self._end(touch, "cancelled", called_off)
 
     def _remember_activity(self, events: Sequence[EventSpec], before: Mapping[str, CustomerSpec]) -> None:
-        """The row of a customer is not rewritten for less than the grain, unless it is for something else."""
+        """Update activity as ingest does: not for a change below the grain, unless another field changes too."""
         unhappy = {event.user_id for event in events if event.type == "complaint.received"}
         for user_id, was in before.items():
             person = self.people[user_id]
@@ -199,7 +204,7 @@ class World:
 
     def _wait(self, touch: SimulatedTouch) -> None:
         touch.person.waiting[touch.number] = touch
-        # What is overdue is judged with the others of its moment, the most important first.
+        # An overdue touch is judged with the others of its moment, the most important first.
         heappush(self._agenda, (max(touch.due_at, self.now), touch.priority, touch.due_at, touch.number, touch))
 
     def _waiting(self, user_id: str, node_id: int) -> list[SimulatedTouch]:
@@ -208,7 +213,7 @@ class World:
     # --- in the order of delivery ---
 
     def advance(self, until: datetime) -> None:
-        """Let time pass: judge what falls due."""
+        """Advance the time and judge the touches that fall due."""
         while self._agenda and self._agenda[0][0] <= until:
             at, _, due_at, number, touch = heappop(self._agenda)
             if touch.person.waiting.get(number) is touch and touch.due_at == due_at:
