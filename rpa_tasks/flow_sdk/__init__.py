@@ -1,4 +1,4 @@
-"""What a flow of one's own is written with. A flow is a Python file with a `run`:
+"""Library for flows. A flow is a Python file with a function `run`:
 
     from rpa_tasks.flow_sdk import Flow, PlatformError
 
@@ -7,7 +7,7 @@
         …
         return {"read": 12}
 
-Nothing here imports Django: a flow has to begin within the blink of an eye, and may run where only its browser is.
+No module here imports Django, because a flow must start fast and may run on a machine that only has its browser.
 """
 
 from __future__ import annotations

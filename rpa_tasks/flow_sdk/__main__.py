@@ -34,7 +34,7 @@ def _new(order: argparse.Namespace) -> int:
 
 
 def _try(order: argparse.Namespace) -> int:
-    from rpa_tasks.flow_sdk import cli  # what it needs would make each run of the workers begin later
+    from rpa_tasks.flow_sdk import cli  # its imports would delay each run of the workers
 
     return cli.try_flow(
         order.flow,
@@ -48,7 +48,7 @@ def _try(order: argparse.Namespace) -> int:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
-        """With the status that our other refusals have, too."""
+        """Print the usage and exit with the status of `Misused`."""
         self.print_usage(sys.stderr)
         self.exit(Misused.exit_code, f"{self.prog}: {message}\n")
 

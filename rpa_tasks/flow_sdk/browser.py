@@ -1,4 +1,7 @@
-"""A browser for trying a flow by hand. Workers lend flows the browsers of their pool instead."""
+"""Browser of a flow: one opened for a manual trial, and the tab of each run.
+
+Workers give flows the browsers of their pool instead.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,9 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 START_TIMEOUT = 30.0  #: seconds
-CLOSE_TIMEOUT = 5.0  #: seconds to store what it keeps, before it is killed
+CLOSE_TIMEOUT = 5.0  #: seconds to store its data before it is killed
 FLAGS = (
-    "--remote-debugging-port=0",  # a free one; the profile tells which
+    "--remote-debugging-port=0",  # a free port; the profile has its number
     "--no-first-run",
     "--no-default-browser-check",
     "--disable-breakpad",
@@ -42,15 +45,17 @@ FLAGS = (
 
 @contextmanager
 def opened(profile: Path | None = None, *, show: bool = False) -> Iterator[int]:
-    """The debug port of a Chromium that is closed at the end. Without a profile it begins as a stranger everywhere.
-    Misused: there is no Chromium, or it does not start."""
+    """Start a Chromium, yield its debug port, and close it at the end. Without a profile it has no logins.
+
+    Raises: `Misused` if there is no Chromium or it does not start.
+    """
     with TemporaryDirectory(prefix="flow-profile-", ignore_cleanup_errors=True) as passing:
         folder = (profile or Path(passing)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "DevToolsActivePort").unlink(missing_ok=True)
         words = [_find(), *FLAGS, f"--user-data-dir={folder}", *([] if show else ["--headless=new"])]
         if os.geteuid() == 0:
-            words.append("--no-sandbox")  # it refuses to run as root otherwise
+            words.append("--no-sandbox")  # otherwise it refuses to run as root
         process = subprocess.Popen(  # noqa: S603  (our own words)
             [*words, "about:blank"],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -72,7 +77,7 @@ def _find() -> str:
 
 
 def _address(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
-    """Port and path of its debugging socket."""
+    """Return port and path of its debugging socket."""
     ends_at = time.monotonic() + START_TIMEOUT
     while time.monotonic() < ends_at and process.poll() is None:
         with suppress(OSError, ValueError):
@@ -83,7 +88,7 @@ def _address(process: subprocess.Popen[bytes], file: Path) -> tuple[int, str]:
 
 
 def _ask_to_close(file: Path) -> None:
-    """On SIGTERM it loses the cookies of the last half minute, and so a login that was just made."""
+    """Ask it to close: SIGTERM would lose the cookies of the last 30 seconds, and so a new login."""
     with suppress(OSError, ValueError, WebSocketException):
         port, path = file.read_text().split()
         with connect(f"ws://127.0.0.1:{port}{path}", proxy=None, open_timeout=CLOSE_TIMEOUT) as socket:
@@ -92,7 +97,7 @@ def _ask_to_close(file: Path) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Its group is killed in any case: its own children may hang."""
+    """Wait for its end, then kill its process group: children of it may hang."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(CLOSE_TIMEOUT)
     with suppress(ProcessLookupError):
@@ -102,12 +107,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 HOST = "127.0.0.1"
 CONNECT_TIMEOUT = 45.0  #: seconds; a Chromium that waits for a processor answers late
-PATIENCE = 30.0  #: seconds that a step on the page may take, unless the flow says otherwise
+PATIENCE = 30.0  #: seconds for one step on the page, unless the flow sets another limit
 CLOSING_TIMEOUT = 2.0  #: seconds
 
 
 class Tab:
-    """Opened at its first use, so that a flow without a browser never loads Playwright."""
+    """The tab of a run, opened at its first use, so that a flow without a browser never loads Playwright."""
 
     def __init__(self, port: int | None, timeout: float) -> None:
         self._port = port
@@ -115,7 +120,7 @@ class Tab:
         self._playwright: Playwright | None = None
         self._browser: Browser | None = None
         self._page: Page | None = None
-        self._opened: list[Page] = []  #: the page, and what pops up from it
+        self._opened: list[Page] = []  #: the page and its pop-ups
         self._id = ""
 
     @property
@@ -148,7 +153,7 @@ class Tab:
             raise Transient(f"The browser on port {self._port} does not answer: {error.message}") from None
 
     def _open(self, browser: Browser) -> None:
-        """In the context that has the shop's cookies."""
+        """Open the tab in the context that has the shop's cookies."""
         if not browser.contexts:
             raise Transient(f"The browser on port {self._port} has no profile.")
         context = browser.contexts[0]
@@ -165,7 +170,7 @@ class Tab:
         page.on("popup", self._follow)
 
     def leave(self, *, keep: bool) -> None:
-        """Close what the flow opened, unless somebody may want to see it, and let go of the browser, which lives on."""
+        """Close the flow's pages unless `keep`, and disconnect from the browser, which continues to run."""
         for page in [] if keep else self._opened:
             page.close()
         if self._playwright:
@@ -173,8 +178,10 @@ class Tab:
             self._playwright = self._browser = self._page = None
 
     def close_from_outside(self) -> None:
-        """For a signal handler, where Playwright must not be called: it may be in the middle of something. Raises
-        nothing: who stopped us cleans up behind us anyway."""
+        """Close the page without Playwright, for a signal handler that may interrupt a Playwright call.
+
+        Raises nothing: the process that stopped the flow cleans up.
+        """
         if not self._id:
             return
         request = f"GET /json/close/{self._id} HTTP/1.1\r\nHost: {HOST}\r\nConnection: close\r\n\r\n"

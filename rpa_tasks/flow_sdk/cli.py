@@ -1,4 +1,4 @@
-"""One run of one flow, from the command line's words to the exit status."""
+"""Run a flow, try it by hand, and write the file of a new flow."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rpa_tasks.flow_sdk.wire import Wire
 
 
 def run(name: str, param: str, timeout: float) -> int:
-    """The exit status."""
+    """Run a flow and return the exit status."""
     try:
         fields = read_param(param)
         discovery.find(name)
@@ -30,13 +30,13 @@ def run(name: str, param: str, timeout: float) -> int:
     stop = Stop(tab, wire, timeout)
     code = _carry_out(name, Flow(**fields, timeout=timeout, tab=tab, wire=wire))
     stop.expect_end(code)
-    # What went wrong is still to be seen there: the page is the evidence. Whoever lent the browser tidies up.
+    # After an error the page stays open as evidence. The owner of the browser cleans up.
     _leave(tab, keep=code != 0)
     return code
 
 
 def _carry_out(name: str, flow: Flow) -> int:
-    """The result is told before anything else happens: once the effect took place, nothing may hide it."""
+    """Run the flow and print its result at once: after the effect no later error may hide the result."""
     try:
         result = discovery.load(name)(flow)
         if result is not None and not isinstance(result, dict):
@@ -54,7 +54,7 @@ def _carry_out(name: str, flow: Flow) -> int:
 def _leave(tab: Tab, *, keep: bool) -> None:
     try:
         tab.leave(keep=keep)
-    except Exception as error:  # the browser may have died meanwhile; the flow's own end is told already
+    except Exception as error:  # the browser may have died; the flow's result is already printed
         sys.stderr.write(f"The tab could not be closed: {error}\n")
 
 
@@ -64,14 +64,17 @@ def _complain(error: FlowError) -> int:
 
 
 def try_flow(name: str, *, shop: str, payload: str, timeout: float, profile: Path | None, show: bool) -> int:
-    """The run's exit status. Misused: the payload is no JSON object, or there is no browser to be had."""
+    """Run a flow in a new browser and return the exit status.
+
+    Raises: `Misused` if the payload is no JSON object or there is no browser.
+    """
     try:
         given = json.loads(payload)
     except (ValueError, RecursionError) as error:
         raise Misused(f"--payload is not JSON: {error}") from None
     if not isinstance(given, dict):
         raise Misused("--payload must be a JSON object.")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # through the end of the block: the browser is ours
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))  # so that leaving the block closes the browser
     with opened(profile, show=show) as port:
         param = json.dumps({"shop_id": shop, "debug_port": port, "payload": given})
         words = ["--flow", name, "--param", param, "--timeout", str(timeout)]
@@ -87,7 +90,7 @@ def _run(words: list[str]) -> int:
     with subprocess.Popen(words) as process:  # noqa: S603  (our own module)
         try:
             return process.wait()
-        except KeyboardInterrupt:  # the run got it, too
+        except KeyboardInterrupt:  # the run received the interrupt as well
             return process.wait()
         finally:
             process.terminate()
@@ -97,8 +100,10 @@ STARTER = Path(__file__).with_name("starter.txt")
 
 
 def write_starter(name: str, folder: Path | None = None) -> Path:
-    """In `folder`, else in the first directory of AFTERTOUCH_RPA_FLOWS, else among ours. Misused: no such name, or
-    there is one already; nothing is ever written over."""
+    """Write the starter file of a flow, in `folder` or in the first directory of the search path. Overwrites no file.
+
+    Raises: `Misused` if the name is invalid or taken, or the file cannot be written.
+    """
     if not NAME.fullmatch(name):
         raise Misused(f"{name!r} is no name for a flow: letters, digits, “_”, “-” and “.”, at most 140.")
     folder = folder or directories()[0]
@@ -116,10 +121,10 @@ def write_starter(name: str, folder: Path | None = None) -> Path:
 
 
 def is_found(path: Path) -> bool:
-    """Whether `run` will look there."""
+    """Return whether the file is on the search path of `run`."""
     return any(path.parent.resolve() == folder.resolve() for folder in directories())
 
 
 def hint(path: Path) -> str:
-    """What to do so that it is found."""
+    """Return the command that adds the file's directory to the search path."""
     return f"export {VARIABLE}={os.path.abspath(path.parent)}"

@@ -1,4 +1,4 @@
-"""Where flows are: `<name>.py` in the directories of AFTERTOUCH_RPA_FLOWS, separated by colons, then among ours."""
+"""Find and load flows: `<name>.py` in the directories of AFTERTOUCH_RPA_FLOWS, separated by colons, then in ours."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rpa_tasks.flow_sdk.errors import Misused
 
 VARIABLE = "AFTERTOUCH_RPA_FLOWS"
 OURS = Path(__file__).resolve().parent.parent / "flows"
-#: `<platform>_<task type>`; no path gets through.
+#: `<platform>_<task type>`; a path does not match.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
 
 Run = Callable[[Any], object]
 
 
 def directories() -> list[Path]:
-    """Your own first, so that a flow of yours may take the place of one of ours."""
+    """Return the search path: your directories precede ours, so that your flow can replace one of ours."""
     named = [Path(word).expanduser().absolute() for word in os.environ.get(VARIABLE, "").split(os.pathsep) if word]
     return [*named, OURS]
 
 
 def find(name: str) -> Path:
-    """Misused: there is none of this name, and where it was looked for."""
+    """Return the file of a flow. Raises `Misused` with the searched directories if there is none."""
     if not NAME.fullmatch(name):
         raise Misused(f"{name!r} is no name for a flow: letters, digits, “_”, “-” and “.”, at most 140.")
     for folder in directories():
@@ -40,9 +40,9 @@ def find(name: str) -> Path:
 
 
 def load(name: str) -> Run:
-    """Misused: the file cannot be imported, or has no `run`."""
+    """Import a flow and return its `run`. Raises `Misused` if the import fails or there is no `run`."""
     path = find(name)
-    # Behind everything else: a flow may import what lies beside it, and hides no module of the library by its name.
+    # Last, so that a flow can import files beside it but hides no module of the library by its name.
     sys.path.append(str(path.parent))
     module_name = "rpa_flow_" + re.sub(r"\W", "_", name)
     spec = importlib.util.spec_from_file_location(module_name, path)
@@ -60,7 +60,7 @@ def load(name: str) -> Run:
 
 
 def known() -> list[tuple[str, str, Path]]:
-    """Name, first line of its description, and file of every flow that can be found."""
+    """Return name, first line of the description, and file of every flow that can be found."""
     found: dict[str, tuple[str, str, Path]] = {}
     for folder in directories():
         for path in sorted(folder.glob("*.py")):

@@ -1,4 +1,4 @@
-"""What a flow is told, and what it works with."""
+"""Parameters and tools of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rpa_tasks.flow_sdk.wire import Wire
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-#: By name: the types that fit, and what stands in where the parameter says nothing.
+#: By name: accepted types, their description, and the default.
 FIELDS: Mapping[str, tuple[type | tuple[type, ...], str, Any]] = {
     "shop_id": (str, "a string", None),
     "platform": (str, "a string", ""),
@@ -30,16 +30,16 @@ HIGHEST_PORT = 65_535
 
 @dataclass(slots=True, kw_only=True)
 class Flow:
-    """One run. `page` is a fresh tab in the shop's own browser, logged in as the shop was left."""
+    """One run. `page` is a new tab in the shop's own browser, with the shop's logins."""
 
     shop_id: str
     platform: str
     profile_id: str
     #: The job. Constant over its retries.
     task_id: str
-    #: The same for a job and for every job that a person published again in its place: an idempotency key.
+    #: The same for a job and for every job that was published again in its place: an idempotency key.
     delivery_key: str
-    #: Raised by each run of the shop. Store it with what you write, and refuse to write over a higher one.
+    #: Increased by each run of the shop. Store it with your data, and refuse to overwrite data with a higher one.
     lease_no: int
     payload: dict[str, Any]
     #: Seconds.
@@ -49,29 +49,31 @@ class Flow:
 
     @property
     def page(self) -> Page:
-        """Misused: the job has no browser. Transient: the browser does not answer."""
+        """Return the tab. Raises `Misused` if the job has no browser, `Transient` if the browser does not answer."""
         return self.tab.page
 
     @property
     def browser(self) -> Browser:
-        """The shop's browser; its one context has the shop's cookies. Raises like `page`."""
+        """Return the shop's browser; its only context has the shop's cookies. Raises like `page`."""
         return self.tab.browser
 
     def text(self, name: str) -> str:
-        """What the payload must say under this name. BusinessError: it does not."""
+        """Return a required text of the payload. Raises `BusinessError` if it is missing or empty."""
         value = self.payload.get(name)
         if not isinstance(value, str) or not value.strip():
             raise BusinessError(f"payload: {name} must be a text that is not empty.")
         return value
 
     def progress(self, fraction: float, message: str = "") -> None:
-        """Between 0 and 1, shown with the job."""
+        """Report the progress, between 0 and 1, which is shown with the job."""
         self.wire.progress(fraction, message)
 
 
 def read_param(text: str) -> dict[str, Any]:
-    """The fields of `--param`, each of the right type. Misused: it says what does not fit, and repeats no value, as a
-    payload may be secret."""
+    """Return the fields of `--param`, checked for their types.
+
+    Raises: `Misused`. The message contains no value, as a payload may be secret.
+    """
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""Ending before the flow does: because somebody said so, or because its time is over.
+"""End the process before the flow ends: by a signal, or after its timeout.
 
-The process ends inside the handler. Raising an exception there would leave Playwright's event loop broken in the
-middle, and the flow's own clean-up would then wait on it for ever. What a flow writes belongs in a transaction: the
-server undoes an unfinished one when the connection breaks.
+The process exits inside the signal handler. An exception there would leave Playwright's event loop broken, and the
+flow's own clean-up would wait on it forever. Write data in a transaction: the server rolls an unfinished one back when
+the connection breaks.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from rpa_tasks.flow_sdk.browser import Tab
 from rpa_tasks.flow_sdk.errors import INTERRUPTED, TERMINATED, TIMED_OUT
 from rpa_tasks.flow_sdk.wire import Wire
 
-#: Seconds after the timeout at which a run ends itself, in case nobody else does it.
+#: Seconds after the timeout until a run ends itself, if no other process does.
 OVERTIME = 5.0
-#: Seconds before the timeout from which a SIGTERM is taken for it: who measures it began before us.
+#: A SIGTERM less than this many seconds before the timeout counts as the timeout: the sender's clock started earlier.
 NEARLY = 3.0
-#: Seconds to leave in good order once the flow is over.
+#: Seconds for an orderly exit after the end of the flow.
 LEAVING = 5.0
 
 CODES = {signal.SIGTERM: TERMINATED, signal.SIGINT: INTERRUPTED, signal.SIGALRM: TIMED_OUT}
 
 
 class Stop:
-    """Listens from its construction on."""
+    """Handles stop signals and the timeout from its construction on."""
 
     def __init__(self, tab: Tab, wire: Wire, timeout: float) -> None:
         self._tab, self._wire = tab, wire
@@ -39,7 +39,7 @@ class Stop:
         signal.setitimer(signal.ITIMER_REAL, timeout + OVERTIME)
 
     def expect_end(self, code: int) -> None:
-        """The flow is over with this exit status, whatever happens to the tidying up that follows."""
+        """Fix the exit status after the end of the flow, whatever happens during the cleanup."""
         self._code = code
         signal.setitimer(signal.ITIMER_REAL, LEAVING)
 
@@ -54,10 +54,10 @@ class Stop:
             signal.signal(each, signal.SIG_IGN)
         code = self._code
         if code is None:
-            # The effect took place and was reported: what comes now is too late to change that.
+            # The effect took place and was reported: a later signal does not change that.
             code = 0 if self._wire.told_result else CODES[signal.Signals(number)]
             os.write(2, self._last_words(number).encode())
-            # At the timeout the page shows what it was waiting for, and is kept; otherwise nobody wants to see it.
+            # At the timeout the page shows what it was waiting for, and stays open as evidence.
             if time.monotonic() < self._timeout_at - NEARLY:
                 self._tab.close_from_outside()
         os._exit(code)

@@ -1,4 +1,4 @@
-"""What is said to whoever started us, a JSON object a line on the standard output."""
+"""Messages of a flow to its runner: one JSON object per line on standard output."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 
 from rpa_tasks.flow_sdk.errors import BusinessError
 
-RESULT_LIMIT = 60_000  #: bytes; a longer line is not read by the guard
+RESULT_LIMIT = 60_000  #: bytes; the supervisor process does not read a longer line
 MESSAGE_LIMIT = 200
 
 
 class Wire:
-    """Owns the standard output. What the flow prints, and what its own child processes print, goes to the error
-    output instead: half a line of it in front of ours would make ours unreadable."""
+    """Owns standard output. Output of the flow and of its child processes goes to standard error instead.
+
+    A partial line before one of ours would make ours unreadable.
+    """
 
     def __init__(self) -> None:
         sys.stdout.flush()
@@ -23,15 +25,15 @@ class Wire:
         os.set_inheritable(self._descriptor, False)
         os.dup2(2, 1)
         self.told_result = False
-        self.telling = False  #: in the middle of the result: who ends us waits until it is out
-        self.put_off: int = 0  #: the signal that came meanwhile
+        self.telling = False  #: during the output of the result: a stop signal waits until it is complete
+        self.put_off: int = 0  #: the stop signal that arrived during this time
 
     def progress(self, fraction: float, message: str) -> None:
         inside = min(1.0, float(fraction)) if fraction > 0 else 0.0  # NaN is not greater than 0
         self._say({"progress": round(inside, 3), "message": str(message)[:MESSAGE_LIMIT]})
 
     def result(self, value: dict[str, Any]) -> None:
-        """BusinessError: it cannot be kept, and never will."""
+        """Print the result. Raises `BusinessError` if it cannot be stored."""
         try:
             line = json.dumps({"result": value}, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -48,10 +50,10 @@ class Wire:
         self._write(json.dumps(value))
 
     def _write(self, line: str) -> None:
-        """Without a buffer, so that a signal finds no half written line."""
+        """Write without a buffer, so that a signal finds no partial line."""
         data = line.encode() + b"\n"
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
         except BrokenPipeError:
-            return  # nobody listens any more, and whoever started us knows that
+            return  # the reader has ended
