@@ -1,3 +1,3 @@
-"""Flows for the demo shop. Flows of your own belong in a directory of your own: AFTERTOUCH_RPA_FLOWS."""
+"""Flows for the demo shop. Your own flows belong in a directory of AFTERTOUCH_RPA_FLOWS."""
 
 from __future__ import annotations

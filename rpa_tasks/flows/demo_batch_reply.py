@@ -1,10 +1,11 @@
-"""Answer the demo shop's buyers: each message that has no answer yet, once.
+"""Answer each unanswered message of the demo shop's buyers once.
 
-Payload: {"site": "http://127.0.0.1:8765", "reply": "…", "only": "u1", "login": true}. With `only` the messages of
-that buyer alone; `only` and `login` may be left out. As a channel of touches: "reply": "{body}", "only": "{user_id}".
+Payload: {"site": "http://127.0.0.1:8765", "reply": "…", "only": "u1", "login": true}. `only` restricts it to the
+messages of that buyer; `only` and `login` are optional. As a channel of touches: "reply": "{body}", "only":
+"{user_id}".
 
-The form carries the message's id as its token, and the site takes a token once. So a run that comes again after it
-was killed, even between the click and the answer, adds nothing.
+Idempotent: the form sends the message's id as its token, and the site accepts a token once. A repeated run adds
+nothing, even if the first was killed between the click and the response.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def run(flow: Flow) -> dict[str, Any]:
 
 
 def _answer(flow: Flow, message_id: str, reply: str) -> bool:
-    """On the page of messages, and there again afterwards. False: somebody else, or an earlier run, was quicker."""
+    """Answer one message on the page of messages, and return to that page. False: another client or run was faster."""
     page = flow.page
     message = page.locator(f"{OPEN}[data-message='{message_id}']")
     if not message.count():
@@ -43,7 +44,7 @@ def _answer(flow: Flow, message_id: str, reply: str) -> bool:
     box = message.get_by_label("Your answer")
     box.fill(reply)
     if box.input_value() != NEWLINE.sub("\n", reply):
-        raise BusinessError(f"The form takes no answer of {len(reply)} characters.")  # it cut it, without a word
+        raise BusinessError(f"The form takes no answer of {len(reply)} characters.")  # it truncated it silently
     with page.expect_navigation() as navigation:
         message.get_by_role("button", name="Reply").click()
     look_at(navigation.value)

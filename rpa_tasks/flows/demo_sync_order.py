@@ -1,9 +1,9 @@
-"""Read the demo shop's order list since the last time, and store what changed.
+"""Read the demo shop's orders that changed since the last run, and store them.
 
-Payload: {"site": "http://127.0.0.1:8765", "login": true}; `login` may be left out where the shop is logged in.
+Payload: {"site": "http://127.0.0.1:8765", "login": true}; `login` is optional if the shop is logged in.
 
-Running it twice, at the same time or late, changes nothing that is newer: an order is written only by a higher
-version, and the shop's row in the watermarks refuses whoever has a lower lease number than its last writer.
+Idempotent, also for concurrent or late runs: an order is overwritten only by a higher version. The shop's row in the
+watermarks refuses a lease number lower than that of its last writer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import psycopg
 from rpa_tasks.demo_shop.visiting import visit
 from rpa_tasks.flow_sdk import BusinessError, Flow
 
-#: The list has the latest change on top, so an order that moves while we turn pages moves to where we were: it comes
-#: again next time, its change being higher than any we have seen.
+#: The list has the latest change first. An order that moves during the paging moves to pages already read. The next run
+#: reads it, because its change is higher than any seen so far.
 ROWS = "rows => rows.map(row => ({...row.dataset}))"
 
-#: No row comes back where a later run wrote already. Until the transaction ends the row is ours.
+#: Returns no row if a later run has written. The transaction holds the row until its end.
 CLAIM = """
     INSERT INTO rpa_tasks_demowatermark AS mark (shop_id, position, lease_no) VALUES (%(shop)s, 0, %(lease_no)s)
     ON CONFLICT (shop_id) DO UPDATE SET lease_no = excluded.lease_no WHERE mark.lease_no <= excluded.lease_no
@@ -40,7 +40,7 @@ UPSERT = """
         writes = stored.writes + 1
     WHERE excluded.version > stored.version
 """
-#: A run that is stopped in the middle must not keep the shop's row from the next one.
+#: A run that is stopped during the transaction must not block the shop's row for the next one.
 LIMITS = """
     SELECT set_config('lock_timeout', '20s', true), set_config('statement_timeout', '30s', true),
            set_config('idle_in_transaction_session_timeout', '15s', true)
@@ -57,7 +57,7 @@ class Order(NamedTuple):
 
 
 def run(flow: Flow) -> dict[str, Any]:
-    with _claimed(flow) as (_, position):  # from here on nobody with a lower lease number writes
+    with _claimed(flow) as (_, position):  # from here on no run with a lower lease number writes
         pass
     orders = _read_since(flow, position)
     flow.progress(0.8, f"{len(orders)} orders read")
@@ -65,7 +65,7 @@ def run(flow: Flow) -> dict[str, Any]:
 
 
 def _read_since(flow: Flow, position: int) -> list[Order]:
-    """What changed after `position`, each order in its highest version: one that moved down is seen twice."""
+    """Return the orders that changed after `position`, each in its highest version: the pages may show one twice."""
     found: dict[str, Order] = {}
     page_number = 0
     while True:
@@ -91,7 +91,7 @@ def _order(row: dict[str, str]) -> Order:
 
 
 def _store(flow: Flow, orders: list[Order]) -> dict[str, Any]:
-    """Orders and watermark in one transaction: after a crash between them there is no telling what was read."""
+    """Store orders and watermark in one transaction, so that a crash cannot separate them."""
     with _claimed(flow) as (connection, position):
         written = connection.execute(
             UPSERT,
@@ -111,7 +111,10 @@ def _store(flow: Flow, orders: list[Order]) -> dict[str, Any]:
 
 @contextmanager
 def _claimed(flow: Flow) -> Iterator[tuple[psycopg.Connection[Any], int]]:
-    """A transaction that has the shop's row, and how far was read. BusinessError: a later run wrote already."""
+    """Open a transaction that holds the shop's row, and yield it with the last position.
+
+    Raises: `BusinessError` if a later run has written.
+    """
     address = os.environ.get("DATABASE_URL")
     if not address:
         raise BusinessError("DATABASE_URL is not set: list it among the flow's environment variables.")
