@@ -1,5 +1,8 @@
-"""What the flow `demo_sync_order` writes. A flow of your own has tables of its own, with the same two columns that
-make a late or repeated run harmless: the version of the order and the lease number of the writer."""
+"""Tables of the flow `demo_sync_order`.
+
+Your flow has its own tables with the same two columns, which make a late or repeated run harmless: the version of the
+order and the lease number of the writer.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ class DemoOrder(models.Model):
     status = models.CharField(_("status"), max_length=40)
     buyer = models.CharField(_("buyer"), max_length=100)
     amount = models.DecimalField(_("amount"), max_digits=12, decimal_places=2)
-    #: How often this row was written: an effect counter.
+    #: Number of writes of this row: an effect counter.
     writes = models.IntegerField(_("writes"), default=1)
 
     class Meta:
@@ -29,9 +32,9 @@ class DemoOrder(models.Model):
 
 class DemoWatermark(models.Model):
     shop_id = models.CharField(_("shop id"), max_length=64, primary_key=True)
-    #: The newest change that was read.
+    #: The latest change that was read.
     position = models.BigIntegerField(_("position"), default=0)
-    #: The highest lease number that wrote; a lower one is refused.
+    #: The highest lease number that has written; lower ones are refused.
     lease_no = models.IntegerField(_("lease number"), default=0)
 
     class Meta:

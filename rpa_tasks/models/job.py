@@ -11,17 +11,17 @@ from scheduling.models import WAITING, LedgerRow
 
 
 class JobState(models.TextChoices):
-    SCHEDULED = "scheduled", _("Scheduled")  #: waits in the table for its time or its lane
-    QUEUED = "queued", _("Handed over")  #: a token about it is on its way to a node
+    SCHEDULED = "scheduled", _("Scheduled")  #: waits for its time or its lane
+    QUEUED = "queued", _("Handed over")  #: a wake-up message for it has been published
     RUNNING = "running", pgettext_lazy("RPA job", "Running")  #: a node has it until `lease_until`
     SUCCEEDED = "succeeded", _("Succeeded")
     CANCELLED = "cancelled", _("Cancelled")
-    FAILED = "failed", _("Failed")  #: a failed task waits for a person
-    UNKNOWN = "unknown", _("Unknown")  #: it may have had its effect; a failed task waits for a person
+    FAILED = "failed", _("Failed")  #: has a failed task that needs a decision
+    UNKNOWN = "unknown", _("Unknown")  #: it may have had its effect; has a failed task that needs a decision
 
 
 class Job(LedgerRow):
-    """One run of one flow for one shop, with its retries."""
+    """One request to run a flow for a shop, with its retries."""
 
     state = models.CharField(_("state"), max_length=10, choices=JobState, default=JobState.SCHEDULED, editable=False)
     shop = models.ForeignKey(Shop, on_delete=models.PROTECT, related_name="jobs", verbose_name=_("shop"))
@@ -29,11 +29,11 @@ class Job(LedgerRow):
         Flow, on_delete=models.PROTECT, related_name="jobs", verbose_name=_("flow"), db_index=False
     )
     payload = models.JSONField(_("payload"), default=dict, blank=True)
-    #: The business key within shop and flow: while one of them waits, another request merges into it.
+    #: The business key within shop and flow: while a job of it waits, other requests merge into that job.
     dedupe_key = models.CharField(_("dedupe key"), max_length=200, blank=True)
-    #: Not yet claimed since it was published. A retry or a hold is exempt from the rule of one that waits.
+    #: Not claimed since it was published. A retry or a deferred job is exempt from the rule of one waiting job.
     fresh = models.BooleanField(default=True)
-    #: How many requests it stands for.
+    #: Number of requests that it covers.
     requests = models.PositiveIntegerField(_("requests"), default=1)
     #: Failures that count against `retry_delays`.
     failures = models.PositiveSmallIntegerField(_("failures"), default=0)
@@ -53,16 +53,16 @@ class Job(LedgerRow):
         permissions = [("run_job", _("Can publish jobs")), ("cancel_job", _("Can cancel jobs"))]
         indexes = [
             *LedgerRow.indexes_for("rpa_job"),
-            # Read by the pick: the head of a shop, tier by tier.
+            # For the pick: the first job of a shop in each tier.
             models.Index(
                 fields=["shop", "priority", "due_at"], name="rpa_job_heads", condition=Q(state__in=WAITING, parked="")
             ),
-            # Read by the list of jobs.
+            # For the list of jobs.
             models.Index(fields=["-created_at"], name="rpa_job_latest"),
         ]
         constraints = [
             *LedgerRow.constraints_for("rpa_job"),
-            # The lane, once more, in a way that no code can get around.
+            # Enforces the lane in PostgreSQL, whatever the code does.
             models.UniqueConstraint(fields=["shop"], name="rpa_one_run_a_shop", condition=Q(state="running")),
             models.UniqueConstraint(
                 fields=["shop", "flow", "dedupe_key"],
@@ -78,7 +78,7 @@ class Job(LedgerRow):
 
 
 class Run(models.Model):
-    """One try of a job on a node, and how it ended. Append-only."""
+    """One attempt of a job on a node, and its outcome. Append-only, except for repeated deferrals."""
 
     class Outcome(models.TextChoices):
         SUCCEEDED = "succeeded", _("Succeeded")
@@ -96,12 +96,12 @@ class Run(models.Model):
     node = models.CharField(_("node"), max_length=100, blank=True)
     started_at = models.DateTimeField(_("started at"))
     ended_at = models.DateTimeField(_("ended at"), null=True)
-    #: How long it waited for a browser.
+    #: Wait for a browser.
     pool_wait = models.DurationField(_("wait for a browser"), null=True)
     outcome = models.CharField(_("outcome"), max_length=10, choices=Outcome)
     reason = models.CharField(_("reason"), max_length=64, blank=True)
     exit_code = models.IntegerField(_("exit code"), null=True)
-    #: The last that the command said, at most 10,000 characters, secrets masked.
+    #: End of the command's output, at most 10,000 characters, secrets masked.
     detail = models.TextField(_("detail"), blank=True)
 
     class Meta:
@@ -109,7 +109,7 @@ class Run(models.Model):
         verbose_name_plural = _("runs")
         ordering = ["id"]
         indexes = [
-            # Read by the overview. A hold, which is written over and over, has no entry.
+            # For the overview. A deferral, which is overwritten repeatedly, has no entry.
             models.Index(fields=["ended_at"], name="rpa_run_ended", condition=~Q(outcome="held"))
         ]
 
@@ -118,8 +118,10 @@ class Run(models.Model):
 
 
 class Evidence(models.Model):
-    """What a failed run left: a picture of the page, its HTML, the log. Kept in the database, so that every web
-    process can show it whatever node it comes from."""
+    """Evidence of a failed run: screenshot, HTML and log.
+
+    Stored in PostgreSQL, so that every web process can show it, whatever node it comes from.
+    """
 
     class Kind(models.TextChoices):
         SCREENSHOT = "screenshot", _("Screenshot")
@@ -128,7 +130,7 @@ class Evidence(models.Model):
 
     run = models.ForeignKey(Run, on_delete=models.CASCADE, related_name="evidence", verbose_name=_("run"))
     kind = models.CharField(_("kind"), max_length=10, choices=Kind)
-    #: Zlib-compressed where it is text.
+    #: Texts are zlib-compressed.
     content = models.BinaryField(_("content"))
     created_at = models.DateTimeField(_("created at"), default=now, db_index=True, editable=False)
 

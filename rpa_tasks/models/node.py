@@ -5,15 +5,15 @@ from django.utils.translation import gettext_lazy as _
 
 
 class ExecutionNode(models.Model):
-    """A machine that runs jobs, as it last described itself."""
+    """A machine that runs jobs, as of its last report."""
 
     name = models.CharField(_("name"), max_length=100, primary_key=True)
     seen_at = models.DateTimeField(_("seen at"))
     started_at = models.DateTimeField(_("started at"))
     slots = models.PositiveSmallIntegerField(_("slots"))
-    #: The queues its workers consume, those for shops that are at home here (`n.…`) among them.
+    #: Queues that its workers consume, including those of shops that prefer this node (`n.…`).
     queues = models.JSONField(_("queues"), default=list)
-    #: One entry a browser slot: {"slot", "state", "shop", "profile", "port", "uses", "started_at", "last_used_at",
+    #: One entry per browser slot: {"slot", "state", "shop", "profile", "port", "uses", "started_at", "last_used_at",
     #: "rss_mb", "reason"}.
     browsers = models.JSONField(_("browsers"), default=list)
 
@@ -27,5 +27,5 @@ class ExecutionNode(models.Model):
 
     @property
     def serves(self) -> list[str]:
-        """The queues that its workers were told to consume."""
+        """Return the queues that its workers are configured to consume."""
         return [name for name in self.queues if not name.startswith("n.")]

@@ -1,4 +1,4 @@
-"""Where shops live and what can be done there."""
+"""Models of platforms, flows and shops."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ def usual_retry_delays() -> list[float]:
 
 
 class Platform(Versioned):
-    """A marketplace. Its circuit breaker stops all its shops while it turns robots away."""
+    """A marketplace. Its circuit breaker stops all its shops while it rejects robots."""
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
     name = models.CharField(_("name"), max_length=100, blank=True)
-    #: Its work leaves the shared queues for `p.<key>.<tier>`.
+    #: Its jobs use the queues `p.<key>.<tier>` instead of the shared ones.
     dedicated_queue = models.BooleanField(_("queues of its own"), default=False)
     paused = models.BooleanField(_("paused"), default=False)
-    #: How many of its jobs may wait at once.
+    #: Limit of its waiting jobs.
     backlog_limit = models.PositiveIntegerField(_("most jobs waiting"), default=10_000)
-    #: How many runs in a row must end with a platform error before the breaker opens.
+    #: Consecutive runs with a platform error that open the breaker.
     breaker_threshold = models.PositiveSmallIntegerField(
         _("errors that open the breaker"), default=3, validators=[MinValueValidator(1), MaxValueValidator(100)]
     )
-    #: Jobs with a browser wait for the node that has the shop's profile, as long as it is not silent for longer than
-    #: `AFTERTOUCH_RPA_HOME_LEASE`. Otherwise the first node with room takes them, with a profile of its own.
+    #: Jobs with a browser wait for the node that has the shop's profile, unless it has not reported for
+    #: `AFTERTOUCH_RPA_HOME_LEASE`. Otherwise the first node with a free slot takes them, with a new profile.
     waits_for_home = models.BooleanField(_("wait for the preferred node"), default=True, db_default=True)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords()
@@ -55,17 +55,17 @@ class Platform(Versioned):
 
 
 class Breaker(models.Model):
-    """The circuit breaker of a platform: closed, open until an instant, then half open for one probing run."""
+    """Circuit breaker of a platform: closed, open until an instant, then half open for one trial run."""
 
     platform = models.OneToOneField(Platform, primary_key=True, on_delete=models.CASCADE, verbose_name=_("platform"))
     #: Platform errors since the last success.
     errors = models.PositiveIntegerField(_("errors in a row"), default=0)
-    #: Nothing runs before this instant; empty while closed.
+    #: No run starts before this instant; empty while closed.
     open_until = models.DateTimeField(_("open until"), null=True, blank=True)
     opened_at = models.DateTimeField(_("opened at"), null=True, blank=True)
-    #: How often it opened since it was last closed; each doubles the wait.
+    #: Openings since it was last closed; each doubles the open time.
     openings = models.PositiveSmallIntegerField(_("openings"), default=0)
-    #: The one job that tries whether the platform is back.
+    #: The half-open trial.
     probe = models.UUIDField(_("probing job"), null=True, blank=True)
 
     class Meta:
@@ -77,7 +77,7 @@ class Breaker(models.Model):
 
 
 class DedupeBy(models.TextChoices):
-    """Which jobs without a `dedupe_key` of their own merge while one of them waits, within shop and flow."""
+    """Which jobs without a `dedupe_key` merge into a waiting one, within shop and flow."""
 
     PAYLOAD = "payload", _("same payload")
     TASK_TYPE = "task_type", _("same task type, whatever the payload")
@@ -85,20 +85,20 @@ class DedupeBy(models.TextChoices):
 
 
 class Flow(Versioned):
-    """What a task type means on a platform: the command that does it and how its end is read."""
+    """What a task type does on a platform: its command and the meaning of its exit status."""
 
     platform = models.ForeignKey(Platform, on_delete=models.PROTECT, related_name="flows", verbose_name=_("platform"))
     task_type = models.CharField(_("task type"), max_length=64, validators=[key_validator])
-    #: Words, never a shell line. `rpa_tasks.supervisor.command.PLACEHOLDERS` are filled in.
+    #: A list of words, never a shell line. `rpa_tasks.supervisor.command.PLACEHOLDERS` are filled in.
     command = models.JSONField(_("command"), default=list)
-    #: The soft stop; 50 s later the run is killed.
+    #: Until SIGTERM; 50 s later the run is killed.
     timeout = models.DurationField(_("timeout"), default=timedelta(seconds=600))
     needs_browser = models.BooleanField(_("needs a browser"), default=True)
     #: A repeat with the same task has no second effect.
     idempotent = models.BooleanField(_("idempotent"), default=False)
     #: {"transient": [..], "business": [..], "session": [..], "platform": [..]}
     exit_codes = models.JSONField(_("exit codes"), default=dict, blank=True)
-    #: A JSON schema of the payload; empty: anything goes.
+    #: A JSON schema of the payload; empty: any payload.
     payload_schema = models.JSONField(_("schema of the payload"), default=dict, blank=True)
     #: Exit status 0 without a `{"result": …}` line is a failure.
     needs_result = models.BooleanField(_("must print a result"), default=False)
@@ -114,7 +114,7 @@ class Flow(Versioned):
     clear_cookies = models.BooleanField(_("clear cookies first"), default=False)
     #: Names of environment variables that the command may see, beyond the minimal environment.
     environment = models.JSONField(_("environment variables"), default=list, blank=True)
-    #: Absolute folders that come first in the command's PATH.
+    #: Absolute directories that precede the command's PATH.
     path = models.JSONField(_("program folders"), default=list, db_default=[], blank=True)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
     history = HistoricalRecords()
@@ -123,7 +123,7 @@ class Flow(Versioned):
         verbose_name = _("flow")
         verbose_name_plural = _("flows")
         ordering = ["platform", "task_type"]
-        #: Commands run on execution nodes: more than editing what customers get.
+        #: Commands run on execution nodes. This is a stronger permission than editing messages to customers.
         permissions = [("define_command", _("Can define commands of flows"))]
         constraints = [models.UniqueConstraint(fields=["platform", "task_type"], name="one_flow_a_task_type")]
 
@@ -132,27 +132,27 @@ class Flow(Versioned):
 
     @property
     def name(self) -> str:
-        """What the command is told: `<platform>_<task type>`."""
+        """Return the name that the command receives: `<platform>_<task type>`."""
         return f"{self.platform.key}_{self.task_type}"
 
 
 class LoginState(models.TextChoices):
     OK = "ok", _("Logged in")
-    NEEDED = "needed", _("Login needed")  #: a run found the session gone; jobs wait until a person has logged in
+    NEEDED = "needed", _("Login needed")  #: a run found the shop logged out; jobs wait for a login by an operator
 
 
 class Shop(Versioned):
-    """One shop of a platform, with a browser profile of its own."""
+    """One shop of a platform, with its own browser profile."""
 
     platform = models.ForeignKey(Platform, on_delete=models.PROTECT, related_name="shops", verbose_name=_("platform"))
     shop_id = models.CharField(_("shop id"), max_length=64)
     name = models.CharField(_("name"), max_length=200, blank=True)
-    #: Its work leaves the shared queues for `s.<platform>.<shop>`.
+    #: Its jobs use the queue `s.<platform>.<shop>` instead of the shared ones.
     dedicated_queue = models.BooleanField(_("a queue of its own"), default=False)
     paused = models.BooleanField(_("paused"), default=False)
     login_state = models.CharField(_("login"), max_length=10, choices=LoginState, default=LoginState.OK)
     login_lost_at = models.DateTimeField(_("login lost at"), null=True, blank=True, editable=False)
-    #: The browser's profile directory; empty: `<platform>-<shop id>`. Never shared.
+    #: Directory of the browser profile; empty: `<platform>-<shop id>`. Never shared.
     profile_id = models.CharField(_("browser profile"), max_length=140, blank=True)
     backlog_limit = models.PositiveIntegerField(_("most jobs waiting"), default=100)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)
@@ -171,7 +171,7 @@ class Shop(Versioned):
         return self.name or f"{self.platform.key}/{self.shop_id}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """What a run finds out about the login meanwhile is not overwritten by who edits the rest."""
+        """Save without the login fields: a run may have changed them since the form was loaded."""
         if not self._state.adding:
             edited = {field.name for field in self._meta.concrete_fields if not field.primary_key}
             kwargs.setdefault("update_fields", edited - {"login_state", "login_lost_at"})
@@ -181,19 +181,19 @@ class Shop(Versioned):
 
     @property
     def profile(self) -> str:
-        """The name of its browser profile."""
+        """Return the name of its browser profile."""
         return self.profile_id or f"{self.platform.key}-{self.shop_id}"
 
 
 class Lane(models.Model):
-    """The one track of a shop. Whoever holds it runs; its number fences everything the run writes."""
+    """The lane of a shop, which allows one run at a time. Its number fences all writes of the run."""
 
     shop = models.OneToOneField(Shop, primary_key=True, on_delete=models.CASCADE, verbose_name=_("shop"))
     #: The running job; empty while free.
     task_id = models.UUIDField(_("running job"), null=True)
-    #: Raised by each run of this shop, whatever the job: job, browser and command line all carry it.
+    #: Increased by each run of this shop, whatever the job. Job, browser and command line carry it.
     lease_no = models.IntegerField(_("lease number"), default=0)
-    #: The node whose disk has the shop's browser profile.
+    #: The preferred node: its disk has the shop's browser profile.
     home = models.CharField(_("node of the profile"), max_length=100, blank=True)
     last_served_at = models.DateTimeField(_("last served at"), null=True)
     last_success_at = models.DateTimeField(_("last success at"), null=True)

@@ -8,7 +8,7 @@ from scheduling.ids import new_id
 
 
 class ScheduledRound(models.Model):
-    """One instant of a periodic task that publishes jobs: stored before any message about it exists."""
+    """One run of a periodic task that publishes jobs, stored before any message about it exists."""
 
     class State(models.TextChoices):
         WAITING = "waiting"
@@ -17,16 +17,16 @@ class ScheduledRound(models.Model):
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     schedule_id = models.BigIntegerField()
-    schedule = models.CharField(max_length=200)  #: its name at that instant
+    schedule = models.CharField(max_length=200)  #: its name at that time
     due_at = models.DateTimeField()
     args = models.JSONField(default=list)
     kwargs = models.JSONField(default=dict)
     state = models.CharField(max_length=10, choices=State, default=State.WAITING)
-    position = models.BigIntegerField(default=0)  #: the last shop whose job is stored; a repeat begins after it
+    position = models.BigIntegerField(default=0)  #: the last shop whose job is stored; a repeat continues after it
     lease_no = models.IntegerField(default=0)
-    #: claims since `position` last advanced, without those that an infrastructure error ended
+    #: claims since `position` last advanced, without those that ended with an infrastructure error
     tries = models.IntegerField(default=0, db_default=0)
-    next_at = models.DateTimeField(default=now)  #: when a worker may take it, for the first time or again
+    next_at = models.DateTimeField(default=now)  #: when a worker may claim it
     published = models.IntegerField(default=0)
     waiting = models.IntegerField(default=0)
     refused = models.IntegerField(default=0)
