@@ -1,8 +1,7 @@
-"""`platforms`, `flows` and `shops` in the configuration file.
+"""Sections `platforms`, `flows` and `shops` of the configuration file.
 
-Whether a platform or shop is paused is what people decide from hour to hour: the file may say it, but its silence
-leaves a pause alone, so that applying a file never starts what somebody has stopped. A shop's login is no
-configuration at all; runs find out and a person ends it.
+Operators pause platforms and shops at any time. The file may set `paused`; without it a pause stays, so that applying a
+file never resumes what an operator has paused. The login of a shop is not configuration.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from scheduling.models import WAITING
 
 
 class Pausable(RowSection):
-    """Rows with `paused`, about which silence changes nothing."""
+    """Section of rows with `paused`. An absent value keeps the present one."""
 
     def read_entry(self, entry: dict[str, Any], position: int, path: str, draft: Draft) -> dict[str, Any]:
         values = super().read_entry(entry, position, path, draft)
@@ -54,12 +53,12 @@ class Pausable(RowSection):
             transaction.on_commit(lambda: ring_for_shops(shops), robust=True)
 
     def shops_of(self, row: Any) -> Any:
-        """The shops that a pause of this row stops."""
+        """Return the shops that a pause of this row stops."""
         raise NotImplementedError
 
 
 def note_waiting(changes: list[Change], draft: Draft, column: str) -> None:
-    """What waits for a retired row is called off by the next pass."""
+    """Add a note about jobs of retired rows, which the next pass cancels."""
     for change in changes:
         if change.verb == "retired":
             waiting = Job.objects.filter(state__in=WAITING, **{column: change.row}).count()

@@ -1,6 +1,7 @@
-"""Validate platforms, flows and shops for admin forms and configuration files, as `scheduling.configuration.validation`
-does: values by the names of the model's fields, absent ones are skipped, and one `InvalidInput` names everything that
-is wrong. `platform` is always the platform's key.
+"""Validate platforms, flows and shops for admin forms and configuration files.
+
+Values have the names of the model's fields; absent ones are skipped. One `InvalidInput` contains all errors. `platform`
+is always the platform's key.
 """
 
 from __future__ import annotations
@@ -26,15 +27,15 @@ MAX_BACKLOG = 1_000_000
 MAX_SCHEMA = 65_536  #: characters
 EXIT_CLASSES = ("transient", "business", "session", "platform")
 MAX_VARIABLES = 50
-#: What a run gets from its runner; a flow that named one of these would be surprised by its value.
+#: Variables that the runner sets; the flow's value would be replaced.
 OWN_VARIABLES = {"PATH", "HOME", "LANG", "TZ", "TMPDIR", *MARKERS}
-#: With these a command could sign in as anybody and read every channel's secret.
+#: With these a command could sign in as any user and read the secrets of every channel.
 KEPT_BACK = {
     "DJANGO_SECRET_KEY", "AFTERTOUCH_SECRETS_KEYS", "REDIS_URL", "CELERY_BROKER_URL", "AFTERTOUCH_GATEWAY_REDIS_URL",
     "AFTERTOUCH_EMAIL_URL", "AFTERTOUCH_FLOWER_AUTH", "FLOWER_BASIC_AUTH",
 }  # fmt: skip
 
-#: It is part of a directory's and a queue's name.
+#: It is part of the names of a directory and a queue.
 _SHOP_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _PROFILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,139}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
@@ -50,7 +51,7 @@ def check_platform(values: Mapping[str, Any]) -> None:
 
 
 def check_flow(values: Mapping[str, Any]) -> None:
-    """The words of the command, not whether this machine has its program: see `missing_program`."""
+    """Check a flow, without the program on this machine: see `missing_program`."""
     found = Findings()
     found.key(values, "task_type")
     if "command" in values:
@@ -72,8 +73,7 @@ def check_flow(values: Mapping[str, Any]) -> None:
 
 
 def missing_program(values: Mapping[str, Any]) -> str:
-    """Why the command of a valid flow cannot be started on this machine, which may be no execution node; "" where it
-    can."""
+    """Return why the command of a valid flow cannot be started on this machine, or "". It may be no execution node."""
     return check_program(values["command"][0], values.get("path", []))
 
 
@@ -90,8 +90,10 @@ def _check_path(values: Mapping[str, Any], found: Findings) -> None:
 
 
 def check_shop(values: Mapping[str, Any], taken: Mapping[str, str] | None = None) -> None:
-    """`taken` is the browser profile of every other shop there is or was, and whose it is (see `profiles`): a profile
-    holds the cookies of its shop, so it is never handed to another one."""
+    """Check a shop. `taken` maps the browser profiles of all other shops, retired ones included, to their shops.
+
+    A profile has the cookies of its shop, so another shop may never get it.
+    """
     found = Findings()
     if "shop_id" in values and not _SHOP_ID.fullmatch(str(values["shop_id"])):
         found.add(
@@ -110,7 +112,7 @@ def check_shop(values: Mapping[str, Any], taken: Mapping[str, str] | None = None
 
 
 def profile_of(values: Mapping[str, Any]) -> str:
-    """What `Shop.profile` would say for these values, "" where they do not tell."""
+    """Return the value of `Shop.profile` for these values, or "" if they are incomplete."""
     if values.get("profile_id"):
         return str(values["profile_id"])
     known = values.get("platform") and values.get("shop_id")
@@ -118,7 +120,7 @@ def profile_of(values: Mapping[str, Any]) -> str:
 
 
 def profiles(shops: Iterable[Shop]) -> dict[str, str]:
-    """By browser profile, whose it is. The shops come with their platforms."""
+    """Map each browser profile to its shop. The shops come with their platforms."""
     return {shop.profile: f"{shop.platform.key}/{shop.shop_id}" for shop in shops}
 
 
@@ -160,7 +162,7 @@ def _check_schema(schema: Any, found: Findings) -> None:
         found.add("payload_schema", f"must not be longer than {MAX_SCHEMA} characters")
         return
     try:
-        # A schema that is fetched from elsewhere would let whoever edits one make our servers call any address.
+        # A remote reference would let the author of a schema make our servers call any address.
         jsonschema_rs.validator_for(schema, offline=True)
     except jsonschema_rs.ValidationError as error:
         where = ".".join(["payload_schema", *map(str, error.instance_path)])
