@@ -1,7 +1,8 @@
-"""A small marketplace to try flows on: shops with orders and buyers' messages, behind a login. It keeps everything in
-memory and counts what is done to it, so that a test can see whether a run had its effect once.
+"""Demo marketplace for flows: shops with orders and messages of buyers, behind a login.
 
     python -m rpa_tasks.demo_shop --port 8765
+
+All data is in memory. It counts its effects, so that a test can check whether a run had its effect once.
 """
 
 from __future__ import annotations

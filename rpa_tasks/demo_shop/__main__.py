@@ -17,7 +17,7 @@ def main(words: list[str]) -> int:
         sys.stderr.write(f"Port {order.port} cannot be had: {error.strerror}\n")
         return 1
     for number in (signal.SIGTERM, signal.SIGINT):
-        # From a thread of its own: it waits for the loop that the signal interrupted.
+        # From a separate thread: `shutdown` waits for the loop that the signal interrupted.
         signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
     sys.stdout.write(f"Demo market: {server.url}\n")
     sys.stdout.flush()

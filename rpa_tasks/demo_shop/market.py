@@ -1,4 +1,4 @@
-"""What the site knows: shops, their orders and messages, who is logged in, and what was done to it."""
+"""State of the demo marketplace: shops, orders, messages, sessions and counts of effects."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Order:
     amount: Decimal
     status: str
     version: int
-    change: int  #: raised by every change of any order of the shop; the newest change is on top of the list
+    change: int  #: increased by every change of an order of the shop; the list has the latest change first
 
 
 @dataclass(slots=True)
@@ -49,9 +49,9 @@ class Shop:
     change: int
     orders: dict[str, Order] = field(default_factory=dict)
     messages: dict[str, Message] = field(default_factory=dict)
-    tokens: set[str] = field(default_factory=set)  #: of the replies that were accepted
+    tokens: set[str] = field(default_factory=set)  #: of the accepted replies
     counts: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)  #: replies that came again, by message
+    refused: Counter[str] = field(default_factory=Counter)  #: repeated replies by message
 
     def newest_first(self) -> list[Order]:
         return sorted(self.orders.values(), key=lambda order: -order.change)
@@ -86,7 +86,7 @@ class Shop:
         return message
 
     def ship(self, order_nos: list[str]) -> list[Order]:
-        """Those of them that wait to be shipped; without a list, all that do."""
+        """Ship the listed orders that wait for it; without a list, all of them."""
         shipped = []
         for order in list(self.orders.values()):
             if order.status == "to ship" and (not order_nos or order.order_no in order_nos):
@@ -97,7 +97,7 @@ class Shop:
         return shipped
 
     def reply(self, message: Message, text: str, token: str) -> bool:
-        """False: this very reply was accepted before."""
+        """Store the reply. Returns False if a reply with this token was accepted before."""
         if token and token in self.tokens:
             self.refused[message.message_id] += 1
             return False
@@ -117,15 +117,15 @@ class Shop:
 
 
 class Market:
-    """All shops. Take `lock` around whatever you do with them."""
+    """All shops. Hold `lock` for every access."""
 
     def __init__(self, *, orders: int = 45, messages: int = 5, first_change: int | None = None) -> None:
-        """A shop appears, with so many orders and messages, when somebody logs in to it."""
+        """Create the market. A shop is created with this many orders and messages at its first login."""
         self.lock = RLock()
-        self.captcha = False  #: robots are turned away
-        self.slow = 0.0  #: seconds that each page takes
+        self.captcha = False  #: robots are rejected
+        self.slow = 0.0  #: seconds per page
         self._orders, self._messages = orders, messages
-        # A site that was started again must not look older than what was read from it before.
+        # After a restart the site must not look older than the data that was read from it before.
         self._first_change = int(time.time()) if first_change is None else first_change
         self._shops: dict[str, Shop] = {}
         self._sessions: dict[str, str] = {}
@@ -138,7 +138,7 @@ class Market:
         return self._shops[shop_id]
 
     def log_in(self, shop_id: str) -> str:
-        """The session's secret."""
+        """Log in and return the session's secret."""
         self.shop(shop_id).counts["logins"] += 1
         session = secrets.token_urlsafe(16)
         self._sessions[session] = shop_id
@@ -152,7 +152,7 @@ class Market:
         return self._shops[shop_id] if shop_id else None
 
     def expire_sessions(self, shop_id: str = "") -> None:
-        """Of one shop; without one, of all."""
+        """End the sessions of one shop; without a shop, all."""
         self._sessions = {key: shop for key, shop in self._sessions.items() if shop_id and shop != shop_id}
 
     def switches(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The site's pages. No script: what a flow sees is what the server sent."""
+"""HTML pages of the demo marketplace, without scripts."""
 
 from __future__ import annotations
 

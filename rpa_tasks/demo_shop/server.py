@@ -1,4 +1,4 @@
-"""The site on the wire: the standard library's HTTP server, on the loopback address only."""
+"""HTTP server of the demo marketplace, on the loopback address only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORM_LIMIT = 65_536
 
 
 class Server(ThreadingHTTPServer):
-    """Serves until `shutdown`. Port 0: a free one."""
+    """Serves until `shutdown`. Port 0 selects a free one."""
 
     daemon_threads = True
 
@@ -72,4 +72,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *values: object) -> None:
-        """Nothing: its terminal shows the address, and nothing that scrolls it away."""
+        """Log nothing, so that the terminal keeps showing the address."""

@@ -1,5 +1,7 @@
-"""What the site answers. `answer` is called from many threads; the market's lock is held while it thinks, never while
-a slow page waits."""
+"""Request handlers of the demo marketplace.
+
+`answer` runs in many threads. It holds the market's lock during the work, but not during the delay of a slow page.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ SLOWEST = 60.0
 class Request:
     method: str
     path: str
-    fields: Mapping[str, str]  #: of the address and of the form
+    fields: Mapping[str, str]  #: of the URL and of the form
     session: str = ""
 
 
@@ -38,7 +40,7 @@ class Answer:
 
 
 class Refused(Exception):
-    """The request makes no sense; the message says why."""
+    """The request is invalid; the message has the reason."""
 
 
 def answer(market: Market, request: Request) -> Answer:
@@ -99,7 +101,7 @@ def _messages(market: Market, shop: Shop, request: Request) -> Answer:
 
 
 def _reply(market: Market, shop: Shop, request: Request) -> Answer:
-    """The token makes a repeat harmless: the same one is accepted once."""
+    """Store a reply. Idempotent: a token is accepted once."""
     message = _message(shop, request)
     text = request.fields.get("text", "").strip()
     if not 0 < len(text) <= TEXT_LIMIT:
@@ -117,7 +119,7 @@ def _effects(market: Market, request: Request) -> Answer:
 
 
 def _switch(market: Market, request: Request) -> Answer:
-    """`captcha=0|1`, `slow=<seconds a page>`, `expire_sessions=1` (with `shop=` only that one's)."""
+    """Set switches: `captcha=0|1`, `slow=<seconds per page>`, `expire_sessions=1` (with `shop=` only of that shop)."""
     if unknown := set(request.fields) - {"captcha", "slow", "expire_sessions", "shop"}:
         raise Refused(f"There is no switch {', '.join(sorted(unknown))}.")
     market.captcha = bool(_number(request, "captcha", market.captcha))

@@ -1,4 +1,4 @@
-"""The demo shop as a flow sees it: its pages, and the ways in which it does not show them."""
+"""Visit the demo marketplace from a flow, and translate its errors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ BROKEN = 500
 
 
 def visit(flow: Flow, path: str) -> Page:
-    """Open a page of this shop; log in first where the payload says `"login": true`. SessionExpired, PlatformError,
-    Transient, BusinessError: what the flow may be told to expect."""
+    """Open a page of this shop; log in first if the payload has `"login": true`.
+
+    Raises: `SessionExpired`, `PlatformError`, `Transient`, `BusinessError`.
+    """
     site = flow.text("site").rstrip("/")
     if not site.startswith(("http://", "https://")):
         raise BusinessError("payload: site must begin with http:// or https://")
@@ -31,7 +33,7 @@ def visit(flow: Flow, path: str) -> Page:
 
 
 def look_at(response: Response | None) -> None:
-    """PlatformError, Transient: what was answered is not the page."""
+    """Raise `PlatformError` or `Transient` if the response is not the page."""
     if response is None:
         return
     if response.status == TURNED_AWAY:
@@ -41,7 +43,7 @@ def look_at(response: Response | None) -> None:
 
 
 def is_inside(flow: Flow) -> bool:
-    """Logged in, and as this shop. Another shop's orders under this one's name would be worse than none."""
+    """Return whether the page is logged in as this shop. Orders of another shop must not be stored under this one."""
     shown = flow.page.locator("[data-shop]")
     return shown.count() == 1 and shown.get_attribute("data-shop") == flow.shop_id
 
