@@ -1,4 +1,4 @@
-"""The back office of RPA. One module a noun; importing them registers their pages."""
+"""Admin pages of RPA, one module per noun. Importing the modules registers their pages."""
 
 from __future__ import annotations
 

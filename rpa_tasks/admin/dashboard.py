@@ -1,4 +1,4 @@
-"""RPA on the overview."""
+"""RPA card of the overview page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATIENCE_OF_CHART = 1.0  #: seconds
 
 
 def card(request: HttpRequest) -> Card | None:
-    """Shops, what waits by tier, browsers, and how runs ended."""
+    """Return shops, waiting jobs by tier, browsers, and the chart of run outcomes. None without permission."""
     if not request.user.has_perms(["rpa_tasks.view_shop", "rpa_tasks.view_job", "rpa_tasks.view_executionnode"]):
         return None
     shops = reverse("admin:rpa_tasks_shop_changelist")
@@ -39,7 +39,7 @@ def card(request: HttpRequest) -> Card | None:
 
 
 def _shops(link: str) -> list[Figure]:
-    """What is in order is not told, but for how many there are and how many run."""
+    """Return the counts of shops and runs, and of states with a problem."""
     told = patiently(figures, PATIENCE) or []
     return [
         Figure(each["words"], each["count"], f"{link}?state={each['state']}" if each["state"] else link, each["tone"])

@@ -1,5 +1,7 @@
-"""What failed runs left, handed out so that nothing of it can act here: a strange site's HTML is text or a file, and
-whatever it is, it gets an origin of its own and may load nothing."""
+"""Serve evidence of failed runs so that none of it can act in the admin site.
+
+HTML of another site is served as text or a file. Every response gets a separate origin and may load nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ ENDINGS = {"html": "html.txt", "log": "log.txt", "image/png": "png", "image/jpeg
 
 
 def evidence_response(request: HttpRequest, job_pk: UUID, piece: int) -> HttpResponse:
-    """`?save` offers it as a file."""
+    """Serve one piece of evidence. With `?save` it is a download."""
     if not request.user.has_perm("rpa_tasks.view_evidence"):
         raise PermissionDenied
     row = Evidence.objects.filter(pk=piece, run__job=job_pk).first()
@@ -41,7 +43,7 @@ def evidence_response(request: HttpRequest, job_pk: UUID, piece: int) -> HttpRes
 
 
 def picture_type(content: bytes) -> str:
-    """By what it begins with; "" for anything that is not a picture we take."""
+    """Return the image type by the first bytes, or "" for anything but a screenshot."""
     return next((kind for start, kind in PICTURES.items() if content.startswith(start)), "")
 
 

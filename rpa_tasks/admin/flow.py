@@ -1,4 +1,4 @@
-""""""
+"""Admin pages of flows: form fields for commands, exit codes and JSON, and the list."""
 
 from __future__ import annotations
 
@@ -29,12 +29,11 @@ from scheduling.admin.labels import complaint, spoken
 from scheduling.admin.retirement import Retirable, RetiredFilter
 from scheduling.strict_text import FIELD_SIZE, InvalidText, read_json
 
-MOST_JSON = 4 * FIELD_SIZE  #: characters; payloads and schemas have closer limits of their own
+MOST_JSON = 4 * FIELD_SIZE  #: characters; payloads and schemas have lower limits
 
 
 class CommandField(TextLikeField):
-    """The words of a command, one a line: nothing is quoted and no shell reads it. A word that a line cannot hold, as
-    an empty one, stands there in JSON."""
+    """The words of a command, one per line: no quotes, no shell. JSON for a word that a line cannot hold."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault(
@@ -70,7 +69,7 @@ def _as_word(line: str) -> str:
 
 
 class ExitCodesField(TextLikeField):
-    """`business=65 66, session=77`."""
+    """Exit codes as text: `business=65 66, session=77`."""
 
     widget = UnfoldAdminTextInputWidget
 
@@ -91,7 +90,7 @@ def _codes(text: str) -> list[int]:
 
 
 class JsonField(TextLikeField):
-    """A JSON object; empty means an empty one."""
+    """A JSON object; empty text means an empty object."""
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("required", False)
@@ -186,7 +185,7 @@ class FlowForm(CheckedForm):
             self.fields["command"].initial = USUAL_COMMAND
 
 
-#: What decides what is executed on a node, and how its end is read.
+#: Fields that decide which command runs on a node and how its end is judged.
 COMMAND_FIELDS = ("command", "path", "environment", "exit_codes")
 
 
@@ -195,7 +194,7 @@ def may_define_commands(request: HttpRequest) -> bool:
 
 
 def command_line(row: Flow) -> str:
-    """As one would type it."""
+    """Return the command as typed in a shell."""
     values = {**EXAMPLE, "flow": row.name, "timeout": str(int(row.timeout.total_seconds())), "python": "python"}
     words = []
     for word in row.command:
@@ -252,7 +251,7 @@ class FlowAdmin(KeepsOthersEdits, WithHistory, Retirable):
         return [*fields, "platform", "task_type", *kept]
 
     def has_add_permission(self, request: HttpRequest) -> bool:
-        """A flow without a command is none."""
+        """Allow adding only with the permission for commands: a flow needs a command."""
         return may_define_commands(request) and super().has_add_permission(request)
 
     def formfield_for_foreignkey(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> forms.Field | None:

@@ -1,4 +1,4 @@
-"""The chart of how runs ended, and what it counts."""
+"""Chart of run outcomes per hour."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ ENDS = (
 
 
 def ended_runs(since: datetime, until: datetime) -> dict[datetime, Counter[str]]:
-    """By the hour in which they ended, counted from `since`. What never began is no run."""
+    """Count runs by outcome for each hour after `since`. Deferred runs do not count."""
     found: dict[datetime, Counter[str]] = {hour: Counter() for hour in hours_between(since, until)}
     for hour, end, count in sql.rows(_ENDED, {"since": since, "until": until}):
         found[hour][end] += count
     return found
 
 
-# A job that ended badly was not claimed after its last run.
+# A failed job was not claimed after its last run.
 _ENDED = """
 SELECT date_bin('1 hour', run.ended_at, %(since)s),
        CASE WHEN run.outcome = 'succeeded' THEN 'done' WHEN run.outcome = 'cancelled' THEN 'cancelled'
@@ -44,7 +44,7 @@ past_runs = Past(ended_runs)
 
 
 def runs(spans: list[Span], patience: Patience, *, may_see_failed: bool) -> Chart:
-    """Those that failed lead to their failed tasks; no list has the others by their end."""
+    """Build the chart. Failed runs link to their failed tasks; no list shows the others by outcome."""
 
     def links(since: datetime, until: datetime) -> dict[str, str]:
         if not may_see_failed:

@@ -1,4 +1,4 @@
-""""""
+"""Admin pages of jobs: list, filters, live cells, cancellation and retry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from scheduling.errors import AftertouchError
 
 
 class DueFilter(DropdownFilter):  # type: ignore[misc]
-    """What could run if there were room."""
+    """Filter of jobs that could start if a slot were free."""
 
     title = _("how it stands")
     parameter_name = "stands"
@@ -57,7 +57,7 @@ class PlatformFilter(DropdownFilter):  # type: ignore[misc]
         return [(str(row.pk), str(row)) for row in Platform.objects.all()]
 
     def queryset(self, request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
-        """Through the ids of its shops, each of which an index finds."""
+        """Filter by the ids of the platform's shops, which use an index."""
         if not (self.value() or "").isdecimal():
             return queryset
         return queryset.filter(
@@ -85,7 +85,7 @@ class ReasonFilter(DropdownFilter):  # type: ignore[misc]
     parameter_name = "reason"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
-        """Those that can be named beforehand, and the one that was chosen by a link."""
+        """List the known reasons, and the one selected by a link."""
         chosen = request.GET.get("reason", "")
         return list(REASONS.items()) + ([(chosen, reason(chosen))] if chosen and chosen not in REASONS else [])
 
@@ -116,7 +116,7 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
         ReasonFilter, ("priority", ChoicesDropdownFilter), ("created_at", RangeDateTimeFilter),
     )  # fmt: skip
     list_select_related = ("shop__platform__breaker", "shop__lane", "flow")
-    ordering = ("-task_id",)  # ids grow with time, so the newest come first by the primary key
+    ordering = ("-task_id",)  # ids grow with time, so the primary key sorts the newest first
     search_fields = ("task_id",)
     search_help_text = _("Task id, shop id or dedupe key, in full")
     list_disable_select_all = True
@@ -146,7 +146,7 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
         ]
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Job]:
-        """Without what may be as long as a page; the job's own page reads it."""
+        """Load rows without payload and result, which may be as long as a page. The job's own page loads them."""
         return super().get_queryset(request).defer("payload", "result")  # type: ignore[no-any-return]
 
     def has_run_permission(self, request: HttpRequest, obj: Any = None) -> bool:
@@ -158,7 +158,7 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
     def get_search_results(
         self, request: HttpRequest, queryset: QuerySet[Job], search_term: str
     ) -> tuple[QuerySet[Job], bool]:
-        """Whole ids and keys, never a part of one."""
+        """Find complete ids and keys only."""
         term = search_term.strip()
         if not term:
             return queryset, False
@@ -263,7 +263,7 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
         return run_job.run_again_page(self, request, self.found(request, object_id))
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:
-        """On the page itself they stand where they are needed."""
+        """Hide the buttons, which the job's page shows in context."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""One job: what it was to do, each of its runs with what they left, and what can be done about it."""
+"""Page of one job: its request, its runs with evidence, and the available actions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from scheduling.admin.touches.timeline import clock
 from scheduling.models import WAITING, FailedTask, Pause
 from scheduling.redaction import masked_json, masked_text
 
-#: A sentence and the page that has to do with it, "" where there is none.
+#: A sentence and a related link, or "".
 Why = tuple[str, str]
 
 
 def shut_gate(shop: Shop) -> str:
-    """Why nothing of this shop may start, "" where it may."""
+    """Return why no job of this shop may start, or ""."""
     if shop.retired_at or shop.platform.retired_at:
         return reason("retired")
     if shop.paused:
@@ -43,19 +43,19 @@ def shut_gate(shop: Shop) -> str:
 
 
 def resting(platform: Platform) -> str:
-    """Whether the platform's breaker stops it."""
+    """Return the text for an open breaker of the platform, or ""."""
     until = opened_until(platform)
     return _("The platform turns robots away; next try at %(time)s") % {"time": clock(until)} if until else ""
 
 
 def opened_until(platform: Platform) -> datetime | None:
-    """Until when its breaker is open; None where something may run or try."""
+    """Return until when the breaker is open; None if a job or a trial may start."""
     until: datetime | None = platform.breaker.open_until
     return until if until and until > now() else None
 
 
 def why_waits(job: Job) -> Why:
-    """The job comes with shop, platform, breaker and lane."""
+    """Return why the job waits. It comes with shop, platform, breaker and lane."""
     link = reverse("admin:rpa_tasks_shop_change", args=[job.shop_id])
     if job.parked or Pause.objects.filter(scope="all").exists():
         return reason("paused"), reverse("admin:scheduling_pause_changelist")
@@ -71,7 +71,7 @@ def why_waits(job: Job) -> Why:
 
 
 def short_reason(job: Any) -> str:
-    """For a list: what is known without asking further."""
+    """Return the reason for a list, without further queries."""
     if job.parked:
         return reason("paused")
     if job.state in ("scheduled", "queued"):
@@ -99,7 +99,7 @@ ICONS = {
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Of the evidence: a picture is shown, a text opens as text."""
+    """One piece of evidence: a screenshot is shown, a text opens as text."""
 
     row: Evidence
     link: str
@@ -129,7 +129,7 @@ class RunStory:
 
 
 def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
-    """The whole page, or only the part that changes where a page that is open asks for it."""
+    """Render the whole page, or only its live part if an open page requests that."""
     job = Job.objects.select_related("shop__platform__breaker", "shop__lane", "flow").get(pk=row.pk)
     may_see_evidence = request.user.has_perm("rpa_tasks.view_evidence")
     context = {
@@ -157,7 +157,7 @@ def job_page(jobs_admin: Any, request: HttpRequest, row: Job) -> HttpResponse:
 
 
 def _buttons(jobs_admin: Any, request: HttpRequest, job: Job) -> dict[str, str]:
-    """The addresses of what this person may do about this job now."""
+    """Return the links of the actions that the user may take on this job now."""
     may_cancel = jobs_admin.has_cancel_permission(request, job) and not job.cancel_requested_at
     return {
         "cancel_link": jobs_admin.url("cancel", job.pk) if may_cancel and job.state in (*WAITING, "running") else "",
@@ -190,7 +190,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 
 def spoken_short(span: timedelta) -> str:
-    """Runs take minutes, waits take milliseconds."""
+    """Format a span: runs take minutes, waits take milliseconds."""
     seconds = span.total_seconds()
     if seconds < 1:
         return _("%(ms)s ms") % {"ms": round(seconds * 1000)}

@@ -1,4 +1,4 @@
-"""How the back office says what runs, jobs and checks say in codes."""
+"""Labels for the codes of runs, jobs and checks, and admin pages of the demo tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATE_TONES = {
     "failed": "danger", "unknown": "danger",
 }  # fmt: skip
 
-#: Why a job waits or ended as it did, and how a run ended.
+#: Reasons why a job waits or ended, and outcomes of runs.
 REASONS: dict[str, str | Promise] = {
     "browser_wait": gettext_lazy("No browser was free in time"),
     "browser_failed": gettext_lazy("Browser did not start"),
@@ -45,7 +45,7 @@ PREFIXES = {
     "exit_": gettext_noop("Ended with exit code %s"),
     "signal_": gettext_noop("Killed by signal %s"),
 }
-#: Complaints of `rpa_tasks.configuration.validation`, `command`, `schedules` and `publishing`, as patterns.
+#: Error messages of `rpa_tasks.configuration.validation`, `command`, `schedules` and `publishing`, as patterns.
 COMPLAINTS = (
     (r"there is no (?P<what>shop|platform) “(?P<name>.*)”", gettext_noop("there is no “%(name)s”")),
     (r"(?P<platform>\S+) has no task type “(?P<name>.*)”", gettext_noop("%(platform)s has no task type “%(name)s”")),

@@ -1,4 +1,4 @@
-"""Cells of lists that keep themselves up to date (see scheduling/live.js)."""
+"""Live cells of lists (see scheduling/live.js)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_IDS = 200
 
 
 def cell(address: str, row: Any, name: str, content: Any, *, again: bool) -> SafeString:
-    """What is shown as `name` of this row, here and in the answer of `address`."""
+    """Render the cell `name` of this row, for the page and for the response of `address`."""
     return format_html(
         '<span id="{0}-{1}" data-live="{2}" data-row="{0}"{3}>{4}</span>',
         row, name, address, SafeString(" data-live-again") if again else "", content,
@@ -24,7 +24,7 @@ def cell(address: str, row: Any, name: str, content: Any, *, again: bool) -> Saf
 
 
 def asked(request: HttpRequest) -> list[str]:
-    """The rows whose cells a page wants anew."""
+    """Return the rows whose cells a page requests, at most `MOST_IDS`."""
     return request.GET.get("ids", "").split(",")[:MOST_IDS]
 
 
@@ -39,7 +39,7 @@ def tag(text: Any, tone: str) -> SafeString:
 
 
 def bar(job: Job) -> SafeString:
-    """How far a running job says that it is."""
+    """Render the progress that a running job reports."""
     if job.progress is None:
         return format_html('<span class="at-quiet">{}</span>', job.progress_message or _("no word of its progress yet"))
     percent = round(100 * min(max(job.progress, 0), 1))

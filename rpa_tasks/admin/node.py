@@ -28,7 +28,7 @@ STATES = {
 
 
 def is_gone(row: ExecutionNode) -> bool:
-    """It does not describe itself any more: its shops may run elsewhere."""
+    """Return whether the node has stopped reporting. Its shops may run on other nodes."""
     return row.seen_at < now() - NODE_SILENT
 
 
@@ -38,7 +38,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
     actions = None
 
     def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """One that is gone for good; one that lives would only come back."""
+        """Allow deletion of a node that has stopped reporting; a running one would report itself again."""
         may = request.user.has_perm("rpa_tasks.delete_executionnode")
         return bool(may and obj is not None and is_gone(obj))
 
@@ -83,7 +83,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
 
 
 def _browser(told: dict[str, Any]) -> dict[str, Any]:
-    """A slot as its node described it."""
+    """Prepare a slot, as reported by its node, for the page."""
     state = str(told.get("state", ""))
     return {
         **told,
@@ -100,7 +100,7 @@ def _instant(text: Any) -> datetime | None:
 
 
 def ago(at: datetime | None) -> str:
-    """In the largest unit that fits."""
+    """Format an age in the largest unit that fits."""
     if at is None:
         return "–"
     span = now() - at

@@ -1,4 +1,4 @@
-""""""
+"""Admin pages of platforms, and the pause buttons that shops share."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from scheduling.admin.touches.timeline import clock
 
 
 class Pausing(KeepsOthersEdits):
-    """Not fields of the form: who saves an old form must not start or stop anything."""
+    """Pause and resume as buttons instead of form fields: saving an old form must not start or stop jobs."""
 
-    #: By primary key, `by=` the person; False where nothing changed.
+    #: Called with primary key and `by=` the user. They return False if nothing changed.
     pauses: ClassVar[Callable[..., bool]]
     resumes: ClassVar[Callable[..., bool]]
 
@@ -45,7 +45,7 @@ class Pausing(KeepsOthersEdits):
         return bool(request.user.has_perm("rpa_tasks.run_job"))
 
     def hidden_actions(self, request: HttpRequest, row: Any) -> set[str]:
-        """Buttons that have nothing to do for this row now."""
+        """Hide buttons without an effect for this row."""
         if row.retired_at:
             return {"pause_row", "resume_row"}
         return {"pause_row"} if row.paused else {"resume_row"}
@@ -94,7 +94,7 @@ class Pausing(KeepsOthersEdits):
         self, request: HttpRequest, object_id: str, act: Callable[..., bool], title: str, text: str, button: str,
         done: str,
     ) -> HttpResponse:  # fmt: skip
-        """Ask, then act."""
+        """Ask for confirmation, then act."""
         row = self.found(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
@@ -127,7 +127,7 @@ class PlatformForm(CheckedForm):
 
 
 def breaker_tag(breaker: Breaker) -> tuple[str, str]:
-    """A tone and the words for how the breaker stands."""
+    """Return tone and text for the state of the breaker."""
     if breaker.open_until is None:
         if breaker.errors:
             return "warning", gettext("closed, %(count)s errors in a row") % {"count": breaker.errors}

@@ -1,4 +1,4 @@
-"""Run a task type for one shop or for many, now, and say for each what became of it."""
+"""Pages that run a task type now, for one or many shops, and run a job again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from scheduling.redaction import masked
 
 
 class OrderForm(forms.Form):
-    """How urgent, and with what. The payload is for those who may edit one."""
+    """Priority and payload. Only users who may edit payloads get the payload field."""
 
     priority = forms.TypedChoiceField(
         label=gettext_lazy("Priority"), choices=Priority.choices, coerce=int, initial=Priority.NORMAL,
@@ -93,7 +93,7 @@ def _caution(row: Job) -> str:
 
 
 def told(error: InvalidInput | Refused) -> list[str]:
-    """Why it was refused, in sentences for the person who asked."""
+    """Return the reasons of a refusal as sentences for the user."""
     if isinstance(error, Refused):
         words = _("%(scope)s: %(limit)s jobs wait already, no more are taken.")
         return [words % {"scope": error.scope, "limit": error.limit}]
@@ -122,7 +122,7 @@ class RunForm(OrderForm):
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the request, shop by shop."""
+    """Result of the request for each shop."""
 
     published: list[tuple[Shop, Receipt]] = field(default_factory=list)
     merged: list[tuple[Shop, Receipt]] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Outcome:
 
 
 def begin(shops: QuerySet[Shop]) -> HttpResponse:
-    """From the board, with the chosen ones."""
+    """Redirect from the list of shops with the selected ones."""
     pks = ",".join(str(pk) for pk in shops.values_list("pk", flat=True)[: MOST_AT_ONCE + 1])
     return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={pks}")
 
@@ -157,14 +157,14 @@ def run_now_page(shops_admin: Any, request: HttpRequest) -> HttpResponse:
 
 
 def chosen(request: HttpRequest) -> list[Shop]:
-    """Living shops, by the address."""
+    """Return the active shops in the URL."""
     pks = [int(each) for each in request.GET.get("shops", "").split(",") if each.isdecimal()][: MOST_AT_ONCE + 1]
     living = Shop.objects.filter(pk__in=pks, retired_at=None, platform__retired_at=None)
     return list(living.select_related("platform"))
 
 
 def common_task_types(shops: Iterable[Shop]) -> list[str]:
-    """What can be run on every platform among them."""
+    """Return the task types that every platform of these shops has."""
     platforms = {shop.platform_id for shop in shops}
     known: dict[int, set[str]] = {pk: set() for pk in platforms}
     for pk, task_type in Flow.objects.filter(platform__in=platforms, retired_at=None).values_list(
@@ -175,7 +175,7 @@ def common_task_types(shops: Iterable[Shop]) -> list[str]:
 
 
 def run(shops: Iterable[Shop], wanted: dict[str, Any], source: str) -> Outcome:
-    """Each in a transaction of its own: what one refuses does not undo the others."""
+    """Publish for each shop in a separate transaction, so that a refusal does not undo the others."""
     outcome = Outcome()
     for shop in shops:
         request = Request(
@@ -199,7 +199,7 @@ def _named(shops: list[Shop]) -> str:
 
 
 def _limits(shops: list[Shop], form: RunForm) -> tuple[str, str]:
-    """Why it can't be done, and what one should know before."""
+    """Return why the request is impossible, and a warning."""
     if not shops:
         return _("No shop was chosen that is in use."), ""
     if not form.fields["task_type"].choices:  # type: ignore[attr-defined]

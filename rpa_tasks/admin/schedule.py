@@ -1,5 +1,8 @@
-"""Schedules of shops: "every ten minutes, sync the orders of all of them". Each is a row of django-celery-beat with the
-task `rpa_tasks.publish_for_shops`; this form writes it so that nobody has to type JSON, and touches no other rows."""
+"""Pages for schedules of shops, such as "sync the orders of all shops every ten minutes".
+
+A schedule is a row of django-celery-beat with the task `rpa_tasks.publish_for_shops`. The form writes its JSON
+arguments and changes no other rows.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ class ScheduleForm(forms.Form):
         return given
 
     def order(self) -> dict[str, Any]:
-        """The arguments of the periodic task."""
+        """Return the arguments of the periodic task."""
         given = self.cleaned_data
         return {
             "platform": given["flow"].platform.key, "task_type": given["flow"].task_type,
@@ -115,14 +118,14 @@ class ScheduleForm(forms.Form):
         row.interval, row.crontab, row.clocked, row.solar = interval, None, None, None
         row.name, row.enabled = given["name"], given["enabled"]
         row.args, row.kwargs = "[]", json.dumps(self.order(), ensure_ascii=False)
-        # A round that could not be begun before the next one is due is not made up for.
+        # A round that could not start before the next one is due is skipped.
         row.expire_seconds = given["every"] * 60
         row.save()
         return row
 
 
 def may_edit(request: HttpRequest) -> bool:
-    """A schedule publishes with a payload, again and again, for shops."""
+    """Return whether the user may edit schedules, which publish with a payload repeatedly."""
     user = request.user
     return all(user.has_perm(f"rpa_tasks.{name}") for name in ("run_job", "change_job", "change_shop"))
 
@@ -164,7 +167,7 @@ def _order_of(row: PeriodicTask) -> dict[str, Any]:
 
 
 def _problem(order: dict[str, Any]) -> str:
-    """Why its rounds publish nothing now; "" where they do."""
+    """Return why its rounds publish nothing at present, or ""."""
     try:
         read(order)
     except InvalidInput as error:
@@ -178,14 +181,14 @@ def _interval(row: PeriodicTask) -> str:
 
 
 def _minutes(row: PeriodicTask) -> int | None:
-    """None where it does not go by whole minutes."""
+    """Return the interval in minutes; None for other intervals."""
     return (
         row.interval.every * MINUTES[row.interval.period] if row.interval and row.interval.period in MINUTES else None
     )
 
 
 def edit_page(shops_admin: Any, request: HttpRequest, pk: int | None = None) -> HttpResponse:
-    """One schedule, or a new one. One that does not go by minutes is edited with the other periodic tasks."""
+    """Edit or create a schedule. One without an interval in minutes is edited with the other periodic tasks."""
     if not may_edit(request):
         raise PermissionDenied
     row = PeriodicTask.objects.filter(pk=pk, task=TASK).select_related("interval").first() if pk else None

@@ -1,4 +1,4 @@
-""""""
+"""Admin pages of shops: list with live state, login, pause, unpin, and bulk actions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from scheduling.models import WAITING
 
 
 class ShopForm(CheckedForm):
-    """Pausing and logging in are buttons: who saves an old form must not start or stop anything."""
+    """Form without pause and login, which are buttons: saving an old form must not start or stop jobs."""
 
     class Meta:
         model = Shop
@@ -61,7 +61,7 @@ class ShopForm(CheckedForm):
         check_shop({**values, **known}, profiles(others))
 
 
-#: What the board can be narrowed to.
+#: Filters of the list by state.
 STATES = {
     "login": gettext_lazy("Login needed"),
     "resting": gettext_lazy("Resting"),
@@ -73,7 +73,7 @@ STATES = {
 
 
 def with_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
-    """Each with `waiting`, how many jobs wait, and `run`, what runs now or None."""
+    """Annotate each shop with `waiting`, the number of waiting jobs, and `run`, the running job or None."""
     waiting = Job.objects.filter(shop=OuterRef("pk"), state__in=WAITING, parked="").order_by()
     running = Job.objects.filter(pk=OuterRef("lane__task_id"))
     told = JSONObject(
@@ -86,7 +86,7 @@ def with_work(shops: QuerySet[Shop]) -> QuerySet[Shop]:
 
 
 def narrowed(shops: QuerySet[Shop], state: str) -> QuerySet[Shop]:
-    """`shops` come from `with_work`."""
+    """Filter shops, which come from `with_work`, by state."""
     gates = {
         "login": Q(login_state=LoginState.NEEDED),
         "resting": Q(platform__breaker__open_until__gt=Now()),
@@ -99,7 +99,7 @@ def narrowed(shops: QuerySet[Shop], state: str) -> QuerySet[Shop]:
 
 
 def state_of(shop: Any) -> tuple[str, str]:
-    """A tone and the words."""
+    """Return tone and text for the state of the shop."""
     if shop.retired_at:
         return "default", gettext("Retired")
     if shop.login_state == LoginState.NEEDED:
@@ -116,7 +116,7 @@ def state_of(shop: Any) -> tuple[str, str]:
 
 
 def work_of(shop: Any) -> SafeString | str:
-    """What runs and how far it is, else what it waits for."""
+    """Return the running job with its progress, or what the shop waits for."""
     if shop.run:
         return running_line(shop.run)
     if shop.login_state == LoginState.NEEDED and shop.login_lost_at:
@@ -141,7 +141,7 @@ def started(run: dict[str, Any]) -> datetime | None:
 
 
 def figures() -> list[dict[str, Any]]:
-    """Of all living shops: how many there are in each state that somebody should know of."""
+    """Count the active shops in each state that operators should know."""
     living = Shop.objects.filter(retired_at=None)
     counts = living.aggregate(
         running=Count("pk", filter=Q(lane__task_id__isnull=False)),
@@ -270,7 +270,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
 
     @display(description="")  # type: ignore[untyped-decorator]
     def buttons(self, row: Any) -> str:
-        """For whoever looks at the list: `get_list_display` leaves it out for others."""
+        """Render the buttons. `get_list_display` omits them for users without permission."""
         links = [(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={row.pk}", gettext("Run now"))]
         if row.login_state == LoginState.NEEDED:
             links.insert(0, (self.url("confirm_login", row.pk), gettext("Logged in")))
@@ -318,7 +318,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
 
     @admin.action(description=_("Release the preferred node"), permissions=["run"])
     def release_selected(self, request: HttpRequest, queryset: QuerySet[Shop]) -> HttpResponse | None:
-        """Ask first: the shops may need a login on the next node."""
+        """Ask for confirmation: the shops may need a login on the next node."""
         rows = queryset.filter(retired_at=None).order_by("pk")
         if "confirmed" not in request.POST:
             homes = rows.exclude(lane__home="").values_list("lane__home").annotate(Count("pk")).order_by("lane__home")
