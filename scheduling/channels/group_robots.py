@@ -188,8 +188,9 @@ def _inside(text: str, place: int) -> bool:
 
 
 def _extends(character: str) -> bool:
-    """Return whether a character belongs to the previous one: combining marks, variation selectors, skin tones, tag
-    characters.
+    """Return whether a character belongs to the previous one.
+
+    Such are combining marks, variation selectors, skin tones and tag characters.
     """
     return (
         unicodedata.category(character) in {"Mn", "Me", "Mc"}

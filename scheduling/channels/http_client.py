@@ -1,12 +1,4 @@
-"""Send HTTP POST requests: protected against SSRF, bounded in time and size, exact about what may have been sent.
-
-- A name is resolved once. Addresses that are not public are dropped. The connection uses exactly the checked
-  addresses with the original Host and SNI, so DNS rebinding has no effect. Redirects, environment proxies and
-  cookies are off.
-- One deadline covers the whole request, so a slowly dripping server ends too. At most 64 KB of a reply are read.
-- Only repeatable messages reuse a connection. A server that closes an idle connection looks like one that took
-  the request and died. In that case the message is sent once more at once, on its own connection.
-"""
+"""Send HTTP POST requests: protected against SSRF, bounded in time and size, exact about what may have been sent."""
 
 from __future__ import annotations
 
@@ -163,7 +155,15 @@ class Flight:
 
 
 class Transport:
-    """HTTP POST for one event loop. Sessions open on first use; `close` ends them."""
+    """HTTP POST for one event loop. Sessions open on first use; `close` ends them.
+
+    - A name is resolved once. Addresses that are not public are dropped. The connection uses exactly the checked
+      addresses with the original Host and SNI, so DNS rebinding has no effect. Redirects, environment proxies and
+      cookies are off.
+    - One deadline covers the whole request, so a slowly dripping server ends too. At most 64 KB of a reply are read.
+    - Only repeatable messages reuse a connection. A server that closes an idle connection looks like one that took
+      the request and died. In that case the message is sent once more at once, on its own connection.
+    """
 
     def __init__(
         self, private: PrivateHosts, *, ssl_context: ssl.SSLContext | None = None, lookup: Lookup = look_up
@@ -178,8 +178,8 @@ class Transport:
     ) -> Response:
         """Send a request and return its response, within `timeout` in all.
 
-        A repeatable message may be sent twice (see the module). A response with a late, broken or larger body than 64
-        KB is returned with `complete=False`.
+        A repeatable message may be sent twice (see the class). A response with a late, broken or larger body than 64 KB
+        is returned with `complete=False`.
 
         Raises:
             Refused: the URL or its addresses are not allowed.

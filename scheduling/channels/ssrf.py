@@ -1,8 +1,8 @@
 """Decide which URLs and addresses a request may use (protection against SSRF, OWASP A10).
 
-Any user who may edit a channel sets a URL, so a URL must not reach hosts that only this machine can reach. Two checks
-are both needed: `admit` checks the text first, `is_public` checks every resolved address. The checked text is the text
-that is sent; no second parser reads the URL.
+Channel editors set URLs, so a URL must not reach hosts that only this machine can reach. Two checks are both needed:
+`admit` checks the text first, `is_public` checks every resolved address. The checked text is the text that is sent; no
+second parser reads the URL.
 """
 
 from __future__ import annotations
@@ -60,11 +60,10 @@ def is_public(address: Address) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PrivateHosts:
-    """The private destinations that an administrator allows: host names or `host:port` (also by plain http), and
-    networks.
+    """The private destinations that an administrator allows: host names or `host:port`, and networks.
 
-    A named host may resolve to any address. A network allows literal addresses in it, and names that resolve into it.
-    Such names still need https: only an allowed host name permits plain http.
+    A named host may resolve to any address and may use plain http. A network allows literal addresses in it, and names
+    that resolve into it. Such names still need https: only an allowed host name permits plain http.
     """
 
     hosts: frozenset[tuple[str, int | None]] = frozenset()

@@ -1,21 +1,8 @@
-"""Call channels concurrently from one thread per worker process.
+"""Call channels concurrently from one thread per worker process, so that a dead endpoint blocks no worker.
 
-A worker task submits its deliveries and is free for the next batch. A dead endpoint therefore fills only its own lane
-and blocks no worker. Each delivery passes these steps:
-
-1. lane: a limit of calls in flight for each receiver
-2. quota
-3. Presence
-4. `mark_sending`: one fenced write for a chunk, which checks consent, pauses and the node again
-5. the channel
-6. settling, together with others, every 100 ms
-
-A delivery that cannot start within 20 s of the claim is released untried. The lease (45 s) outlasts this deadline plus
-the longest timeout; a system check asserts that.
-
-One race remains: a process may be suspended beyond its lease between its last check of the clock and the first byte
-sent. Receivers that honour the delivery key see no second effect. For the others a non-idempotent channel never retries
-by itself.
+A delivery passes: lane (calls in flight per receiver) → quota → Presence → `mark_sending` → channel → settling.
+`mark_sending` is one fenced write per chunk; it checks consent, pauses and the node again. Results are settled together
+every 100 ms.
 """
 
 from __future__ import annotations
@@ -143,6 +130,13 @@ class Sender:
 
     Threads start with the first delivery. Settling and marking each keep a database connection; other threads must not.
     Deliveries that need Redis are marked in a separate thread, so that a Redis that hangs delays no others.
+
+    A delivery that cannot start within 20 s of the claim is released untried. The lease (45 s) outlasts this deadline
+    plus the longest timeout; a system check asserts that.
+
+    One race remains: a process may be suspended beyond its lease between its last check of the clock and the first byte
+    sent. Receivers that honour the delivery key see no second effect. For the others a non-idempotent channel never
+    retries by itself.
     """
 
     def __init__(self, settle: Callable[[list[Result]], None], quotas: QuotaGate) -> None:
@@ -163,10 +157,10 @@ class Sender:
     # --- from the worker's thread ---------------------------------------------------------------------------------
 
     def submit(self, parcels: list[Parcel]) -> None:
-        """Take over these deliveries. Wait, at most until the batch deadline, while the process holds `IN_FLIGHT` or
-        more.
+        """Take over these deliveries.
 
-        Waiting slows the queue, not the receivers. Lanes without progress release their waiting deliveries.
+        Wait, at most until the batch deadline, while the process holds `IN_FLIGHT` or more. Waiting slows the queue,
+        not the receivers. Lanes without progress release their waiting deliveries.
         """
         if not parcels:
             return

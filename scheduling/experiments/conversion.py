@@ -1,13 +1,6 @@
 """Compare how many customers reach the goal of a node, with and without its touches.
 
 A customer counts once per node if the goal's event of the same customer occurs within the goal's span.
-
-1. Hold-out against all other customers who reached the draw. These include touches that are sent, deferred and then
-   sent, stopped later (a limit, a roll-out …) or cancelled while deferred. Both groups are observed from the draw on.
-   With a later start one group would lose the customers who reach the goal while a touch is deferred. This comparison
-   is unbiased. It understates the effect on customers who received a message.
-2. Template versions, among the receivers. The version of a community is also drawn at random. The edits over time from
-   one version to the next are not.
 """
 
 from __future__ import annotations
@@ -42,7 +35,17 @@ class Effect:
 
 
 def effects(since: datetime, until: datetime) -> list[Effect]:
-    """Return the effect of each node with a goal. Decisions younger than the goal's span are left out."""
+    """Return the effect of each node with a goal. Decisions younger than the goal's span are left out.
+
+    There are two comparisons:
+
+    1. Hold-out against all other customers who reached the draw. The latter include cancelled touches and those
+       stopped later by a limit or a roll-out. Both groups are observed from the draw on. With a later start one group
+       would lose the customers who reach the goal while a touch is deferred. This comparison is unbiased. It
+       understates the effect on customers who received a message.
+    2. Template versions, among the receivers. The version of a community is also drawn at random. The edits over time
+       from one version to the next are not.
+    """
     parameters = {"since": since, "until": until, "drawn": list(FROM_THE_DRAW_ON)}
     found = {
         key: Effect(key, goal, Lift(Share(treated_hits or 0, treated), Share(control_hits or 0, control)))

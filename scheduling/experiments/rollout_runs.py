@@ -1,10 +1,5 @@
 """Run automatic roll-outs: an operator starts one, passes advance it, and its figures may pause it.
 
-Each move is one transaction that locks the roll-out, then its node. It judges the figures, edits the node's percentage
-as a new version with history, and stores the move. Figures are counted before it, so that a pausing operator never
-waits for a count. Of two concurrent passes the second finds the row locked or judged, and skips it. Counts stored by an
-interrupted pass stay, and the next pass continues there.
-
 Operators own the node. A pass that finds it changed since the last move does not write to it: the roll-out pauses with
 that reason.
 """
@@ -40,7 +35,13 @@ OPEN = (State.RUNNING, State.PAUSED)
 
 
 def advance() -> int:
-    """Judge all running roll-outs. Return the number that moved. The failure of one does not stop the others."""
+    """Judge all running roll-outs. Return the number that moved. The failure of one does not stop the others.
+
+    Each move is one transaction that locks the roll-out, then its node. It judges the figures, edits the node's
+    percentage as a new version with history, and stores the move. Figures are counted before it, so that a pausing
+    operator never waits for a count. Of two concurrent passes the second finds the row locked or judged, and skips it.
+    Counts stored by an interrupted pass stay, and the next pass continues there.
+    """
     running = GuardedRollout.objects.filter(state=State.RUNNING).order_by("judged_at", "pk")
     moved = 0
     for pk in list(running.values_list("pk", flat=True)):

@@ -2,12 +2,7 @@
 
 A touch counts for its template if its first decision to send falls into the step and it has ended. A complaint counts
 for the touch it names, else for the latest one delivered before it. An opt-out counts for the latest touch delivered
-before it. A complaint that opted the customer out counts as both. Republished touches are left out: they are second
-attempts of counted ones.
-
-There may be millions of touches, too many to read every minute. An end is final. Touches that ended some minutes ago
-are therefore counted once, in parts, and stored with the roll-out. A judgement adds those of the last minutes.
-Complaints and opt-outs arrive later and are few, so their touches are found through them.
+before it. A complaint that opted the customer out counts as both. Republished touches are left out.
 """
 
 from __future__ import annotations
@@ -47,7 +42,12 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Counts of touches that ended before `until`."""
+    """Counts of touches that ended before `until`.
+
+    There may be millions of touches, too many to read every minute. An end is final. Touches that ended some minutes
+    ago are therefore counted once, in parts, and stored with the roll-out. A judgement adds those of the last minutes.
+    Complaints and opt-outs arrive later and are few, so their touches are found through them.
+    """
 
     until: datetime
     canary: Ends  #: of this step

@@ -185,8 +185,8 @@ def _move(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[str], **c
 def republish_touch(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) -> None:
     """Create a touch for the same event and node.
 
-    With the same delivery key the cap slot moves to the new touch. A touch sent as new reserves its own slot at once,
-    so that no dedupe or cap suppresses what the operator confirmed.
+    With the same delivery key the cap slot moves to the new touch. A touch sent as new reserves its own slot at once.
+    No dedupe or cap then suppresses what the operator confirmed.
     """
     old = Touch.objects.select_related("node").get(pk=str(row.task_id))
     reserved_at = Now() if as_new else old.reserved_at

@@ -32,8 +32,8 @@ def touches_page(
     """Return at most `limit` touches created before the touch `before`, newest first, and where the search ended.
 
     The second value is None if the search covered all touches. `event` is the id given by the source or by Aftertouch;
-    `source` restricts it. No index finds touches by `node` or `source` alone, because each state change of a touch
-    would have to write it. Such a search covers only the latest `LOOKED_AT` touches.
+    `source` restricts it. No index finds touches by `node` or `source` alone: each state change of a touch would write
+    it. Such a search covers only the latest `LOOKED_AT` touches.
     """
     found = with_trace(Touch.objects.all())
     if user:

@@ -57,9 +57,10 @@ class CallingOff:
         return self._settle_repeats(planned)
 
     def _find_obsolete(self, planned: list[Planned]) -> None:
-        """Find planned touches that a stored later event, or a following event of the batch, cancels.
+        """Find planned touches that another event cancels before they are stored.
 
-        This runs before `on_repeat`, so that a cancelled touch does not block its successor.
+        That event is a stored one that occurred later, or a following one of the batch. This runs before `on_repeat`,
+        so that a cancelled touch does not block its successor.
         """
         revocable = [row for row in planned if row[1].node.cancel_on]
         if not revocable:
@@ -95,8 +96,9 @@ class CallingOff:
         return following
 
     def _settle_repeats(self, planned: list[Planned]) -> list[Planned]:
-        """Apply `on_repeat`: `keep` leaves the waiting touch and plans nothing; `restart` cancels it and plans a new
-        one.
+        """Apply `on_repeat`.
+
+        `keep` leaves the waiting touch and plans nothing. `restart` cancels it and plans a new one.
         """
         repeating = [row for row in planned if row[1].node.on_repeat != "each" and row[2] not in self.reasons]
         if not repeating:

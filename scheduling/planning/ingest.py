@@ -294,8 +294,9 @@ class _Batch:
 
 
 def _is_activity(event_type: str) -> bool:
-    """Return whether an unconfigured event type counts as customer activity: all do, except Aftertouch's inactivity
-    events.
+    """Return whether an unconfigured event type counts as activity of the customer.
+
+    All types do, except Aftertouch's own events of inactivity.
     """
     return event_type not in NO_ACTIVITY
 
