@@ -1,3 +1,5 @@
+"""Track the addresses of a row, to enable disabled receivers after a change."""
+
 from __future__ import annotations
 
 from hashlib import sha256
@@ -8,13 +10,15 @@ from django.db import models, transaction
 
 
 def digest_of(address: object) -> str:
-    """Name an address without giving it away."""
+    """Return a digest that identifies an address without revealing it."""
     return sha256(str(address).encode()).hexdigest()
 
 
 class Addressed(models.Model):
-    """A row that holds addresses. A change of them enables the old and the new ones: a person has dealt with what the
-    receiver said about them."""
+    """A row that holds addresses.
+
+    A changed address enables the old and the new receiver again: a person has dealt with the receiver's rejection.
+    """
 
     class Meta:
         abstract = True

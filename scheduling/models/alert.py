@@ -1,3 +1,5 @@
+"""Store the receivers of alerts and the alerts sent to them."""
+
 from __future__ import annotations
 
 from datetime import timedelta
@@ -8,7 +10,7 @@ from django.utils.translation import gettext_lazy as _
 
 
 class AlertReceiver(models.Model):
-    """Whom the house tells when something main is wrong, through which channel, and beyond which limits."""
+    """A receiver of alerts, with its channel and its limits."""
 
     name = models.CharField(_("name"), max_length=100, unique=True)
     channel = models.ForeignKey(
@@ -19,17 +21,17 @@ class AlertReceiver(models.Model):
         verbose_name=_("community"),
     )  # fmt: skip
     address = models.CharField(_("mail address"), max_length=254, blank=True)
-    #: By the key of a condition the figure beyond which it is told. A condition that is not here is not told.
+    #: Limits by the key of a condition. A condition without a limit sends no alert.
     limits = models.JSONField(_("what is told"), default=dict, blank=True)
     holds_for = models.DurationField(
         _("told after"), default=timedelta(minutes=1), validators=[MinValueValidator(timedelta(0))]
     )
     remind_every = models.DurationField(_("again every"), null=True, blank=True, default=timedelta(hours=1))
     enabled = models.BooleanField(_("enabled"), default=True)
-    #: The fence of the pass that has it until `watched_until`.
+    #: Fence of the evaluation pass that holds this row until `watched_until`.
     lease_no = models.IntegerField(default=0, editable=False)
     watched_until = models.DateTimeField(null=True, editable=False)
-    #: How often in a row it could not be told, and when that is tried again.
+    #: Consecutive failed notifications, and the time of the next try.
     tries = models.PositiveIntegerField(_("tries"), default=0, editable=False)
     retry_at = models.DateTimeField(_("tried again at"), null=True, editable=False)
     problem = models.CharField(_("problem"), max_length=500, blank=True, editable=False)
@@ -45,7 +47,7 @@ class AlertReceiver(models.Model):
 
 
 class Alert(models.Model):
-    """Something that is wrong, as one receiver has been told of it. The row goes when they know that it is over."""
+    """A condition that holds, as last sent to one receiver. Deleted after the receiver knows that it ended."""
 
     receiver = models.ForeignKey(AlertReceiver, on_delete=models.CASCADE, related_name="alerts")
     condition = models.CharField(_("condition"), max_length=40)
@@ -53,7 +55,7 @@ class Alert(models.Model):
     since = models.DateTimeField(_("since"))
     value = models.FloatField(_("figure"))
     first_value = models.FloatField(_("figure at the beginning"))
-    #: A message about it was under way; whether it arrived is what `told_at` says.
+    #: A notification was under way. `told_at` shows whether it arrived.
     tried = models.BooleanField(default=False)
     told_at = models.DateTimeField(_("told at"), null=True)
     spoke_at = models.DateTimeField(_("last said at"), null=True)

@@ -1,3 +1,5 @@
+"""Store API keys with their scopes, and pauses."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -20,7 +22,7 @@ class Scope(models.TextChoices):
     FAILED_TASKS = "failed-tasks", _("Failed tasks")
 
 
-#: What a scope includes. A key keeps the scope that it was made with.
+#: Scopes that a scope includes. A key keeps the scope that it was created with.
 INCLUDED = {Scope.RPA.value: frozenset({Scope.RPA_PUBLISH.value, Scope.RPA_READ.value, Scope.RPA_OPERATE.value})}
 
 
@@ -31,11 +33,11 @@ def granted(scopes: Iterable[str]) -> frozenset[str]:
 
 
 class ApiKey(models.Model):
-    """A machine's credential: 256 random bits, of which only the SHA-256 is kept."""
+    """A machine's credential: 256 random bits, of which only the SHA-256 is stored."""
 
     name = models.CharField(_("name"), max_length=100, unique=True)
     digest = models.CharField(max_length=64, unique=True, editable=False)
-    #: The first characters, so that people can tell keys apart.
+    #: The first characters, which identify a key for people.
     prefix = models.CharField(_("begins with"), max_length=12, editable=False)
     scopes = models.JSONField(_("scopes"), default=list)
     rate_per_minute = models.PositiveIntegerField(_("requests per minute"), null=True, blank=True)
@@ -53,7 +55,7 @@ class ApiKey(models.Model):
 
 
 class Pause(models.Model):
-    """While this row exists, due touches of its scope are parked; removing it spreads them over the next minutes."""
+    """Pauses the due touches of its scope while it exists. Its deletion spreads them over the next minutes."""
 
     scope = models.CharField(_("scope"), max_length=120, unique=True)  #: "all", "channel:<key>", "node:<key>"
     reason = models.CharField(_("reason"), max_length=200, blank=True)

@@ -1,3 +1,5 @@
+"""Store bulk actions and their progress."""
+
 from __future__ import annotations
 
 from django.conf import settings
@@ -10,8 +12,10 @@ from scheduling.ids import new_id
 
 
 class BulkAction(models.Model):
-    """One deed to all rows that match a filter. The row is the job: whoever does a batch holds its lock, and what the
-    batch did and how far it came are stored together.
+    """One action on all rows that match a filter, applied in batches.
+
+    The row is the job. A worker holds its lock during a batch. The effect of a batch and the progress are stored
+    together.
 
     running → done | cancelled | failed
     """
@@ -19,15 +23,15 @@ class BulkAction(models.Model):
     class State(models.TextChoices):
         RUNNING = "running", _("Under way")
         DONE = "done", _("Done")
-        CANCELLED = "cancelled", _("Cancelled")  #: what was done by then stays done
-        FAILED = "failed", _("Failed")  #: its workers were lost at the same batch, again and again
+        CANCELLED = "cancelled", _("Cancelled")  #: finished batches stay done
+        FAILED = "failed", _("Failed")  #: repeatedly lost its workers at the same batch
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     #: A name of `scheduling.operations.deeds`.
     action = models.CharField(_("action"), max_length=20)
-    #: The parameters of the list's address; see `scheduling.operations.filters`.
+    #: The query parameters of the list; see `scheduling.operations.filters`.
     filter = models.JSONField(_("filter"), default=dict)
-    #: Rows made later are left alone.
+    #: Rows created later stay unchanged.
     as_of = models.DateTimeField(_("rows from before"), default=now)
     actor = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+", verbose_name=_("who")
@@ -39,16 +43,16 @@ class BulkAction(models.Model):
     begun_at = models.DateTimeField(_("begun at"), default=now)
     ended_at = models.DateTimeField(_("ended at"), null=True)
     ended_by = models.CharField(_("cancelled by"), max_length=150, blank=True)
-    #: As counted at the beginning; null where that took too long.
+    #: As counted at the start; null if the count took too long.
     total = models.PositiveIntegerField(_("rows"), null=True)
     done = models.PositiveIntegerField(_("done"), default=0)
     skipped = models.PositiveIntegerField(_("passed over"), default=0)
     failed = models.PositiveIntegerField(_("could not be done"), default=0)
-    #: The key of the last row that was looked at; rows are taken in the order of their keys.
+    #: The key of the last row that was processed; rows are processed in the order of their keys.
     position = models.UUIDField(null=True)
-    #: No batch before this instant, by the database's clock.
+    #: The earliest start of the next batch, by the database's clock.
     next_at = models.DateTimeField(default=now)
-    #: How often the present batch was begun.
+    #: How often the current batch was started.
     tries = models.PositiveSmallIntegerField(default=0)
     note = models.TextField(_("note"), blank=True)
 

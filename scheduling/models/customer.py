@@ -1,3 +1,5 @@
+"""Store customers, communities and complaints."""
+
 from __future__ import annotations
 
 from django.db import models
@@ -11,7 +13,7 @@ from scheduling.policy.specs import CustomerSpec
 
 
 class Customer(Addressed):
-    """Whom a touch is for. Its row lock is what makes the guards atomic."""
+    """A person that touches are for. Its row lock makes the guards atomic."""
 
     user_id = models.CharField(_("user id"), max_length=200, unique=True)
     name = models.CharField(_("name"), max_length=200, blank=True)
@@ -19,13 +21,13 @@ class Customer(Addressed):
     locale = models.CharField(_("locale"), max_length=20, blank=True)
     timezone = models.CharField(_("time zone"), max_length=60, blank=True)
     addresses = models.JSONField(_("addresses"), default=dict, blank=True)
-    #: No marketing content; service content still goes out.
+    #: No marketing content; service content is still sent.
     opted_out = models.BooleanField(_("opted out of marketing"), default=False)
     opted_out_at = models.DateTimeField(_("opted out at"), null=True, blank=True)
     last_active_at = models.DateTimeField(_("last active at"), null=True, blank=True)
-    #: When the present conversation began; a touch planned by an earlier event is not sent.
+    #: Start of the current conversation. A touch planned by an earlier event is not sent.
     conversation_at = models.DateTimeField(_("conversation at"), null=True, blank=True)
-    #: The `last_active_at` for which `customer.inactive` was raised: once an absence.
+    #: The `last_active_at` for which `customer.inactive` was raised: once per inactivity.
     inactive_since = models.DateTimeField(_("inactive since"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)
 
@@ -33,14 +35,14 @@ class Customer(Addressed):
         verbose_name = _("customer")
         verbose_name_plural = _("customers")
         indexes = [
-            # Read by the churn scan.
+            # Read by the inactivity scan.
             models.Index(
                 fields=["last_active_at"],
                 name="customer_present",
                 condition=Q(last_active_at__isnull=False)
                 & (Q(inactive_since__isnull=True) | ~Q(inactive_since=F("last_active_at"))),
             ),
-            # Read by guarded roll-outs: who opted out lately.
+            # Read by automatic roll-outs: recent opt-outs.
             models.Index(fields=["opted_out_at"], name="customer_opted_out", condition=Q(opted_out=True)),
         ]
 
@@ -51,7 +53,7 @@ class Customer(Addressed):
         return {str(address) for address in self.addresses.values()} if isinstance(self.addresses, dict) else set()
 
     def spec(self) -> CustomerSpec:
-        """What the pure modules reason about."""
+        """Return the customer as the policy modules use it."""
         return CustomerSpec(
             id=self.pk,
             user_id=self.user_id,
@@ -67,7 +69,7 @@ class Customer(Addressed):
 
 
 class Community(Addressed):
-    """A group chat or conversation, and where a message for it goes."""
+    """A group chat or conversation, and the targets of its messages."""
 
     chat_id = models.CharField(_("chat id"), max_length=200, unique=True)
     name = models.CharField(_("name"), max_length=200, blank=True)
@@ -91,7 +93,7 @@ class Community(Addressed):
 
 
 class Complaint(models.Model):
-    """A complaint, and the touch it most likely is about: the latest one delivered to the customer before it."""
+    """A complaint and its most likely touch: the latest one delivered to the customer before it."""
 
     event = models.OneToOneField("scheduling.Event", on_delete=models.CASCADE, verbose_name=_("event"))
     customer = models.ForeignKey(Customer, on_delete=models.CASCADE, verbose_name=_("customer"))

@@ -1,4 +1,4 @@
-"""JSON that is stored encrypted: robot addresses and signing secrets are as good as passwords."""
+"""Store JSON encrypted: robot addresses and signing secrets are equivalent to passwords."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from django.db import models, transaction
 
 
 class Unreadable(Exception):
-    """A stored secret that none of the keys can read."""
+    """None of the keys can decrypt a stored secret."""
 
 
 class Sealed(Mapping[str, Any]):
-    """Such a secret in the place of its value. Whoever reads it gets `Unreadable`; whoever only lists, links or saves
-    the row need not care, and what is stored stays."""
+    """The placeholder of a secret that cannot be decrypted.
+
+    Reading it raises `Unreadable`. Listing, linking and saving its row works and keeps the stored value.
+    """
 
     def __init__(self, stored: str, where: str) -> None:
         self.stored = stored
@@ -59,7 +61,7 @@ def _cipher() -> MultiFernet:
 
 
 class EncryptedJSONField(models.TextField):  # type: ignore[type-arg]
-    """A JSON value, encrypted with the first key of `AFTERTOUCH_SECRETS_KEYS` and read with any of them."""
+    """A JSON value, encrypted with the first key of `AFTERTOUCH_SECRETS_KEYS` and decrypted with any of them."""
 
     def get_prep_value(self, value: Any) -> str:
         if isinstance(value, Sealed):
@@ -78,13 +80,17 @@ class EncryptedJSONField(models.TextField):  # type: ignore[type-arg]
         return value
 
     def value_to_string(self, obj: models.Model) -> str:
-        return json.dumps(self.value_from_object(obj), default=dict)  # which opens what is sealed
+        return json.dumps(self.value_from_object(obj), default=dict)  # raises `Unreadable` for a sealed value
 
 
 def encrypt_anew() -> Iterator[tuple[str, int]]:
-    """Each field's name and its rows, when they are all encrypted with the first key. Raises `Unreadable`.
+    """Encrypt all stored secrets with the first key. Yield each field's name and number of rows.
 
-    A row at a time, locked, so that nobody's change is written over; versions and history do not move.
+    Locks one row at a time, so that no concurrent change is overwritten. Versions and history stay unchanged.
+    Idempotent.
+
+    Raises:
+        Unreadable: no key can decrypt a value.
     """
     for model in apps.get_models():
         for field in model._meta.get_fields():

@@ -1,3 +1,5 @@
+"""Store events and their types."""
+
 from __future__ import annotations
 
 from uuid import UUID
@@ -11,11 +13,11 @@ from scheduling.ids import new_id
 
 
 class EventType(models.Model):
-    """A kind of event. Types that ops have not described are added when they are first seen, so nothing is lost."""
+    """A kind of event. The first event of an unknown type adds it, so that no event is lost."""
 
     key = models.CharField(_("type"), max_length=120, unique=True)
     name = models.CharField(_("name"), max_length=120, blank=True)
-    #: Whether the customer did it: raises `last_active_at`.
+    #: Whether the customer caused it; such an event raises `last_active_at`.
     is_activity = models.BooleanField(_("is customer activity"), default=True)
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)
 
@@ -29,7 +31,7 @@ class EventType(models.Model):
 
 
 class Event(models.Model):
-    """Something that happened, as it was told (CloudEvents 1.0). Never changed after it was stored."""
+    """An event as received (CloudEvents 1.0). Never changed after it was stored."""
 
     id = models.UUIDField(primary_key=True, default=new_id, editable=False)
     source = models.CharField(_("source"), max_length=255)
@@ -43,7 +45,7 @@ class Event(models.Model):
     user_id = models.CharField(_("user id"), max_length=200)
     chat_id = models.CharField(_("chat id"), max_length=200, blank=True)
     data = models.JSONField(_("data"), default=dict)
-    #: Where it came with one of its own; else its row's id is its trace.
+    #: The trace that the event arrived with; otherwise the row's id is the trace.
     trace_id = models.UUIDField(_("trace id"), null=True, editable=False)
 
     class Meta:
@@ -51,9 +53,9 @@ class Event(models.Model):
         verbose_name_plural = _("events")
         constraints = [models.UniqueConstraint(fields=["source", "event_id"], name="event_once")]
         indexes = [
-            # Read by the plan (was it called off already?), by the page of a customer and by what-if.
+            # Read by planning (was the touch already cancelled?), by the page of a customer and by what-if.
             models.Index(fields=["customer", "type", "occurred_at"], name="event_of_customer"),
-            # Read by who looks for a trace.
+            # Read by the search for a trace.
             models.Index(fields=["trace_id"], name="event_traced", condition=Q(trace_id__isnull=False)),
         ]
 

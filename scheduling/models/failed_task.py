@@ -1,3 +1,5 @@
+"""Store failed tasks."""
+
 from __future__ import annotations
 
 from django.conf import settings
@@ -10,7 +12,7 @@ from scheduling.ids import new_id
 
 
 class FailedTask(models.Model):
-    """Work that needs a person: what it was, why it failed, and what somebody did about it.
+    """Work that needs a person: the original, the failure and the action taken.
 
     open → retried | resolved_delivered | resolved_not_delivered | ignored | archived; ignored → retried | archived
     """
@@ -18,10 +20,10 @@ class FailedTask(models.Model):
     class Origin(models.TextChoices):
         TOUCH = "touch", _("Touch")
         RPA_JOB = "rpa_job", _("RPA job")
-        MESSAGE = "message", _("Broker message")  #: nobody could read or run it
+        MESSAGE = "message", _("Broker message")  #: it cannot be read or run
 
     class State(models.TextChoices):
-        OPEN = "open", _("Open")  #: nobody has looked at it
+        OPEN = "open", _("Open")  #: no person has acted on it
         RETRIED = "retried", _("Published again")
         RESOLVED_DELIVERED = "resolved_delivered", _("Resolved: it was delivered")
         RESOLVED_NOT_DELIVERED = "resolved_not_delivered", _("Resolved: it was not delivered")
@@ -32,15 +34,15 @@ class FailedTask(models.Model):
     origin = models.CharField(_("origin"), max_length=10, choices=Origin)
     task_id = models.UUIDField(_("task id"), null=True, unique=True)
     root_id = models.UUIDField(_("delivery key"), null=True)
-    #: "failed" (certainly without effect), "unknown" (it may have had its effect) or "unreadable".
+    #: "failed" (certainly no effect), "unknown" (possibly an effect) or "unreadable".
     failure = models.CharField(_("class"), max_length=12)
     reason = models.CharField(_("reason"), max_length=64)
     detail = models.TextField(_("detail"), blank=True)
-    #: What was to be done, as it stood when it failed; never changed.
+    #: The work as it was when it failed; never changed.
     payload = models.JSONField(_("original"), default=dict)
     attempts = models.JSONField(_("attempts"), default=list)
     channel = models.CharField(_("channel"), max_length=64, blank=True)
-    #: The same for failures with the same cause.
+    #: Equal for failures with the same cause.
     fingerprint = models.CharField(_("fingerprint"), max_length=32, db_index=True)
     state = models.CharField(_("state"), max_length=24, choices=State, default=State.OPEN)
     failed_at = models.DateTimeField(_("failed at"), default=now)
@@ -56,7 +58,7 @@ class FailedTask(models.Model):
         ordering = ["-failed_at"]
         indexes = [
             models.Index(fields=["-failed_at"], name="failed_open", condition=Q(state="open")),
-            # Read by who asks how the last of a cause fared.
+            # Read for the result of the last retry of a cause.
             models.Index(fields=["fingerprint", "acted_at"], name="failed_retried", condition=Q(state="retried")),
         ]
         permissions = [("act_on_failedtask", _("Can retry, resolve, ignore and archive failed tasks"))]
@@ -65,7 +67,7 @@ class FailedTask(models.Model):
         return f"{self.origin} {self.task_id or self.id}"
 
     def get_state_display(self) -> str:  # type: ignore[no-redef]
-        """In the words for what it is about: a job is not delivered to anybody."""
+        """Return the label for the origin: a job is not delivered to a receiver."""
         words = RESOLVED_JOBS.get(self.state) if self.origin == self.Origin.RPA_JOB else None
         return str(words or self.State(self.state).label)
 

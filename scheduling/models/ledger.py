@@ -1,9 +1,9 @@
-"""The shape that every row of work has, whatever the work: a touch, an RPA job.
+"""Define the columns that all rows of work share: touches and RPA jobs.
 
-scheduled ──hand over──▶ queued ──claim: lease_no+1──▶ running ──▶ succeeded | suppressed | cancelled
-    ▲  ▲                    │                            ├──▶ failed  ─┐
-    │  └── lost hint ───────┘                            ├──▶ unknown ─┴─▶ FailedTask
-    └───────── retry(due_at) | hold(until) ──────────────┘
+scheduled ──dispatch──▶ queued ──claim: lease_no+1──▶ running ──▶ succeeded | suppressed | cancelled
+    ▲  ▲                   │                            ├──▶ failed  ─┐
+    │  └── wake-up lost ───┘                            ├──▶ unknown ─┴─▶ FailedTask
+    └───────── retry(due_at) | defer(until) ────────────┘
 
 Only `scheduling.ledger.transitions` writes these columns.
 """
@@ -24,39 +24,39 @@ class Priority(models.IntegerChoices):
     LOW = 2, _("Low")
 
 
-WAITING = ("scheduled", "queued")  #: not begun: a cancel or an edit may still change it
-LEASED = ("queued", "running")  #: somebody has it until `lease_until`
-RARE = ("failed", "unknown", "cancelled")  #: ends that a list of millions may look for in vain
+WAITING = ("scheduled", "queued")  #: not started: a cancellation or an edit may still change it
+LEASED = ("queued", "running")  #: dispatched or claimed until `lease_until`
+RARE = ("failed", "unknown", "cancelled")  #: ends that may be few among millions of rows
 
 
 class LedgerRow(models.Model):
-    """One piece of work. The row is the truth; a message about it is only a hint."""
+    """One piece of work. The row is authoritative; a message about it is only a wake-up."""
 
     task_id = models.UUIDField(_("task id"), primary_key=True, default=new_id, editable=False)
-    #: The first task of a chain of re-publications. Receivers see it as the idempotency key.
+    #: The first task of a chain of retries. Receivers see it as the idempotency key.
     root_id = models.UUIDField(_("delivery key"), default=new_id, editable=False)
-    #: The task that this one was re-published from.
+    #: The task that this one publishes again.
     retry_of = models.UUIDField(_("retry of"), null=True, editable=False)
     state = models.CharField(_("state"), max_length=10, default="scheduled")
     priority = models.SmallIntegerField(_("priority"), choices=Priority, default=Priority.NORMAL)
-    #: Not before this instant, by the database's clock.
+    #: The earliest start, by the database's clock.
     due_at = models.DateTimeField(_("due at"))
-    #: The first `due_at`, from which lateness is counted.
+    #: The first `due_at`, from which lateness is measured.
     planned_at = models.DateTimeField(_("planned at"))
-    #: Which pause keeps this row from being handed over ("" for none): "all", "channel:hook", "node:x", "shop:pdd/s1".
+    #: The pause that keeps this row from dispatch ("" for none): "all", "channel:hook", "node:x", "shop:pdd/s1".
     parked = models.CharField(_("paused by"), max_length=120, default="", blank=True)
-    #: How many times the outside was called.
+    #: How many times the receiver was called or the flow was run.
     attempt = models.SmallIntegerField(_("attempts"), default=0)
-    #: The fence: raised by every claim, named by every later write of the claimant.
+    #: The fence: every claim increments it, every later write of the claimant names it.
     lease_no = models.IntegerField(_("lease number"), default=0)
     lease_until = models.DateTimeField(_("lease until"), null=True)
-    #: How often a hint was published for the present `due_at`; each doubles the wait for the next.
+    #: Wake-ups published for the current `due_at`; each doubles the wait for the next.
     hints = models.SmallIntegerField(_("hints"), default=0)
     queued_at = models.DateTimeField(_("handed over at"), null=True)
-    #: From here on the outside may have seen it; an end without an answer is `unknown`.
+    #: From now on the receiver may have seen it. An end without a response is `unknown`.
     sending_at = models.DateTimeField(_("sending at"), null=True)
     settled_at = models.DateTimeField(_("settled at"), null=True)
-    #: Why it waits, or why it ended as it did: a short code.
+    #: A short code: why it waits, or why it ended.
     reason = models.CharField(_("reason"), max_length=64, default="", blank=True)
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)
 
@@ -65,15 +65,15 @@ class LedgerRow(models.Model):
 
     @staticmethod
     def indexes_for(table: str) -> list[models.Index]:
-        """The partial indexes that the ledger's statements rely on; their state is literal there as well."""
+        """Return the partial indexes that the ledger needs. Its statements repeat the state as a literal."""
         return [
-            # Read by hand_over.
+            # Read by `hand_over`.
             models.Index(fields=["due_at"], name=f"{table}_due", condition=Q(state="scheduled", parked="")),
             # Read by both rescues.
             models.Index(fields=["lease_until"], name=f"{table}_leased", condition=Q(state__in=LEASED)),
-            # Read by resume.
+            # Read by the end of a pause.
             models.Index(fields=["parked"], name=f"{table}_parked", condition=~Q(parked="")),
-            # Read by lists of these states, newest first. A row of an ordinary end has no entry.
+            # Read by lists of these states, newest first. A row with a usual end has no entry.
             models.Index(fields=["task_id", "state"], name=f"{table}_rare", condition=Q(state__in=RARE)),
         ]
 

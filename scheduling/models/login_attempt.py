@@ -1,3 +1,5 @@
+"""Store failed logins."""
+
 from __future__ import annotations
 
 from django.conf import settings
@@ -6,12 +8,12 @@ from django.utils.translation import gettext_lazy as _
 
 
 class FailedLogin(models.Model):
-    """Tries of a name from an address since its last login from there. Written by `scheduling.web.login_lockout` only.
+    """Failed logins of a name from an address since the last success there.
 
-    The row with the address `*` counts the name over all addresses.
+    Only `scheduling.web.login_lockout` writes them. The row with the address `*` counts the name over all addresses.
     """
 
-    #: A keyed digest of the name: now and then people type their password there.
+    #: A keyed digest of the name: users sometimes type their password there.
     digest = models.CharField(max_length=64, editable=False)
     address = models.CharField(_("address"), max_length=45, editable=False)
     user = models.ForeignKey(

@@ -1,4 +1,4 @@
-"""The service-node matrix: stage × trigger × delay × content."""
+"""Store the service-node matrix: stage × trigger × delay × content."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ percent_validators = [MinValueValidator(0), MaxValueValidator(100)]
 
 
 class Stage(models.Model):
-    """A stretch of the customer's journey, a row of the matrix."""
+    """A part of the customer's journey: a row of the matrix."""
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
     name = models.CharField(_("name"), max_length=100, blank=True)
@@ -44,7 +44,7 @@ class Category(models.TextChoices):
 
 
 class Template(Versioned):
-    """What is said. One text a locale."""
+    """The content of a message, with one text per locale."""
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
     content_type = models.CharField(
@@ -80,7 +80,7 @@ class TemplateText(models.Model):
         return f"{self.template_id}/{self.locale}"
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """A changed text is a new version of its template."""
+        """Save the text. A change increments the template's version."""
         before = TemplateText.objects.filter(pk=self.pk).values("locale", "subject", "body").first()
         super().save(*args, **kwargs)
         if before and before != {"locale": self.locale, "subject": self.subject, "body": self.body}:
@@ -88,11 +88,11 @@ class TemplateText(models.Model):
 
 
 class ChannelConfig(Addressed, Versioned):
-    """A way out: a kind from `settings.CHANNELS` with its settings."""
+    """A kind from `settings.CHANNELS` with its settings."""
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
     kind = models.CharField(_("kind"), max_length=40)
-    #: What the kind asks for ("url", "secret" …).
+    #: The settings of the kind ("url", "secret" …).
     config = EncryptedJSONField(_("settings"), default=dict, blank=True)
     idempotent = models.BooleanField(
         _("idempotent"),
@@ -119,7 +119,10 @@ class ChannelConfig(Addressed, Versioned):
 
 
 class DisabledTarget(models.Model):
-    """A receiver that answered 410 Gone. Deleting the row enables it again: `scheduling.planning.disabled_targets`."""
+    """A receiver that answered 410 Gone.
+
+    Its deletion enables the receiver again: `scheduling.planning.disabled_targets`.
+    """
 
     channel = models.ForeignKey(ChannelConfig, on_delete=models.CASCADE, verbose_name=_("channel"))
     target_digest = models.CharField(_("target"), max_length=64, help_text=_("SHA-256 of the address"))
@@ -163,7 +166,7 @@ class Switch(models.TextChoices):
 
 
 class Node(Versioned):
-    """One cell of the matrix: when this happens at this stage, say that, so much later."""
+    """One cell of the matrix: a trigger, a delay, a content and guards."""
 
     key = models.CharField(_("key"), max_length=64, unique=True, validators=[key_validator])
     stage = models.ForeignKey(Stage, on_delete=models.PROTECT, related_name="nodes", verbose_name=_("stage"))
@@ -194,7 +197,7 @@ class Node(Versioned):
     )
     canary_percent = models.FloatField(_("canary, percent of communities"), default=0, validators=percent_validators)
     canary_communities = models.JSONField(_("canary, always these communities"), default=list, blank=True)
-    #: How a guarded roll-out of the canary goes (`scheduling.policy.rollout.read_plan`); None: as is usual.
+    #: The plan of an automatic roll-out (`scheduling.policy.rollout.read_plan`); None: the default plan.
     canary_guard = models.JSONField(_("canary, plan of a guarded roll-out"), null=True, blank=True)
     cancel_on = models.JSONField(_("cancelled by these events"), default=list, blank=True)
     on_repeat = models.CharField(_("on repetition"), max_length=10, choices=OnRepeat, default=OnRepeat.EACH)

@@ -1,3 +1,5 @@
+"""Store replays of past events through draft configurations."""
+
 from __future__ import annotations
 
 from django.conf import settings
@@ -7,8 +9,11 @@ from django.utils.translation import gettext_lazy as _
 
 
 class WhatIfRun(models.Model):
-    """A draft of the configuration, and what a replay of past events says about it. The row is the job: a worker that
-    has it raises `tries` and names it in every later write, so that one that was overtaken changes nothing."""
+    """A draft of the configuration, and the result of a replay of past events.
+
+    The row is the job. A worker that takes it increments `tries` and names the number in every later write. A worker
+    that was overtaken therefore changes nothing.
+    """
 
     class State(models.TextChoices):
         WAITING = "waiting", _("Waiting for a worker")
@@ -26,14 +31,14 @@ class WhatIfRun(models.Model):
     )
     actor_name = models.CharField(_("who"), max_length=150)
     created_at = models.DateTimeField(_("begun at"), default=now, editable=False)
-    #: What the draft changes, for people: [{section, verb, label, differences: [{path, before, after}]}].
+    #: The changes of the draft, for display: [{section, verb, label, differences: [{path, before, after}]}].
     changes = models.JSONField(_("changes"), default=list)
     tries = models.PositiveSmallIntegerField(_("tries"), default=0)
     done = models.PositiveIntegerField(_("events replayed"), default=0)
     total = models.PositiveIntegerField(_("events"), default=0)
     beat_at = models.DateTimeField(_("last heard of at"), null=True)
     ended_at = models.DateTimeField(_("replayed at"), null=True)
-    #: SHA-256 of what was live during the replay: what was edited since was not replayed.
+    #: SHA-256 of the live configuration during the replay. Later edits were not replayed.
     live_digest = models.CharField(_("live configuration"), max_length=64, blank=True)
     result = models.JSONField(_("result"), null=True)
     problem = models.TextField(_("problem"), blank=True)

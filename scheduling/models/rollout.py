@@ -1,4 +1,4 @@
-"""A canary that grows by steps while its figures allow it, and each move it made."""
+"""Store automatic roll-outs of canaries and each of their moves."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from scheduling.models.node import Node, Template
 
 
 class GuardedRollout(models.Model):
-    """One canary of one node. Whoever moves it holds the lock of this row, then that of the node.
+    """One roll-out of a node's canary. A writer locks this row first, then the node.
 
-    running ⇄ paused; both → finished | stopped. A node has at most one that is not over.
+    running ⇄ paused; both → finished | stopped. A node has at most one that is running or paused.
     """
 
     class State(models.TextChoices):
         RUNNING = "running", _("Running")
-        PAUSED = "paused", _("Paused")  #: by its figures, by an edit, or by a person: `reason` says which
-        FINISHED = "finished", _("Finished")  #: the last step held
+        PAUSED = "paused", _("Paused")  #: by its statistics, an edit or a person: see `reason`
+        FINISHED = "finished", _("Finished")  #: the last step succeeded
         STOPPED = "stopped", _("Stopped")  #: by a person
 
     node = models.ForeignKey(
         Node, on_delete=models.CASCADE, related_name="guarded_rollouts", verbose_name=_("service node")
     )
-    # What is compared. Another text of either would be counted as if it were the same.
+    # The compared versions. Another text of either must not be counted as the same version.
     stable = models.ForeignKey(Template, on_delete=models.PROTECT, related_name="+", verbose_name=_("stable template"))
     stable_version = models.PositiveIntegerField(_("version of the stable template"))
     canary = models.ForeignKey(Template, on_delete=models.PROTECT, related_name="+", verbose_name=_("canary template"))
     canary_version = models.PositiveIntegerField(_("version of the canary template"))
-    #: As `scheduling.policy.rollout.read_plan` reads it.
+    #: In the format of `scheduling.policy.rollout.read_plan`.
     plan = models.JSONField(_("plan"))
-    #: The communities that get the canary whatever the percentage, while it is not paused.
+    #: Communities that get the canary at any percentage, while the roll-out is not paused.
     communities = models.JSONField(_("canary, always these communities"), default=list)
     state = models.CharField(_("state"), max_length=10, choices=State, default=State.RUNNING)
-    step = models.PositiveSmallIntegerField(_("step"), default=0)  #: an index of the plan's steps
+    step = models.PositiveSmallIntegerField(_("step"), default=0)  #: index of the plan's steps
     #: Why it is paused, or what it waits for (see `scheduling.policy.rollout.Judgement`).
     reason = models.CharField(_("reason"), max_length=64, blank=True)
-    #: Of both versions, when it was judged last: {"canary": {…}, "stable": {…}}.
+    #: Statistics of both versions at the last judgement: {"canary": {…}, "stable": {…}}.
     figures = models.JSONField(_("figures"), default=dict)
-    #: The touches that `figures` need not look at again; written and read by `scheduling.experiments.rollout_stats`.
+    #: Touches already included in `figures`; written and read by `scheduling.experiments.rollout_stats`.
     counted = models.JSONField(null=True, editable=False)
     started_at = models.DateTimeField(_("started at"), default=now)
-    step_at = models.DateTimeField(_("step since"), default=now)  #: what is counted was decided since then
+    step_at = models.DateTimeField(_("step since"), default=now)  #: only touches decided since then are counted
     judged_at = models.DateTimeField(_("judged at"), null=True)
     ended_at = models.DateTimeField(_("ended at"), null=True)
 
@@ -67,12 +67,12 @@ class GuardedRollout(models.Model):
 
     @property
     def percent(self) -> float:
-        """Of the step that it is at."""
+        """Return the percentage of the current step."""
         return float(self.plan["steps"][self.step])
 
 
 class RolloutMove(models.Model):
-    """What a guarded roll-out did, when, by which figures or by whose word. Append-only."""
+    """One move of a roll-out: its time, its cause and its actor. Append-only."""
 
     class Verb(models.TextChoices):
         STARTED = "started", _("Started")
@@ -88,8 +88,8 @@ class RolloutMove(models.Model):
     at = models.DateTimeField(_("at"))
     verb = models.CharField(_("move"), max_length=10, choices=Verb)
     reason = models.CharField(_("reason"), max_length=64, blank=True)
-    percent = models.FloatField(_("canary, percent of communities"))  #: of the node, afterwards
-    node_version = models.PositiveIntegerField(_("node version"))  #: afterwards
+    percent = models.FloatField(_("canary, percent of communities"))  #: of the node, after the move
+    node_version = models.PositiveIntegerField(_("node version"))  #: after the move
     figures = models.JSONField(_("figures"), default=dict)
     actor = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, on_delete=models.SET_NULL, related_name="+", verbose_name=_("who")

@@ -1,4 +1,4 @@
-"""Rules that ops edit: how long to wait, and when to keep quiet."""
+"""Store the rules that operators edit: delays and anti-harassment rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scheduling.models.versioned import Versioned
 
 
 class DelayRule(Versioned):
-    """The dynamic delay: a base by the customer's level, shorter for who was active lately. One row."""
+    """The dynamic delay: a base by customer level, shorter after recent activity. One row."""
 
     #: {level: seconds}
     by_level = models.JSONField(_("seconds by level"), default=dict, blank=True)
@@ -34,7 +34,7 @@ class DelayRule(Versioned):
 
 
 class HarassmentRule(Versioned):
-    """A limit on how often a customer or a community is spoken to."""
+    """A limit on messages to a customer or a community."""
 
     class Kind(models.TextChoices):
         CAP = "cap", _("At most so many in a rolling window")
@@ -52,7 +52,7 @@ class HarassmentRule(Versioned):
     window = models.DurationField(_("window"), null=True, blank=True)
     quiet_from = models.TimeField(_("quiet from"), null=True, blank=True)
     quiet_to = models.TimeField(_("quiet to"), null=True, blank=True)
-    #: Used where the customer has no time zone of their own.
+    #: Used if the customer has no time zone.
     timezone = models.CharField(_("time zone"), max_length=60, default="Asia/Shanghai")
     enabled = models.BooleanField(_("enabled"), default=True)
     retired_at = models.DateTimeField(_("retired at"), null=True, blank=True, editable=False)

@@ -1,3 +1,5 @@
+"""Store filters of lists."""
+
 from __future__ import annotations
 
 from django.conf import settings
@@ -7,10 +9,10 @@ from django.utils.translation import gettext_lazy as _
 
 
 class SavedFilter(models.Model):
-    """A look at a list that somebody comes back to: its address's parameters under a name."""
+    """The query parameters of a list under a name."""
 
     owner = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
-    #: The model whose list it is: "failedtask", "touch".
+    #: The model of the list: "failedtask", "touch".
     listed = models.CharField(max_length=40)
     name = models.CharField(_("name"), max_length=60)
     query = models.CharField(max_length=2000)

@@ -1,3 +1,5 @@
+"""Store touches with their verdicts and attempts."""
+
 from __future__ import annotations
 
 from django.db import models
@@ -8,23 +10,23 @@ from scheduling.models.ledger import WAITING, LedgerRow
 
 
 class TouchState(models.TextChoices):
-    SCHEDULED = "scheduled", _("Scheduled")  #: waits in the table for its time
-    QUEUED = "queued", _("Handed over")  #: a hint is on its way to a worker
-    RUNNING = "running", _("Running")  #: a worker has it until `lease_until`
-    DELIVERED = "delivered", _("Delivered")  #: the receiver said so
-    SUPPRESSED = "suppressed", _("Suppressed")  #: a guard decided against it; the verdict says why
-    CANCELLED = "cancelled", _("Cancelled")  #: an event or a person called it off before it was sent
+    SCHEDULED = "scheduled", _("Scheduled")  #: waits for its due time
+    QUEUED = "queued", _("Handed over")  #: a wake-up was dispatched to a worker
+    RUNNING = "running", _("Running")  #: claimed by a worker until `lease_until`
+    DELIVERED = "delivered", _("Delivered")  #: the receiver confirmed it
+    SUPPRESSED = "suppressed", _("Suppressed")  #: a guard stopped it; the verdict has the reason
+    CANCELLED = "cancelled", _("Cancelled")  #: an event or a person cancelled it before it was sent
     FAILED = "failed", _("Failed")  #: certainly not delivered; a failed task waits for a person
     UNKNOWN = "unknown", _("Unknown")  #: it may have been delivered; a failed task waits for a person
 
 
 class Touch(LedgerRow):
-    """One message to one customer, because of one event at one node."""
+    """One message to one customer, for one event at one node."""
 
     state = models.CharField(
         _("state"), max_length=10, choices=TouchState, default=TouchState.SCHEDULED, editable=False
     )
-    # The keys below have no index of their own where nothing hot reads by them: each costs every update a write.
+    # The keys below have no index if no frequent query needs one: each index costs every update a write.
     event = models.ForeignKey(
         "scheduling.Event", on_delete=models.PROTECT, related_name="touches", verbose_name=_("event"), db_index=False
     )
@@ -37,7 +39,7 @@ class Touch(LedgerRow):
     )
     chat_id = models.CharField(_("chat id"), max_length=200, blank=True)
     expires_at = models.DateTimeField(_("expires at"))
-    # What was decided at fire time; kept over retries.
+    # Decided at fire time; kept over retries.
     template = models.ForeignKey(
         "scheduling.Template",
         null=True,
@@ -48,7 +50,7 @@ class Touch(LedgerRow):
     )
     template_version = models.PositiveIntegerField(_("template version"), null=True)
     content_type = models.CharField(_("content type"), max_length=64, default="", blank=True)
-    #: When a guard took a slot of the customer's cap for it; empty again if it certainly was not delivered.
+    #: When a guard reserved a cap slot; empty again if it certainly was not delivered.
     reserved_at = models.DateTimeField(_("slot taken at"), null=True)
     counts_toward_cap = models.BooleanField(_("counts toward the cap"), default=True)
 
@@ -70,14 +72,14 @@ class Touch(LedgerRow):
             models.Index(
                 fields=["customer", "node"], name="touch_waiting", condition=Q(state__in=[*WAITING, "running"])
             ),
-            # Read by the overview and by lists of what ended in a span of time. Written once a touch, at its end.
+            # Read by the overview and by lists of a time span. Written once per touch, at its end.
             models.Index(fields=["settled_at"], name="touch_ended", condition=Q(settled_at__isnull=False)),
-            # Read by the list of what pauses keep, newest first.
+            # Read by the list of paused touches, newest first.
             models.Index(fields=["task_id"], name="touch_paused", condition=~Q(parked="")),
         ]
         constraints = [
             *LedgerRow.constraints_for("touch"),
-            # Read by everything that asks for the touches of an event.
+            # Read by queries for the touches of an event.
             models.UniqueConstraint(
                 fields=["event", "node", "retry_of"], name="touch_once_an_event", nulls_distinct=False
             ),
@@ -92,10 +94,10 @@ class Touch(LedgerRow):
 
 
 class Verdict(models.Model):
-    """What the guards decided about a touch at one moment, and by which rule. Append-only.
+    """A decision of the guards about a touch, with its rule. Append-only.
 
-    The database does not check that its touch is there (nor does it for an attempt): both are written while that row
-    is locked. Asking once more for each of them cost a twelfth of a delivery. Who deletes touches deletes these as well
+    No foreign key constraint protects the touch here or in `Attempt`. Both are written while the touch's row is locked.
+    The check of the constraint cost a twelfth of a delivery. Code that deletes touches must delete these rows too
     (`scheduling.operations.retention`).
     """
 
@@ -125,7 +127,7 @@ class Verdict(models.Model):
 
 
 class Attempt(models.Model):
-    """One call of a channel for a touch, and what came back. Append-only; its touch is not checked (see `Verdict`)."""
+    """One call of a channel for a touch. Append-only, without a foreign key constraint (see `Verdict`)."""
 
     class Outcome(models.TextChoices):
         DELIVERED = "delivered", _("Delivered")
@@ -144,7 +146,7 @@ class Attempt(models.Model):
     reason = models.CharField(_("reason"), max_length=64, blank=True)
     detail = models.TextField(_("detail"), blank=True)
     status = models.IntegerField(_("status"), null=True)
-    subject = models.TextField(_("subject"), blank=True)  #: whole, as a repeat sends it again
+    subject = models.TextField(_("subject"), blank=True)  #: complete: a retry sends it again
     body = models.TextField(_("body"), blank=True)
 
     class Meta:

@@ -1,4 +1,4 @@
-"""Rows that ops edit: each change is a new version with its author, and every process notices within one batch."""
+"""Version the rows that operators edit. Every process sees an edit from its next batch on."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ Rows = TypeVar("Rows", bound="models.QuerySet[Any]")
 
 
 def locked_to_write(rows: Rows) -> Rows:
-    """These rows, locked when they are read, until the transaction ends. The table comes before them: who stores a
-    configuration file locks all of it, and if they came between the lock of a row and its write, each would wait for
-    the other."""
+    """Return these rows, locked on read until the transaction ends.
+
+    The table lock is taken before the row locks. Storing a configuration file locks the whole table. Between the lock
+    of a row and its write, that lock would cause a deadlock.
+    """
     with connection.cursor() as cursor:
         cursor.execute(f"LOCK TABLE {connection.ops.quote_name(rows.model._meta.db_table)} IN ROW EXCLUSIVE MODE")
     return rows.select_for_update(no_key=True, of=("self",))
 
 
 class Versioned(models.Model):
-    """A row whose `version` a verdict can name. Counted up by every save that changes something; of two saves at once
-    the later one sees the earlier one's number."""
+    """A row with a `version` that a verdict can name.
+
+    Every save that changes a field increments it. Of two concurrent saves the later one reads the earlier one's number.
+    """
 
     version = models.PositiveIntegerField(_("version"), default=1, editable=False)
 
@@ -40,8 +44,11 @@ class Versioned(models.Model):
             super().save(*args, **kwargs)
 
     def take_over_all_but(self, edited: Collection[str]) -> None:
-        """Of the fields that were not edited here, what is stored by now: whoever saves a row that was read before it
-        was locked would write back what others changed meanwhile. Locks the row until the transaction ends."""
+        """Load the fields outside `edited` from the stored row.
+
+        A save would otherwise overwrite concurrent changes with values read before the lock. Locks the row until the
+        transaction ends.
+        """
         row = locked_to_write(type(self)._default_manager.all()).get(pk=self.pk)
         for field in self._meta.concrete_fields:
             if field.name not in edited:
@@ -49,8 +56,10 @@ class Versioned(models.Model):
 
 
 class Configuration(models.Model):
-    """One row, counted up by a trigger on every table that ops edit (see migration 0001). Processes compare it with
-    the version of their snapshot, so that an edit holds from the next batch on."""
+    """One row with a counter. A trigger on every table that operators edit increments it (see migration 0001).
+
+    Processes compare it with the version of their snapshot, so that an edit applies from the next batch on.
+    """
 
     version = models.BigIntegerField(default=1)
     changed_at = models.DateTimeField(auto_now=True)
