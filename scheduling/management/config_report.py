@@ -1,4 +1,4 @@
-"""What a plan changes, for people."""
+"""Format the changes of a configuration plan for the terminal."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""Apply a configuration file: `manage.py apply_config FILE`."""
+
 from __future__ import annotations
 
 import sys
@@ -45,7 +47,7 @@ class Command(BaseCommand):
             self.stdout.write(config_report.moved(rescheduling.follow(planned)))
 
     def _load(self, file: str) -> dict[str, Any]:
-        enough = document.MAX_SIZE + 1  # to know that it is too large
+        enough = document.MAX_SIZE + 1  # one byte more than allowed shows that it is too large
         try:
             if file == "-":
                 return document.load(sys.stdin.buffer.read(enough))

@@ -1,3 +1,5 @@
+"""Create what a new deployment needs: `manage.py bootstrap`. Idempotent."""
+
 from __future__ import annotations
 
 import os
@@ -17,9 +19,9 @@ from scheduling.models import EventType, Node
 
 SHIPPED = Path(__file__).resolve().parent.parent.parent / "shipped.yaml"
 DEMO_USER = "demo"
-LOCK = 4_163_071  #: of the advisory lock: two starts at once take turns
+LOCK = 4_163_071  #: of the advisory lock: concurrent starts run one after another
 
-#: Type, name, and whether the customer does it.
+#: Type, name, and whether the customer causes it.
 EVENT_TYPES = (
     ("consultation.ended", "咨询结束", True),
     ("material.downloaded", "资料下载", True),
@@ -56,10 +58,10 @@ class Command(BaseCommand):
             self.stdout.write(f"Demo login: {DEMO_USER} / {demo_login()}")
 
     def describe_event_types(self) -> None:
-        """A type that was seen before anybody described it is there already, without a name."""
+        """Name the known event types. A received event may have added a type without a name."""
         described = set(EventType.objects.exclude(name="").values_list("key", flat=True))
         for key, name, is_activity in EVENT_TYPES:
-            # Not even an empty UPDATE for those that are there: each one makes every process read its matrix anew.
+            # No UPDATE of existing rows, not even an empty one: each makes every process reload its matrix.
             if key not in described:
                 EventType.objects.update_or_create(key=key, defaults={"name": name, "is_activity": is_activity})
 
@@ -70,14 +72,14 @@ class Command(BaseCommand):
         self.stdout.write(f"Shipped matrix: {len(added.of('nodes'))} nodes")
 
     def grant_permissions(self) -> None:
-        """Only ever adds: a group of your own is the place for fewer."""
+        """Add permissions to the shipped groups. Removes none: fewer permissions need a group of their own."""
         ours = Permission.objects.filter(content_type__app_label__in=APPS)
         viewer = list(ours.filter(codename__startswith="view_"))
         operator = viewer + named(OPERATOR)
         editor = operator + named([f"{verb}_{model}" for verb in ("add", "change", "delete") for model in EDITED])
-        editor += named(["change_job"])  # another payload than the one that is there
+        editor += named(["change_job"])  # a job with another payload than the stored one
         editor += named(["add_whatifrun", "publish_whatifrun"])
-        # Whose members can run programs on execution nodes.
+        # Members can run programs on execution nodes.
         commander = viewer + named([*(f"{verb}_flow" for verb in ("add", "change", "delete")), "define_command"])
         for name, permissions in (
             ("viewer", viewer), ("operator", operator), ("editor", editor), ("command editor", commander)
@@ -92,7 +94,7 @@ def named(codenames: Any) -> list[Permission]:
 
 
 def demo_login() -> str:
-    """The demo user's password, made up once and kept in the state directory for its owner to read."""
+    """Return the demo user's password. Create it once, in a private file of the state directory."""
     file = Path(settings.AFTERTOUCH_STATE_DIR) / "demo-password"
     user = get_user_model().objects.filter(username=DEMO_USER).first()
     password = file.read_text().strip() if file.exists() else ""

@@ -1,4 +1,4 @@
-"""`manage.py check_templates`"""
+"""Check stored templates against the template language: `manage.py check_templates`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from scheduling.models.touch import TouchState
 from scheduling.policy.specs import CustomerSpec, EventSpec, TemplateSpec
 from scheduling.rendering import CannotRender, check_text, names_for, render, text_for
 
-SAMPLES = 20  #: touches of each template
-LOOKED_THROUGH = 10_000  #: of the touches delivered last
-#: The engine of versions before the template language was bounded.
+SAMPLES = 20  #: touches per template
+LOOKED_THROUGH = 10_000  #: of the latest delivered touches
+#: The engine before the template language was bounded.
 _JINJA = ImmutableSandboxedEnvironment(undefined=StrictUndefined, autoescape=False)
 
 
@@ -56,7 +56,10 @@ def _refusals(row: Template) -> Iterator[str]:
 
 
 def _differences(templates: dict[int, TemplateSpec], samples: int) -> Iterator[str]:
-    """Touches hold the data that people really sent. Those of an earlier version of a template say nothing of it."""
+    """Yield templates whose text for a delivered touch differs from that of the earlier engine.
+
+    Touches hold real data. Those of an earlier version of a template are skipped.
+    """
     seen: Counter[int] = Counter()
     delivered = Touch.objects.filter(state=TouchState.DELIVERED, template__isnull=False)
     for touch in delivered.select_related("event", "customer").order_by("-task_id")[:LOOKED_THROUGH].iterator():
@@ -78,7 +81,7 @@ def _difference(template: TemplateSpec, customer: CustomerSpec, event: EventSpec
         subject, body, _ = render(template, customer, event)
     except CannotRender as error:
         return f"does not render any more ({error})"
-    # What renders within the limits is within reach of the engine without limits too.
+    # A text that renders within the limits also renders in the engine without limits.
     text, names = text_for(template, customer.locale), names_for(customer, event)
     before = tuple(_JINJA.from_string(each).render(names) for each in (text.subject, text.body))
     return "renders differently" if before != (subject, body) else ""

@@ -1,4 +1,4 @@
-"""`manage.py create_api_key NAME --scope events --scope touches`"""
+"""Create an API key: `manage.py create_api_key NAME --scope events --scope touches`."""
 
 from __future__ import annotations
 

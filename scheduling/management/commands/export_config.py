@@ -1,3 +1,5 @@
+"""Export the configuration: `manage.py export_config [FILE]`."""
+
 from __future__ import annotations
 
 import os
@@ -36,12 +38,12 @@ class Command(BaseCommand):
 
 
 def _replace(file: Path, text: str, *, private: bool) -> None:
-    """The whole file or, if anything fails, the one that was there."""
+    """Replace a file by a whole new one. The old file stays if anything fails."""
     handle, name = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as stream:
             stream.write(text)
-        if not private:  # a new file is only its owner's to read
+        if not private:  # only the owner may read a temporary file
             Path(name).chmod(0o644)
         Path(name).replace(file)
     except BaseException:

@@ -1,4 +1,4 @@
-"""`manage.py rotate_secrets`: after a new key was put in front of `AFTERTOUCH_SECRETS_KEYS`."""
+"""Encrypt all secrets with the first key of `AFTERTOUCH_SECRETS_KEYS`: `manage.py rotate_secrets`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`manage.py serve_metrics`"""
+"""Serve metrics over HTTP: `manage.py serve_metrics`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _answering(house: bool) -> type[BaseHTTPRequestHandler]:
             try:
                 text = collectors.of_node() + (collectors.of_house() if house else b"")
             finally:
-                connections.close_all()  # each answer has a thread of its own
+                connections.close_all()  # each response has its own thread
             self.send_response(200)
             self.send_header("Content-Type", CONTENT_TYPE_LATEST)
             self.send_header("Content-Length", str(len(text)))

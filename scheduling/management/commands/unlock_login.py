@@ -1,4 +1,4 @@
-"""`manage.py unlock_login NAME`"""
+"""Unlock a login after wrong passwords: `manage.py unlock_login NAME`."""
 
 from __future__ import annotations
 
