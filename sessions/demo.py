@@ -21,7 +21,7 @@ from django.utils.translation import gettext_noop
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-import sessions.admin.labels  # noqa: F401  (so that the codes of this app can be said)
+import sessions.admin.labels  # noqa: F401  (registers the terms of this app)
 from scheduling.admin import labels
 from scheduling.models import Event, Touch
 from scheduling.operations.commands import put_customer

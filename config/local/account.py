@@ -1,9 +1,9 @@
 """Select the account of the embedded servers.
 
 PostgreSQL refuses to run as root, and initdb refuses a uid without a name. Root therefore runs both servers as
-another account. Parent folders may be owned by root with mode 0700, so the account keeps the right to traverse them
-and no other right. PostgreSQL checks with access(2), which drops such rights for other accounts unless
-`no_setuid_fixup` is set.
+another account. Root may own the parent folders with mode 0700. The account keeps the right to traverse them and no
+other right. PostgreSQL checks with access(2), which drops such rights for other accounts unless `no_setuid_fixup` is
+set.
 """
 
 from __future__ import annotations

@@ -214,8 +214,8 @@ CONFIG_SECTIONS = [
 API_ROUTERS = ["rpa_tasks.api.jobs.router", "sessions.api.router"]
 # Argument checks by name of a periodic task: a function of args and kwargs.
 PERIODIC_TASK_CHECKS = {"rpa_tasks.publish_for_shops": "rpa_tasks.jobs.schedules.check_arguments"}
-# Periodic tasks of operators that are stored as rows before a message is sent: the function that stores, and the task
-# of the wake-up.
+# Periodic tasks of operators that are stored as rows before a message is sent. Values: the function that stores a row,
+# and the task of the wake-up.
 SCHEDULED_ROUNDS = {"rpa_tasks.publish_for_shops": ("rpa_tasks.jobs.scheduled_rounds.store", "rpa_tasks.run_rounds")}
 # Republishers by origin of a failed task.
 REPUBLISHERS = {

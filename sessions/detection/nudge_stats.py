@@ -1,9 +1,9 @@
 """Count the effect of guide messages: sent, answered and false.
 
 *Sent*: the channel delivered a message into a silence. *Answered*: the user wrote within ten minutes. *False*: the
-message was not needed. The user wrote or typed within two seconds, or was typing at that moment (a typing frame in
-the ten seconds before, without a message since). A false message is not counted as answered. An action of the user
-counts for the latest message into their silence.
+message was not needed. The user wrote or typed within two seconds, or was typing at that moment. Typing means a
+typing frame in the ten seconds before, without a message since. A false message is not counted as answered. An action
+of the user counts for the latest message into their silence.
 
 Two seconds are too short to compare two clocks. The store's clock measures the time from the last `still_silent`
 call, right before the message, to the user's action. The database's clock measures the time from that call to the

@@ -242,8 +242,7 @@ class SessionConsumer(AsyncConsumer):  # type: ignore[misc]  # channels is untyp
     def _look_after(self, last: str) -> None:
         """Read the messages between the connection's cursor and this one.
 
-        A lower cursor is a message the client has, or belongs to an inbox that was lost and restarted with a slower
-        clock.
+        A lower cursor is a message the client has, or belongs to a lost inbox that restarted with a slower clock.
         """
         if self.cursor is not None and inbox.position(last) != self.cursor:
             self._read_on()

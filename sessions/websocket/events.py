@@ -3,8 +3,8 @@
 A customer can change the page that holds the token. The token therefore limits an event to its own customer and chat.
 The event's source contains session and side, so an event cannot collide with, or reveal, an event of another sender.
 
-Only registered types are accepted. A customer may send only types that are actions of a customer, and no complaint:
-complaints count against a text for all customers, so they require an API key.
+Only registered types are accepted. A customer may send only types that are actions of a customer, and no complaint.
+Complaints require an API key, because they count against a text for all customers.
 """
 
 from __future__ import annotations

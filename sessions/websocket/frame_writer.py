@@ -61,8 +61,8 @@ class Clerk:
 def _posts(slips: Sequence[Slip]) -> dict[int, Post]:
     """Return the messages by position in the batch.
 
-    A message is marked `OVERTAKEN` if a higher seq or a newer epoch precedes it in the batch: the inbox stores only
-    what is counted. The inbox detects by key whether the message is already stored.
+    A message is marked `OVERTAKEN` if a higher seq or a newer epoch precedes it in the batch. The inbox stores only
+    counted messages. The inbox detects by key whether the message is already stored.
     """
     highest: dict[tuple[str, str], tuple[str, int, str]] = {}
     former: set[tuple[str, str, str]] = set()
