@@ -33,6 +33,7 @@ def connect(url: str, *, timeout: float | None = None) -> redis.Redis:
 
 
 def sentinels(url: str, timeout: float) -> Sentinel:
+    """Connect to the Sentinels of a URL list. User, password and database of the first URL apply to the servers."""
     parts = [urlsplit(part) for part in url.split(";")]
     first = parts[0]
     credentials: dict[str, Any] = {"db": int(first.path.lstrip("/") or 0)}

@@ -56,6 +56,7 @@ class Snapshot:
 
     @property
     def counts_communities(self) -> bool:
+        """Return whether a community cap is active."""
         return any(rule.kind == "cap" and rule.scope == "community" for rule in self.rules)
 
 

@@ -101,7 +101,7 @@ def check_delay_rule(values: Mapping[str, Any], *, in_seconds: bool = False) -> 
 
 
 def check_rule(values: Mapping[str, Any]) -> None:
-    """An anti-harassment rule."""
+    """Check an anti-harassment rule."""
     found = Findings()
     kind, scope = values.get("kind"), values.get("scope")
     if kind not in HarassmentRule.Kind.values:
@@ -134,6 +134,7 @@ def _check_quiet_hours(values: Mapping[str, Any], found: Findings) -> None:
 
 
 def is_time_zone(name: str) -> bool:
+    """Return whether this is the name of an IANA time zone."""
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):  # a directory of the database, a path outside it, a NUL

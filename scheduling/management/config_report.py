@@ -15,6 +15,7 @@ WIDEST = 80  #: characters of one value
 
 
 def lines(planned: Plan, impact: Iterable[Impact]) -> Iterator[str]:
+    """Yield the lines of a plan: changes by section, impact on waiting touches, and remarks."""
     if not planned.changes:
         yield "no changes"
     section = ""

@@ -69,6 +69,7 @@ class EncryptedJSONField(models.TextField):  # type: ignore[type-arg]
         return _cipher().encrypt(json.dumps(value, sort_keys=True).encode()).decode()
 
     def from_db_value(self, value: str | None, *_: Any) -> Any:
+        """Return the decrypted value, or `Sealed` if no key can decrypt it."""
         if not value:
             return {}
         try:

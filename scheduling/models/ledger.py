@@ -79,6 +79,7 @@ class LedgerRow(models.Model):
 
     @staticmethod
     def constraints_for(table: str) -> list[models.BaseConstraint]:
+        """Return the constraint that a row has a lease exactly while it is queued or running."""
         leased = Q(state__in=LEASED)
         return [
             models.CheckConstraint(

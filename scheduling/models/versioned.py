@@ -34,6 +34,7 @@ class Versioned(models.Model):
         abstract = True
 
     def save(self, *args: Any, **kwargs: Any) -> None:
+        """Save the row; increment `version` if a field has changed."""
         with transaction.atomic():
             stored = locked_to_write(type(self)._default_manager.all())
             before: dict[str, Any] | None = stored.filter(pk=self.pk).values().first()  # type: ignore[assignment]

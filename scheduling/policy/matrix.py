@@ -21,6 +21,7 @@ def delay_for(
 
 
 def dynamic_delay(rules: DelayRules, customer: CustomerSpec, occurred_at: datetime) -> timedelta:
+    """Return the base delay of the customer's level, times `active_factor` after recent activity."""
     base = rules.by_level.get(customer.level, rules.default)
     active_at = customer.last_active_at
     if active_at is not None and occurred_at - active_at <= rules.active_within:
