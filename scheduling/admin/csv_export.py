@@ -126,6 +126,7 @@ def _text(lines: list[list[Any]]) -> str:
 
 
 def download(request: HttpRequest, name: str, lines: Iterator[str]) -> StreamingHttpResponse:
+    """Stream lines as a CSV file, named by `name` and the local time."""
     spoken = _in_language(lines, get_language())
     response = StreamingHttpResponse(
         _asynchronously(spoken) if isinstance(request, ASGIRequest) else spoken, content_type="text/csv; charset=utf-8"

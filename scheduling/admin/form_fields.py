@@ -24,6 +24,11 @@ DURATION_HELP = gettext_lazy("Like 30s, 15m, 2h, 7d or 1h30m.")
 
 
 def read_duration(text: str) -> timedelta:
+    """Parse a duration like `1h30m`.
+
+    Raises:
+        ValidationError: with a translated message.
+    """
     try:
         return parse_duration(text.strip())
     except ValueError as error:
@@ -115,6 +120,11 @@ class LevelsField(TextLikeField):
 
 
 def pairs(text: str) -> list[tuple[str, str]]:
+    """Split `name=value` entries, in order.
+
+    Raises:
+        ValidationError: an entry is malformed or a name occurs twice.
+    """
     found = []
     for part in entries(text):
         name, sign, value = part.replace("＝", "=").partition("=")

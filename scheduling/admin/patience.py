@@ -16,7 +16,7 @@ PATIENCE = "2s"
 
 
 def patiently(count: Callable[[], T], patience: str = "") -> T | None:
-    """Return what `count` reads, or None if a statement exceeds the time limit (default `PATIENCE`)."""
+    """Return what `count` reads, or None if a statement exceeds the time limit (2 s by default)."""
     try:
         with sql.within(patience or PATIENCE):
             return count()

@@ -85,6 +85,7 @@ MENU: list[tuple[str | Promise, list[Item]]] = [
 
 
 def sidebar(request: HttpRequest) -> list[dict[str, Any]]:
+    """Return the groups of the sidebar. The entry of the current page is marked as active."""
     menu = [*MENU]
     for path in getattr(settings, "ADMIN_MENUS", ()):
         menu[-2:-2] = import_string(path)

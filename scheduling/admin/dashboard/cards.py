@@ -43,6 +43,7 @@ class Card:
 
 
 def capped(count: int | None, most: int) -> str | None:
+    """Format a count, as "10000+" if it exceeds `most`; None if it is unknown."""
     return None if count is None else f"{most}+" if count > most else str(count)
 
 

@@ -183,10 +183,12 @@ class Span:
 
 
 def days_asked(request: HttpRequest) -> int:
+    """Return the period that the request selects, in days; the first of `PERIODS` by default."""
     return next((each for each in PERIODS if str(each) == request.GET.get("days")), PERIODS[0])
 
 
 def spans(days: int) -> list[Span]:
+    """Split a period into bars: hours for one day, otherwise days."""
     return list(_days(days) if days > 1 else _hours())
 
 
@@ -243,6 +245,7 @@ class Names:
 def ranked(
     key: str, title: str, spans: Sequence[Span], counts: Sequence[Counter[str] | None], names: Names
 ) -> Chart:  # fmt: skip
+    """Chart the `SHOWN` most frequent codes, and the others as one series."""
     total: Counter[str] = sum((each for each in counts if each), Counter())
     common = [code for code, _count in total.most_common(SHOWN)]
     series = [Series(code, names.words(code), f"hue{number}") for number, code in enumerate(common)]

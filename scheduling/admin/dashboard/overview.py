@@ -41,6 +41,7 @@ def every_page(request: HttpRequest) -> dict[str, Any]:
 
 
 def overview(request: HttpRequest, context: dict[str, Any]) -> dict[str, Any]:
+    """Add the figures, cards and charts that the user may see to the context."""
     patience = Patience(PATIENCE)
     days = days_asked(request)
     context["read_at"] = now()

@@ -25,6 +25,7 @@ OTHERS = 6  #: queues of other apps that are shown, longest first
 
 
 def pace(patience: Patience) -> Card:
+    """Build the card of lateness and rates."""
     lateness, rates = patience(statistics.lateness), patience(statistics.rates)
     at = now()
     delivered = span_link("scheduling_touch", "settled_at", at - timedelta(hours=1), at, state__exact="delivered")
@@ -49,6 +50,7 @@ def seconds(seconds: float | None) -> str:
 
 
 def queues() -> Card:
+    """Build the card of broker queues; a note replaces the numbers while the broker does not respond."""
     try:
         found, takes_messages = queue_figures(), broker_takes_messages()
     except Exception as error:  # any exception of the broker's client

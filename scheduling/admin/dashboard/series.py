@@ -63,6 +63,7 @@ class Ended:
 
 
 def read(spans: list[Span], patience: Patience) -> Ended:
+    """Count ended touches by bar."""
     return Ended(spans, tallies(statistics.past, spans, patience))
 
 

@@ -79,6 +79,7 @@ class Day:
 
 
 def told(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the template context of a replay's result."""
     live, draft = result["live"], result["draft"]
     return {
         "events": result["events"],
@@ -102,6 +103,7 @@ def told(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def told_changes(changes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the template context of a draft's changes to the live configuration."""
     verbs = {"added": _("added"), "changed": _("changed"), "restored": _("brought back"), "retired": _("retired")}
     return [
         {

@@ -80,6 +80,7 @@ learn(
 
 
 def why(code: str) -> str:
+    """Translate a roll-out's reason code; an unknown one is returned unchanged."""
     for prefix, words in ABOUT.items():
         if code.startswith(prefix):
             rate = code.removeprefix(prefix)

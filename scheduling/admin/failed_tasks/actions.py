@@ -125,6 +125,8 @@ class ReasonForm(forms.Form):
 
 
 class PaceForm(ReasonForm):
+    """Ask for a reason and a rate per second."""
+
     per_second = forms.FloatField(
         label=gettext_lazy("How many a second"), min_value=SLOWEST, max_value=FASTEST, initial=5,
         widget=UnfoldAdminDecimalFieldWidget, help_text=gettext_lazy("The receiver must be able to take them."),

@@ -118,6 +118,7 @@ def _act_on_all(request: HttpRequest, verb: Verb, rows: QuerySet[FailedTask], fo
 
 
 def tell_conflicts(request: HttpRequest, tally: Tally) -> None:
+    """Warn about rows that were skipped: another user acted on them, or their state does not allow it."""
     if tally.conflicts:
         words = ngettext(
             "%(count)s was passed over: somebody acted on it meanwhile, or it can't be published again.",

@@ -46,6 +46,7 @@ CLASSES = {
 
 
 def class_of(origin: str, failure: str) -> str:
+    """Return the label of a failure class; jobs have their own labels."""
     words = CLASSES_OF_JOBS.get(failure) if origin == FailedTask.Origin.RPA_JOB else None
     return str(words or CLASSES.get(failure) or failure)
 

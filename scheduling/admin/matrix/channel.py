@@ -50,6 +50,7 @@ SEALED = _(
 
 
 def readable(stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the stored secrets; empty if this server cannot decrypt them."""
     return {} if isinstance(stored, Sealed) else stored
 
 

@@ -51,6 +51,7 @@ def wait_of(node: Node) -> str:
 
 
 def state_of(node: Node, paused: bool) -> tuple[str, str]:
+    """Return a node's state and its label."""
     if node.retired_at:
         return "retired", _("Retired")
     if not node.enabled:

@@ -145,6 +145,7 @@ def move_after_commit(request: HttpRequest, row: Node) -> None:
 
 
 def tell_moved(request: HttpRequest, moved: Moved) -> None:
+    """Show the result of moving waiting touches as messages."""
     if moved.broken:
         text = gettext("The edit is stored, but not all touches moved. Save their node with “move waiting touches” on.")
         messages.error(request, text)

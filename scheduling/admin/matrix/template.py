@@ -55,6 +55,7 @@ def sample_event(user_id: str, chat_id: str, data: Mapping[str, Any]) -> EventSp
 
 
 def preview(request: HttpRequest, subject: str, body: str) -> HttpResponse:
+    """Render a text with the sample data of the request, as JSON with `problem` on errors."""
     try:
         data = DataField().clean(request.POST.get("data", ""))
     except ValidationError as error:
@@ -96,6 +97,7 @@ class TestForm(forms.Form):
 
 
 def test_page(templates_admin: Any, request: HttpRequest, template: Template) -> HttpResponse:
+    """Send a test message of a template, one attempt, and log it as a change of the template."""
     form = TestForm(request.POST or None)
     outcome: Outcome | str | None = None
     body = ""
@@ -117,6 +119,7 @@ def test_page(templates_admin: Any, request: HttpRequest, template: Template) ->
 
 
 def told(outcome: Outcome | str) -> dict[str, Any]:
+    """Return the template context of a test's outcome; a text is the reason why nothing was sent."""
     if isinstance(outcome, str):
         return {"kind": "error", "title": gettext("Not sent"), "text": outcome}
     if isinstance(outcome, Delivered):

@@ -30,6 +30,7 @@ SHOWN = 30  #: rows of each kind
 
 
 def customer_context(request: HttpRequest, customer: Customer) -> dict[str, Any]:
+    """Return what a customer's page shows beyond the form, limited to the user's rights."""
     may = request.user.has_perm
     context: dict[str, Any] = {
         "may_see_touches": may("scheduling.view_touch"),

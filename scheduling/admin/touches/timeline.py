@@ -35,6 +35,7 @@ class Moment:
 
 
 def timeline(touch: Touch) -> list[Moment]:
+    """Return the steps of a touch in order of time."""
     between = _handed_over(touch)
     between += _verdicts(touch)
     between += [_attempt(each) for each in touch.attempts.all()]
@@ -44,6 +45,7 @@ def timeline(touch: Touch) -> list[Moment]:
 
 
 def clock(at: datetime | None) -> str:
+    """Format an instant in the server's time zone; "–" for None."""
     return date_format(localtime(at), "Y-m-d H:i:s") if at else "–"
 
 

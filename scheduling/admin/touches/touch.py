@@ -160,6 +160,7 @@ CALL_OFF = "call_off"
 
 
 def call_off_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
+    """Confirm the cancellation of all waiting touches that match the list's filter, as a bulk action."""
     if not touches_admin.has_change_permission(request):
         raise PermissionDenied
     back = f"{touches_admin.url('changelist')}?{request.GET.urlencode()}"
