@@ -76,7 +76,7 @@ def exposition(folder: Path | None = None) -> bytes:
 def _alone(folder: Path, patience: float) -> Iterator[bool]:
     """Lock the folder, so that no file is folded while another process reads it.
 
-    Yields False if the lock is not free within `patience` seconds: its holder may hang.
+    Yields False if the lock is not free within the given seconds: its holder may hang.
     """
     with (folder / "lock").open("a") as lock:
         gives_up_at = time.monotonic() + patience
@@ -94,7 +94,7 @@ def _alone(folder: Path, patience: float) -> Iterator[bool]:
 
 
 def _fold_if_free(folder: Path) -> None:
-    """Fold the files of ended processes, unless the folder stays locked for `PATIENCE`.
+    """Fold the files of ended processes, unless another process keeps the folder locked.
 
     The next reader folds them too.
     """

@@ -172,6 +172,7 @@ class Rates:
 
 
 def rates() -> Rates:
+    """Count dispatched and ended touches over `RATE_WINDOW`."""
     minutes = RATE_WINDOW / timedelta(minutes=1)
     ((handed_over, ended),) = sql.rows(_RATES, {"window": RATE_WINDOW})
     return Rates(handed_over / minutes, ended / minutes)

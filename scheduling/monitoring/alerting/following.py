@@ -12,6 +12,8 @@ from scheduling.models import Alert
 
 
 class Word(StrEnum):
+    """The message that is due about an alert."""
+
     BEGINS = "begins"  #: the condition has held for `holds_for`
     GOES_ON = "goes_on"  #: a reminder
     OVER = "over"  #: the condition has been absent for `holds_for`
@@ -54,6 +56,7 @@ def _may_know(alert: Alert) -> bool:
 
 
 def begin(receiver_id: int, condition: str, subject: str, value: float, now: datetime) -> Alert:
+    """Return a new, unsaved alert whose condition holds since `now`."""
     return Alert(
         receiver_id=receiver_id, condition=condition, subject=subject, since=now, value=value, first_value=value
     )

@@ -74,6 +74,7 @@ def tell(line: Line, says: Sequence[Say], now: datetime) -> Outcome:
 
 
 def send(line: Line, subject: str, body: str, now: datetime, key: UUID) -> Outcome:
+    """Send one text, one attempt. A defect of the channel becomes a `Permanent` outcome."""
     message = Message(
         task_id=new_id(), delivery_key=key, user_id="", chat_id="", node="alerts", content_type="alert",
         category="service", subject=subject, body=body, locale=settings.LANGUAGE_CODE, target=line.target,

@@ -286,6 +286,8 @@ PATIENCE = 30.0  #: seconds; limit for all database queries of one pass together
 
 
 class Watchman:
+    """Run `Watch` in a daemon thread while this beat leads."""
+
     def __init__(self) -> None:
         self._watch = Watch()
         self._patience = Patience(PATIENCE)

@@ -16,7 +16,7 @@ import psycopg
 
 
 class Patience:
-    """Limit the total wait of all queries between two calls of `begin`. A query beyond the limit fails immediately."""
+    """Limit the total wait of all queries between two resets. A query beyond the limit fails immediately."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

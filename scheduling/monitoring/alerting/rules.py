@@ -142,6 +142,7 @@ def conditions() -> dict[str, Condition]:
 
 
 def usual_limits() -> dict[str, float]:
+    """Return the default limits of all conditions by key."""
     return {key: each.limit for key, each in conditions().items()}
 
 
