@@ -201,6 +201,7 @@ _making = threading.Lock()
 
 
 def rates() -> Rates:
+    """Return the budgets of this process. Connects to Redis at the first call."""
     global _rates
     with _making:
         if _rates is None:
@@ -278,6 +279,7 @@ def principal_of(request: HttpRequest) -> Principal:
 
 
 def actor_of(request: HttpRequest, reason: str = "") -> Actor:
+    """Return the actor that history and logs name for this request: `api:<key name>`."""
     return Actor(name=f"api:{principal_of(request).name}", reason=reason)
 
 

@@ -49,6 +49,7 @@ class Problem(AftertouchError):
 def problem_response(
     status: int, detail: str, errors: Sequence[FieldError] = (), headers: Mapping[str, str] | None = None
 ) -> HttpResponse:
+    """Build a problem document with at most `ERRORS_SHOWN` field errors."""
     title = HTTPStatus(status).phrase
     body = {
         "type": f"urn:aftertouch:problem:{title.lower().replace(' ', '-')}",
@@ -62,6 +63,7 @@ def problem_response(
 
 
 def unavailable(detail: str = "The database cannot be reached. Nothing is lost by sending it again.") -> Problem:
+    """Return a 503 problem with `Retry-After`."""
     return Problem(503, detail, retry_after=RETRY_AFTER)
 
 

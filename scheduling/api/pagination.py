@@ -30,7 +30,7 @@ def reading() -> Iterator[None]:
     threads.
 
     Raises:
-        Problem: 503 after `PATIENCE`.
+        Problem: 503 if a statement exceeds its limit.
     """
     try:
         with sql.within(PATIENCE):

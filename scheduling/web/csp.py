@@ -54,6 +54,7 @@ def protect(request: HttpRequest, response: HttpResponseBase) -> HttpResponseBas
 
 @sync_and_async_middleware
 def page_headers(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+    """Add the headers to the responses of sync and async views."""
     if iscoroutinefunction(get_response):
 
         async def answer_later(request: HttpRequest) -> HttpResponseBase:
@@ -82,6 +83,7 @@ def refuse(request: HttpRequest) -> None:
 
 @sync_and_async_middleware
 def unstorable(get_response: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+    """Answer 400 to an address that contains NUL, for sync and async views."""
     if iscoroutinefunction(get_response):
 
         async def answer_later(request: HttpRequest) -> HttpResponseBase:

@@ -83,6 +83,7 @@ def unlock(name: str) -> int:
 
 @receiver(user_logged_in)
 def come_in(request: HttpRequest | None, user: Any, **_: Any) -> None:
+    """Reset the tries of the name from this address, and mark the address as known."""
     if request is not None:
         values = {"digest": _digest(user.get_username()), "address": _address(request), "user": user.pk}
         with connection.cursor() as cursor:
