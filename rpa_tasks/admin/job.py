@@ -218,7 +218,7 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
     def short_id(self, row: Job) -> str:
         return format_html('<span class="at-nowrap at-mono" title="{}">…{}</span>', row.pk, str(row.pk)[-8:])
 
-    # --- what a person does ---------------------------------------------------------------------------------------
+    # --- actions --------------------------------------------------------------------------------------------------
 
     @admin.action(description=_("Cancel the selected ones"), permissions=["cancel"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Job]) -> None:

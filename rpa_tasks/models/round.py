@@ -8,7 +8,7 @@ from scheduling.ids import new_id
 
 
 class ScheduledRound(models.Model):
-    """One run of a periodic task that publishes jobs, stored before any message about it exists."""
+    """One execution of a periodic task that publishes jobs, stored before any message about it exists."""
 
     class State(models.TextChoices):
         WAITING = "waiting"

@@ -1,6 +1,6 @@
 """Read and signal processes through /proc: descent, environment, uid, end.
 
-The kernel reuses pids. So a process is identified by its pid and start time, and a signal goes through a pidfd that was
+The kernel reuses pids. So a process is identified by its pid and start time. A signal goes through a pidfd that was
 compared with both.
 """
 

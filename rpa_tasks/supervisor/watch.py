@@ -1,8 +1,8 @@
 """Event loop of the supervisor process.
 
-It forwards the command's output, ends the command at its timeout or the end of its lease, ends its descendants, and
-then reports. The lease makes a second run of a shop safe. A runner that is cut off or stopped sends no extension. So
-the command has ended before another node may start one, whatever the runner assumes.
+It forwards the command's output, and ends the command at its timeout or the end of its lease. It ends the command's
+descendants before it reports. The lease makes a second run of a shop safe. A runner that is cut off or stopped sends no
+extension. So the command has ended before another node may start one, whatever the runner assumes.
 """
 
 from __future__ import annotations
