@@ -31,7 +31,7 @@ def rpa(bench: Bench) -> None:
 
 @contextmanager
 def _node(bench: Bench) -> Iterator[psutil.Process]:
-    import config.celery.application  # noqa: F401  (tokens go to the broker)
+    import config.celery.application  # noqa: F401  (wake-ups go to the broker)
 
     with bench.core(), bench.running(*EXECUTION) as worker:
         wait_until(lambda: len(worker.children()) >= 5, 60, "the execution worker")

@@ -155,7 +155,7 @@ class Hub:
     def tell(self, session_id: str, told: dict[str, Any]) -> asyncio.Future[None]:
         """Queue a notification. Notifications keep their order and are published in batches.
 
-        The future ends when the batch is published or has failed. Never raises: connections find a lost message in
+        The future resolves when the batch is published or has failed. Never raises: connections find a lost message in
         the inbox.
         """
         loop = asyncio.get_running_loop()
