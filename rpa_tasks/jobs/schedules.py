@@ -4,8 +4,8 @@ Operators create such tasks in the admin, with arguments like
 
     {"platform": "pdd", "task_type": "sync_order", "shops": "all", "priority": "normal", "spread_seconds": 600}
 
-Each shop has a constant place within the spread. So 500 shops do not start together, and the interval between two runs
-of a shop stays constant. A shop with a waiting job is skipped and keeps that job unchanged.
+Each shop has a constant place within the spread. So 500 shops do not start together, and they keep their distances from
+round to round. A shop with a waiting job is skipped and keeps that job unchanged.
 """
 
 from __future__ import annotations
