@@ -22,7 +22,9 @@ from django.db import close_old_connections, connection
 from django.db.models.functions import Now
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import Borrowed, NoBrowser, borrow, registry
+from rpa_tasks.browsers import registry
+from rpa_tasks.browsers.errors import NoBrowser
+from rpa_tasks.browsers.pool import Borrowed, borrow
 from rpa_tasks.flow_sdk.discovery import VARIABLE as FLOWS
 from rpa_tasks.jobs import wakeups
 from rpa_tasks.jobs.pick import Pick, jobs

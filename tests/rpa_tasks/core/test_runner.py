@@ -19,7 +19,8 @@ from django.db import DataError
 from django.utils.timezone import now
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import NoBrowser, registry
+from rpa_tasks.browsers import registry
+from rpa_tasks.browsers.errors import NoBrowser
 from rpa_tasks.jobs import dispatch
 from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.jobs.publish import cancel

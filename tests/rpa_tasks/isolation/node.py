@@ -21,7 +21,8 @@ django.setup()
 from django.conf import settings  # noqa: E402
 
 from rpa_tasks import isolation  # noqa: E402
-from rpa_tasks.browsers import borrow, registry  # noqa: E402
+from rpa_tasks.browsers import registry  # noqa: E402
+from rpa_tasks.browsers.pool import borrow  # noqa: E402
 from rpa_tasks.outcomes import Ending  # noqa: E402
 from rpa_tasks.supervisor.client import Guarded, Order  # noqa: E402
 

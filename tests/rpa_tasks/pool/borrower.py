@@ -20,7 +20,8 @@ import django
 
 django.setup()
 
-from rpa_tasks.browsers import Borrowed, NoBrowser, borrow  # noqa: E402
+from rpa_tasks.browsers.errors import NoBrowser  # noqa: E402
+from rpa_tasks.browsers.pool import Borrowed, borrow  # noqa: E402
 
 
 def main() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.browsers import Borrowed, borrow, recycling
+from rpa_tasks.browsers import recycling
 from rpa_tasks.browsers.chromium import NAMES
+from rpa_tasks.browsers.pool import Borrowed, borrow
 from tests.rpa_tasks.pool.actors import BorrowerProcess, be_patient, eventually, living
 
 

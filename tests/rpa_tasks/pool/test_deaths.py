@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.browsers import PROFILE_BUSY, Borrowed, NoBrowser, devtools, recycling, registry, shutdown
+from rpa_tasks.browsers import devtools, recycling, registry, shutdown
+from rpa_tasks.browsers.errors import PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.pool import Borrowed
 from rpa_tasks.browsers.singleton import release_singleton
 from rpa_tasks.supervisor.processes import everyone
 from tests.rpa_tasks.pool.actors import (

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import Borrowed, registry
+from rpa_tasks.browsers import registry
 from rpa_tasks.browsers.browser_processes import MARKER, command_line, left_on, strangers
+from rpa_tasks.browsers.pool import Borrowed
 from rpa_tasks.browsers.registry import BUSY, Record
 from rpa_tasks.supervisor import confine
 from rpa_tasks.supervisor.markers import LEASE_NO, SHOP, STATE_DIR, TASK_ID, state_dir, sweep

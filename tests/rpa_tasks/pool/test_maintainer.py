@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from config.environment import ROOT
-from rpa_tasks.browsers import Borrowed
+from rpa_tasks.browsers.pool import Borrowed
 from rpa_tasks.maintainer import main
 from tests.rpa_tasks.guard.house import House, guard_of, start_runner
 from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, is_gone, kill, states

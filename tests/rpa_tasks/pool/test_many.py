@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.browsers import Borrowed, recycling
+from rpa_tasks.browsers import recycling
 from rpa_tasks.browsers.browser_processes import memory_by_session
+from rpa_tasks.browsers.pool import Borrowed
 from tests.rpa_tasks.pool.actors import PATIENCE, BorrowerProcess, living
 
 pytestmark = pytest.mark.browser

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from config.environment import ROOT
-from rpa_tasks.browsers import Borrowed, devtools, health, playwright_driver
+from rpa_tasks.browsers import devtools, health, playwright_driver
+from rpa_tasks.browsers.pool import Borrowed
 from rpa_tasks.browsers.registry import IDLE, Record
 from tests.rpa_tasks.pool.actors import kill, visit
 

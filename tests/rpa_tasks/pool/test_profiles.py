@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.browsers import Borrowed, registry
+from rpa_tasks.browsers import registry
+from rpa_tasks.browsers.pool import Borrowed
 from tests.rpa_tasks.pool.actors import cookies, kill, visit
 
 pytestmark = pytest.mark.browser

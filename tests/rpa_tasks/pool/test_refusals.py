@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.browsers import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, Borrowed, NoBrowser, chromium, registry
+from rpa_tasks.browsers import chromium, registry
+from rpa_tasks.browsers.errors import BROWSER_FAILED, DISK_FULL, PROFILE_BUSY, NoBrowser
+from rpa_tasks.browsers.pool import Borrowed
 from tests.rpa_tasks.pool.actors import eventually, states
 
 Lend = Callable[..., Borrowed]

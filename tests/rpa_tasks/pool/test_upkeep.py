@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from rpa_tasks.browsers import Borrowed, health, recycling, registry, warmth
+from rpa_tasks.browsers import health, recycling, registry, warmth
+from rpa_tasks.browsers.pool import Borrowed
 from tests.rpa_tasks.pool.actors import BorrowerProcess, eventually, hang, is_gone, kill, record_of, states
 
 pytestmark = pytest.mark.browser

@@ -21,7 +21,7 @@ from scheduling.models import ChannelConfig, Touch
 from tests.scheduling.core.conftest import deliver, deliver_at_last, fall_due, lapse
 from tests.scheduling.core.puppets import Theatre
 
-PURE = ("policy.matrix", "policy.delay", "policy.guards", "policy.specs", "errors")
+PURE = ("policy.matrix", "policy.rollout", "policy.guards", "policy.specs", "errors")
 
 
 @pytest.mark.parametrize("module", PURE)
