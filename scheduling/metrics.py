@@ -174,31 +174,3 @@ def observe_all(histogram: Histogram, seconds: Iterable[float]) -> None:
 def code(reason: Any) -> str:
     """Return a reason without its object, as a label with few values: `event:order.paid` is `event`."""
     return str(reason).partition(":")[0][:40]
-
-
-events_ingested = Counter("aftertouch_events_ingested", "Events answered with 202.", ["result"])
-commits = Histogram(
-    "aftertouch_ingest_group_events", "Events stored per transaction.", buckets=(1, 2, 5, 10, 20, 50, 100, 200, 500)
-)
-requests = Histogram(
-    "aftertouch_api_request_duration_seconds",
-    "Duration from the last request byte to the first response byte, in seconds.",
-    ["route", "status"],
-    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1, 2.5, 10),
-)
-
-
-@harmless
-def count_ingested(accepted: int, duplicates: int) -> None:
-    events_ingested.labels("accepted").inc(accepted)
-    events_ingested.labels("duplicate").inc(duplicates)
-
-
-@harmless
-def count_commit(events: int) -> None:
-    commits.observe(events)
-
-
-@harmless
-def time_answer(route: str, status: int, seconds: float) -> None:
-    requests.labels(route, status).observe(seconds)

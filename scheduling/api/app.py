@@ -20,13 +20,13 @@ from django.utils.module_loading import import_string
 from ninja import NinjaAPI
 from ninja.parser import Parser
 
-from scheduling import metrics
 from scheduling.api import bulk_actions, customers, events, failed_tasks, pauses, touches
 from scheduling.api.auth import admit_body
 from scheduling.api.errors import MEDIA_TYPE, Problem, answer_with_problems, problem_response
 from scheduling.api.strict_json import decode
 from scheduling.api.threads import in_database_thread
 from scheduling.errors import FieldError, InvalidInput
+from scheduling.planning import request_metrics
 from scheduling.web.csp import NOT_A_PAGE, POLICY, protect
 
 
@@ -105,7 +105,7 @@ class ApiHandler(ASGIHandler):
         response.headers.setdefault(POLICY, NOT_A_PAGE)
         if "Cache-Control" not in response:
             response["Cache-Control"] = "no-store"
-        metrics.time_answer(route, response.status_code, time.monotonic() - started_at)
+        request_metrics.time_answer(route, response.status_code, time.monotonic() - started_at)
         await self.send_response(response, send)
 
     async def _respond(self, scope: Any, receive: Any) -> tuple[HttpResponseBase, str]:

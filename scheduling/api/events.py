@@ -11,11 +11,11 @@ from typing import Any
 from django.http import HttpRequest, HttpResponse
 from ninja import Router
 
-from scheduling import metrics
 from scheduling.api.auth import ApiKeyAuth, charge_events, principal_of
 from scheduling.api.cloudevents import BATCH, BATCH_LIMIT, PLAIN, STRUCTURED, read_events
 from scheduling.api.errors import RETRY_AFTER, Problem, unavailable
 from scheduling.api.schemas import EventIn, EventsOut, ProblemOut
+from scheduling.planning import request_metrics
 from scheduling.planning.group_commit import DatabaseUnavailable, Overloaded, submit
 from scheduling.planning.ingest import NewEvent, Receipt
 
@@ -68,7 +68,7 @@ def _answer(events: Sequence[NewEvent], receipts: Sequence[Receipt]) -> str:
         for event, receipt in zip(events, receipts, strict=True)
     ]
     duplicates = sum(receipt.duplicate for receipt in receipts)
-    metrics.count_ingested(len(rows) - duplicates, duplicates)
+    request_metrics.count_ingested(len(rows) - duplicates, duplicates)
     return json.dumps(
         {
             "accepted": len(rows) - duplicates,

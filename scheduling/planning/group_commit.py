@@ -18,11 +18,11 @@ from typing import Protocol
 import structlog
 from django.db import connection, reset_queries
 
-from scheduling import metrics, sql
+from scheduling import sql
 from scheduling.dispatch.dispatcher import doorbell
 from scheduling.errors import AftertouchError, InvalidInput
 from scheduling.ledger.transitions import Hint
-from scheduling.planning import ingest
+from scheduling.planning import ingest, request_metrics
 from scheduling.planning.ingest import NewEvent, Receipt, locked_customers, record_events
 
 log = structlog.get_logger(__name__)
@@ -217,7 +217,7 @@ class GroupCommit:
                 raise
             connection.close()
             receipts = self._record(events, lock_wait)
-        metrics.count_commit(len(events))
+        request_metrics.count_commit(len(events))
         outcomes, start = [], 0
         for submission in group:
             outcomes.append(receipts[start : start + len(submission.events)])

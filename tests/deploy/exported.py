@@ -13,8 +13,9 @@ from prometheus_client.registry import REGISTRY
 import rpa_tasks.metrics
 import scheduling.metrics
 from scheduling.monitoring.collectors import OWN
+from scheduling.planning import request_metrics
 
-INSTRUMENTS = (scheduling.metrics, scheduling.metrics, rpa_tasks.metrics)
+INSTRUMENTS = (scheduling.metrics, request_metrics, rpa_tasks.metrics)
 OURS = ("aftertouch_", "celery_")
 SUFFIXES = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
 

@@ -68,7 +68,7 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 def test_a_flow_is_written_tried_and_run_as_a_job(reader: Reader) -> None:
-    reader.types("flow new demo_count_unpaid")
+    reader.types("flow_sdk new demo_count_unpaid")
     (flow,) = blocks(PAGE, "python")[:1]
     (reader.home / "my-flows/demo_count_unpaid.py").write_text(flow, "utf-8")
     assert "SessionExpired: s1 is not logged in." in reader.types(

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from django.test import RequestFactory
 
-from scheduling import metrics
 from scheduling import metrics as measures
 from scheduling.api import events
 from scheduling.ids import new_id
+from scheduling.planning import request_metrics
 from scheduling.planning.group_commit import GroupCommit
 from scheduling.planning.ingest import NewEvent, Receipt
 from tests.scheduling.api.serving import PATIENCE
@@ -29,9 +29,9 @@ def spoiled(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError("no space left")
 
-    for instrument in (metrics.events_ingested, metrics.requests, measures.ended):
+    for instrument in (request_metrics.events_ingested, request_metrics.requests, measures.ended):
         monkeypatch.setattr(instrument, "labels", fail)
-    monkeypatch.setattr(metrics.commits, "observe", fail)
+    monkeypatch.setattr(request_metrics.commits, "observe", fail)
 
 
 def receipts(given: Sequence[NewEvent]) -> list[Receipt]:
@@ -77,5 +77,5 @@ def test_a_group_that_is_committed_is_not_committed_again(db: None) -> None:
 
 
 def test_neither_an_answer_nor_a_rescue_fails_for_its_count() -> None:
-    metrics.time_answer("events", 202, 0.1)
+    request_metrics.time_answer("events", 202, 0.1)
     measures.worker_lost(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from django.db import transaction
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from config.environment import ROOT
 from scheduling.configuration.file import apply as plan
 from scheduling.configuration.file import document
 from scheduling.configuration.file.base import Stamp
@@ -20,7 +20,7 @@ from scheduling.durations import YEAR, format_duration
 from scheduling.models import Community, Node
 
 Apply = Callable[..., str]
-SHIPPED = Path(plan.__file__).resolve().parent.parent / "shipped.yaml"
+SHIPPED = ROOT / "scheduling" / "shipped.yaml"
 
 words = st.text(st.characters(exclude_characters="\0{}%#", exclude_categories=["Cs"]), min_size=1, max_size=30).filter(
     lambda text: text.strip()

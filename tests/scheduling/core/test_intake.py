@@ -287,13 +287,14 @@ def test_within_a_batch_the_order_does_not_matter(matrix: Any, order: tuple[int,
     assert guide(*receipts) == CALLED_OFF
 
 
-def test_what_a_worker_already_has_is_not_called_off(download: Any, happen: Any) -> None:
+def test_event_that_cancels_leaves_a_touch_that_is_being_sent(download: Any, happen: Any) -> None:
     from scheduling.ledger.touches import touches
 
     (task_id, _) = download(occurred_at=now() - DAY).task_ids
     Touch.objects.update(due_at=now() - HOUR)
     task_id = Touch.objects.get(node__key="guide").pk
     touches.claim([task_id], lease=MINUTE)
+    Touch.objects.filter(pk=task_id).update(sending_at=now())
     happen("order.paid")
     assert rows([task_id])[0].state == "running"
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import requests
 
+from config.local.processes import wait_until
 from scheduling.operations import commands
 from sessions.store.inbox import live as inbox
 from sessions.websocket import tokens
@@ -202,8 +203,9 @@ def test_get_session_after_a_silence_counts_the_message(api: Client, chats: Chat
     assert (found["state"], found["deadline"], found["nudges"]) == ("silent", None, 1)
 
 
-def test_post_activity_over_the_rate_renews_known_sessions(api: Client) -> None:
-    """Chats whose renewals are refused fall silent together."""
+def test_post_activity_over_the_rate_renews_known_sessions(api: Client, valkey: Any) -> None:
+    """Chats whose renewals are refused fall silent together. A new minute would bring a new allowance."""
+    assert wait_until(lambda: valkey.time()[0] % 60 < 40, 30)
     assert api("POST", "/sessions/s1/activity", ANN).status_code == 200
     slow = Client(api.address, commands.create_api_key("slow", ["sessions"], rate_per_minute=1))
     answers = [slow("POST", f"/sessions/new-{number}/activity", ANN) for number in range(3)]
