@@ -123,8 +123,8 @@ def _breakers() -> Metric:
 
 CONDITIONS = [
     Condition(
-        "rpa_platform_rests", "aftertouch_rpa_breaker_open", _("%(what)s turns RPA runs away"),
-        _("Its jobs wait and go on by themselves; look whether it asks for a captcha or is down."), label="platform",
+        "rpa_platform_rests", "aftertouch_rpa_breaker_open", _("%(what)s blocks RPA runs"),
+        _("Jobs wait and continue automatically. Check the platform for a captcha or an outage."), label="platform",
         page="admin:rpa_tasks_platform_changelist",
     ),
 ]  # fmt: skip

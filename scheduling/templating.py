@@ -261,7 +261,7 @@ class _Compiler:
         root, *steps = _steps(node) or _reject(node)
         fields = self._variables.get(root)
         if fields is None:
-            _reject(node, f"unknown variable “{root}”; there are {', '.join(sorted(self._variables))}")
+            _reject(node, f"unknown variable “{root}”; available: {', '.join(sorted(self._variables))}")
         if fields and steps and steps[0] not in fields:
             _reject(node, f"unknown variable “{root}.{steps[0]}”; {root} has {', '.join(sorted(fields))}")
         missing = Missing(_path(node))
@@ -280,7 +280,7 @@ class _Compiler:
     def _compile_filter(self, node: nodes.Filter, inner: nodes.Node) -> Evaluate:
         function = FILTERS.get(node.name)
         if function is None:
-            _reject(node, f"unknown filter or test “{node.name}”; there are {', '.join(sorted([*FILTERS, 'format']))}")
+            _reject(node, f"unknown filter or test “{node.name}”; available: {', '.join(sorted([*FILTERS, 'format']))}")
         named: dict[str, nodes.Expr] = {each.key: each.value for each in node.kwargs}  # type: ignore[misc]  # wrong stub
         if node.dyn_args or node.dyn_kwargs:
             _reject(node)

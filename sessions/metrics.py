@@ -83,13 +83,14 @@ def _watching(found: stats.Overview) -> Iterator[Metric]:
 
 CONDITIONS = [
     Condition(
-        "no_watcher", "aftertouch_watchers", _("Nobody watches the live chats"),
-        _("Start a watcher; silences noticed more than five minutes late are not answered any more."), limit=1,
+        "no_watcher", "aftertouch_watchers", _("No watcher for live chats"),
+        _("Start a watcher. Silences detected more than five minutes late get no guide message."), limit=1,
         beyond=operator.lt, page="admin:chat_sessions_live",
     ),
     Condition(
         "store", "aftertouch_watchers", _("Redis does not answer"),
-        _("Bring it back. Chats are armed again by their next ping; quotas let nothing out meanwhile."), missing=True,
+        _("Restore Redis. The next ping of a chat restarts its timer. Channels with a quota send "
+            "nothing until then."), missing=True,
         page="admin:chat_sessions_live",
     ),
 ]  # fmt: skip

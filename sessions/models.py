@@ -21,7 +21,7 @@ class SilencePolicy(Versioned):
     tag = models.CharField(_("tag"), max_length=64, unique=True, validators=[key_validator])
     threshold = models.DurationField(_("silent after"), default=timedelta(seconds=60))
     #: Random extra time, so that sessions that fell silent together are not due at the same moment.
-    jitter = models.DurationField(_("and up to"), default=timedelta(0))
+    jitter = models.DurationField(_("random delay (jitter)"), default=timedelta(0))
     #: One-time extension for a user who typed and did not send.
     grace = models.DurationField(_("longer while writing"), default=timedelta(0))
     #: Maximum number of messages in one silence.

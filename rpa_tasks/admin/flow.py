@@ -63,7 +63,7 @@ def _as_word(line: str) -> str:
         if isinstance(word, str):
             return word
         raise ValidationError(
-            gettext("“%(line)s” begins with a quotation mark but is not a JSON text") % {"line": line}
+            gettext("“%(line)s” starts with a quotation mark but is not a JSON text") % {"line": line}
         )
     return line
 
@@ -115,7 +115,7 @@ class JsonField(TextLikeField):
         except InvalidText as error:
             raise ValidationError(gettext("This is not JSON: %(error)s") % {"error": complaint(str(error))}) from None
         if not isinstance(data, dict):
-            raise ValidationError(gettext("It must be an object in braces."))
+            raise ValidationError(gettext("Must be a JSON object."))
         return data
 
 
@@ -137,14 +137,16 @@ class FlowForm(CheckedForm):
         ),
     )
     timeout = DurationField(
-        label=_("timeout"), help_text=_("After this it is told to end; 50 s later it is killed. Like 10m.")
+        label=_("timeout"),
+        help_text=_("Maximum run time, for example 10m. The command then gets a stop signal and is killed 50 s later."),
     )
     exit_codes = ExitCodesField(
         label=_("exit codes"),
         required=False,
         help_text=_(
-            "transient: tried again; business: a person decides at once; session: the shop needs a login; platform: "
-            "it turns robots away. Empty: business=65, session=77, platform=75. Others count as transient."
+            "transient: retried; business: needs a manual decision; session: the shop needs a login; "
+            "platform: the platform blocks the run. Empty: business=65, session=77, platform=75. "
+            "Other codes count as transient."
         ),
     )
     retry_delays = DurationsField(
@@ -157,7 +159,7 @@ class FlowForm(CheckedForm):
     environment = NamesField(
         label=_("environment variables"),
         help_text=_(
-            "Names of variables that the command may see, like DATABASE_URL; one a line. Others it never sees."
+            "Names of variables passed to the command, for example DATABASE_URL; one per line. No others are passed."
         ),
     )
 
@@ -171,12 +173,12 @@ class FlowForm(CheckedForm):
         exclude = ("version", "retired_at")
         help_texts: ClassVar[Any] = {
             "task_type": _("Like sync_order: what publishers ask for."),
-            "idempotent": _("A repeat with the same task does no harm. Then a run whose worker vanished is tried "
-                            "again; else a person decides."),
+            "idempotent": _("A repeated run has no second effect. A run whose worker was lost is then retried; "
+                "otherwise an operator decides."),
             "needs_browser": _("The shop's own browser is started or kept for it."),
             "needs_result": _("Exit code 0 without a line {“result”: …} is a failure."),
             "dedupe_by": _("Which requests without a dedupe_key merge into a job of the shop that waits."),
-            "clear_cookies": _("The shop's browser forgets its login before each run."),
+            "clear_cookies": _("Clears the login of the shop's browser before each run."),
         }  # fmt: skip
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -237,7 +239,7 @@ class FlowAdmin(KeepsOthersEdits, WithHistory, Retirable):
             path, environment, codes = "path_text", "environment_text", "exit_codes_text"
         return [
             (None, {"fields": (("platform", "task_type"), *words, "timeout", path, environment)}),
-            (_("How its end is read"), {"fields": (codes, "retry_delays", ("idempotent", "needs_result"))}),
+            (_("Evaluation of the exit"), {"fields": (codes, "retry_delays", ("idempotent", "needs_result"))}),
             (_("Browser"), {"fields": (("needs_browser", "clear_cookies"),)}),
             (_("Payload"), {"fields": ("payload_schema", "dedupe_by")}),
             (_("Life"), {"fields": ("change_reason",) if obj is None else ("version", "change_reason")}),
@@ -271,7 +273,7 @@ class FlowAdmin(KeepsOthersEdits, WithHistory, Retirable):
     def in_use(self, row: Flow) -> bool:
         return row.jobs.exists()
 
-    @display(description=_("as it would be typed"))  # type: ignore[untyped-decorator]
+    @display(description=_("command line"))  # type: ignore[untyped-decorator]
     def as_typed(self, row: Flow) -> str:
         return format_html('<code class="at-code at-typed">{}</code>', command_line(row)) if row.pk else "–"
 

@@ -38,7 +38,7 @@ from scheduling.errors import AftertouchError
 class DueFilter(DropdownFilter):  # type: ignore[misc]
     """Filter of jobs that could start if a slot were free."""
 
-    title = _("how it stands")
+    title = _("current status")
     parameter_name = "stands"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
@@ -237,19 +237,19 @@ class JobAdmin(Exported, BigTable, ReadOnlyAdmin):
         row = self.found(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
-            text = gettext("While it waits it will not begin. While it runs its command is told to end, and is killed "
-                           "15 seconds later; what it has done by then stays done.")  # fmt: skip
+            text = gettext("A waiting job does not start. A running command gets a stop signal and is killed 15 "
+                "seconds later; completed work stays.")  # fmt: skip
             return self.page(
                 request, "ops/confirm.html", gettext("Cancel this job?"), text=text, button=gettext("Cancel the job"),
                 back=back, danger=True, original=row,
             )  # fmt: skip
         told = self._cancel(request, row.pk)
-        words = {"cancelled": gettext("It was cancelled."),
-                 "cancel_requested": gettext("Its node was told; it ends within seconds.")}  # fmt: skip
+        words = {"cancelled": gettext("The job was cancelled."),
+                 "cancel_requested": gettext("The stop was requested. The job ends within seconds.")}  # fmt: skip
         if told:
             messages.success(request, words[told])
         else:
-            messages.error(request, gettext("It had ended already."))
+            messages.error(request, gettext("The job has already ended."))
         return redirect(back)
 
     def _cancel(self, request: HttpRequest, pk: UUID) -> str:

@@ -45,7 +45,7 @@ def shut_gate(shop: Shop) -> str:
 def resting(platform: Platform) -> str:
     """Return the text for an open breaker of the platform, or ""."""
     until = opened_until(platform)
-    return _("The platform turns robots away; next try at %(time)s") % {"time": clock(until)} if until else ""
+    return _("The platform blocks runs; next attempt at %(time)s") % {"time": clock(until)} if until else ""
 
 
 def opened_until(platform: Platform) -> datetime | None:
@@ -62,7 +62,7 @@ def why_waits(job: Job) -> Why:
     if gate := shut_gate(job.shop):
         return gate, link
     if job.due_at > now():
-        again = _("begins in %(span)s") if not job.reason else _("tried again in %(span)s")
+        again = _("starts in %(span)s") if not job.reason else _("retried in %(span)s")
         return again % {"span": spoken(job.due_at - now())}, ""
     running = job.shop.lane.task_id
     if running:

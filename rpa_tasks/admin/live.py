@@ -41,7 +41,7 @@ def tag(text: Any, tone: str) -> SafeString:
 def bar(job: Job) -> SafeString:
     """Render the progress that a running job reports."""
     if job.progress is None:
-        return format_html('<span class="at-quiet">{}</span>', job.progress_message or _("no word of its progress yet"))
+        return format_html('<span class="at-quiet">{}</span>', job.progress_message or _("no progress reported yet"))
     percent = round(100 * min(max(job.progress, 0), 1))
     return format_html(
         '<span class="at-progress" title="{1}"><progress max="100" value="{0}">{0} %</progress><b>{0} %</b>'

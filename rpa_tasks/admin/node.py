@@ -23,7 +23,7 @@ from scheduling.admin.labels import reason, spoken
 UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=1))
 TONES = {"busy": "info", "idle": "success", "quarantined": "danger"}
 STATES = {
-    "busy": _("in use"), "idle": _("kept warm"), "quarantined": _("quarantined"), "empty": _("empty"),
+    "busy": _("in use"), "idle": _("pre-warmed"), "quarantined": _("quarantined"), "empty": _("empty"),
 }  # fmt: skip
 
 
@@ -45,7 +45,7 @@ class ExecutionNodeAdmin(ReadOnlyAdmin):
     @display(description=_("state"))  # type: ignore[untyped-decorator]
     def shown_state(self, row: ExecutionNode) -> str:
         if is_gone(row):
-            return live.tag(gettext("not heard of"), "danger")
+            return live.tag(gettext("no report"), "danger")
         return live.tag(gettext("alive"), "success")
 
     @display(description=_("last heard of"), ordering="seen_at")  # type: ignore[untyped-decorator]

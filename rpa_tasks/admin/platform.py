@@ -64,9 +64,7 @@ class Pausing(KeepsOthersEdits):
 
     @action(description=gettext_lazy("Pause"), icon="pause_circle", url_path="pause", permissions=["pause"])  # type: ignore[untyped-decorator]
     def pause_row(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        text = gettext(
-            "Nothing of it starts any more; what runs goes on to its end. What is published meanwhile waits."
-        )
+        text = gettext("No new job starts. Running jobs continue to their end; newly published jobs wait.")
         return self._switch(
             request,
             object_id,
@@ -79,7 +77,7 @@ class Pausing(KeepsOthersEdits):
 
     @action(description=gettext_lazy("Resume"), icon="play_circle", url_path="resume", permissions=["resume"])  # type: ignore[untyped-decorator]
     def resume_row(self, request: HttpRequest, object_id: str) -> HttpResponse:
-        text = gettext("What waits for it starts as soon as a node is free.")
+        text = gettext("Waiting jobs start as soon as a node is free.")
         return self._switch(
             request,
             object_id,
@@ -87,7 +85,7 @@ class Pausing(KeepsOthersEdits):
             gettext("Resume “%(what)s”?"),
             text,
             gettext("Resume"),
-            gettext("It goes on."),
+            gettext("Resumed."),
         )
 
     def _switch(
@@ -105,7 +103,7 @@ class Pausing(KeepsOthersEdits):
             self.log_change(request, row, done)
             messages.success(request, done)
         else:
-            messages.info(request, gettext("Nothing was changed: it was so already."))
+            messages.info(request, gettext("Nothing was changed: the state was already set."))
         return redirect(back)
 
 
@@ -117,12 +115,13 @@ class PlatformForm(CheckedForm):
         exclude = ("version", "retired_at", "paused")
         help_texts: ClassVar[Any] = {
             "key": _("Like pdd, temu or tiktok; part of the flows' names."),
-            "dedicated_queue": _("Its work leaves the shared queues for p.KEY.high, .normal and .low: a node must "
-                                 "consume those."),
-            "backlog_limit": _("More are refused while so many wait."),
+            "dedicated_queue": _("Jobs go to the queues p.KEY.high, .normal and .low instead of the shared ones. "
+                                 "A node must consume them."),
+            "backlog_limit": _("Queue limit: further jobs are rejected while this number waits."),
             "waits_for_home": _("Jobs with a browser wait for the node that has the shop's browser profile. Otherwise "
                                 "the first node with room takes them, and the shop may need a login there."),
-            "breaker_threshold": _("After so many platform errors in a row all its shops rest for a while."),
+            "breaker_threshold": _("Number of consecutive platform errors after which the breaker opens for all "
+                                   "shops of the platform."),
         }  # fmt: skip
 
 
@@ -228,13 +227,13 @@ class PlatformAdmin(Pausing, WithHistory, Retirable):
         if request.method != "POST":
             return self.page(
                 request, "ops/confirm.html", gettext("Close the breaker of “%(what)s”?") % {"what": row},
-                text=gettext("Its shops run again at once. If it still turns robots away, the breaker opens again "
-                             "after %(count)s errors in a row.") % {"count": row.breaker_threshold},
-                button=gettext("Close it"), back=back, original=row,
+                text=gettext("The shops run again at once. If the platform still blocks runs, the breaker opens "
+                    "again after %(count)s consecutive errors.") % {"count": row.breaker_threshold},
+                button=gettext("Close the breaker"), back=back, original=row,
             )  # fmt: skip
         if shops.close_breaker(row.pk, by=request.user.get_username()):
             self.log_change(request, row, gettext("Breaker closed."))
             messages.success(request, gettext("The breaker is closed; its shops run again."))
         else:
-            messages.info(request, gettext("It was closed already."))
+            messages.info(request, gettext("The breaker was already closed."))
         return redirect(back)

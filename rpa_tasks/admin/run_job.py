@@ -35,7 +35,7 @@ class OrderForm(forms.Form):
         widget=UnfoldAdminSelectWidget,
     )  # fmt: skip
     payload = JsonField(
-        label=gettext_lazy("Payload (JSON)"), help_text=gettext_lazy("What the flow is told; empty: nothing.")
+        label=gettext_lazy("Payload (JSON)"), help_text=gettext_lazy("Parameters passed to the flow. Empty: none.")
     )
 
     def __init__(self, *args: Any, edits_payload: bool, **kwargs: Any) -> None:
@@ -102,9 +102,9 @@ def told(error: InvalidInput | Refused) -> list[str]:
 
 def tell(request: HttpRequest, receipt: Receipt) -> None:
     if receipt.duplicate:
-        messages.info(request, _("One of its kind was waiting already and now stands for this request as well."))
+        messages.info(request, _("The request was merged into a waiting job of the same kind."))
     else:
-        messages.success(request, _("It was published."))
+        messages.success(request, _("The job was published."))
 
 
 MOST_AT_ONCE = 500  #: shops; a request must end
@@ -205,7 +205,7 @@ def _limits(shops: list[Shop], form: RunForm) -> tuple[str, str]:
     if not form.fields["task_type"].choices:  # type: ignore[attr-defined]
         return _("These shops have no task type in common: choose shops of one platform."), ""
     if len(shops) > MOST_AT_ONCE:
-        return "", _("Only the first %(most)s are done at once.") % {"most": MOST_AT_ONCE}
+        return "", _("Only the first %(most)s shops are processed.") % {"most": MOST_AT_ONCE}
     return "", ""
 
 

@@ -45,14 +45,14 @@ class ScheduleForm(forms.Form):
         label=gettext_lazy("Platform and task type"), widget=UnfoldAdminSelectWidget,
     )  # fmt: skip
     every = forms.IntegerField(
-        label=gettext_lazy("Every so many minutes"), min_value=1, max_value=10_080, initial=10,
+        label=gettext_lazy("Interval in minutes"), min_value=1, max_value=10_080, initial=10,
         widget=UnfoldAdminIntegerFieldWidget,
     )  # fmt: skip
     spread = forms.IntegerField(
-        label=gettext_lazy("Spread over so many minutes"), min_value=0, max_value=MAX_SPREAD // 60, initial=10,
+        label=gettext_lazy("Spread in minutes"), min_value=0, max_value=MAX_SPREAD // 60, initial=10,
         widget=UnfoldAdminIntegerFieldWidget,
-        help_text=gettext_lazy("Each shop has its own moment in this span, so that they don't all begin at once. "
-                               "Usually the same as above; 0: all at once."),
+        help_text=gettext_lazy("Each shop starts at its own time within this span. Usually the same as the interval; "
+                               "0: all at once."),
     )  # fmt: skip
     shops = NamesField(
         label=gettext_lazy("Shops"),

@@ -47,8 +47,10 @@ class ShopForm(CheckedForm):
             "profile_id": _(
                 "Empty: the platform's key, “-” and the shop id. Its browser keeps its login there; never shared."
             ),
-            "dedicated_queue": _("Its work leaves the shared queues for s.PLATFORM.SHOP: a node must consume it."),
-            "backlog_limit": _("More are refused while so many wait."),
+            "dedicated_queue": _(
+                "Jobs go to the queue s.PLATFORM.SHOP instead of the shared ones. A node must consume it."
+            ),
+            "backlog_limit": _("Queue limit: further jobs are rejected while this number waits."),
         }
 
     def check(self, values: Any, /) -> None:  # type: ignore[override]
@@ -264,7 +266,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
         words = format_html('<span title="{}">{}</span>', clock(at), ago(at)) if at else gettext("never")
         return self._cell(row, "success", words)
 
-    @display(description=_("home node"), ordering="lane__home")  # type: ignore[untyped-decorator]
+    @display(description=_("preferred node"), ordering="lane__home")  # type: ignore[untyped-decorator]
     def home(self, row: Any) -> str:
         return row.lane.home or "–"
 
@@ -273,7 +275,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
         """Render the buttons. `get_list_display` omits them for users without permission."""
         links = [(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={row.pk}", gettext("Run now"))]
         if row.login_state == LoginState.NEEDED:
-            links.insert(0, (self.url("confirm_login", row.pk), gettext("Logged in")))
+            links.insert(0, (self.url("confirm_login", row.pk), gettext("Confirm login")))
         shown = format_html_join(" ", '<a class="at-button at-slim" href="{}">{}</a>', links)
         return format_html('<span class="at-nowrap">{}</span>', shown)
 
@@ -341,7 +343,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
     def run_now(self, request: HttpRequest, object_id: str) -> HttpResponse:
         return redirect(f"{reverse('admin:rpa_tasks_shop_run_now')}?shops={self.found(request, object_id).pk}")
 
-    @action(description=_("Logged in"), icon="login", url_path="logged-in", permissions=["run"])  # type: ignore[untyped-decorator]
+    @action(description=_("Confirm login"), icon="login", url_path="logged-in", permissions=["run"])  # type: ignore[untyped-decorator]
     def confirm_login(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.found(request, object_id)
         back = self.url("change", row.pk)
@@ -356,7 +358,7 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
             )  # fmt: skip
         if shops.logged_in(row.pk, by=request.user.get_username()):
             self.log_change(request, row, gettext("Logged in."))
-            messages.success(request, gettext("The shop's jobs go on."))
+            messages.success(request, gettext("The jobs of the shop continue."))
         else:
             messages.info(request, gettext("No login was needed any more."))
         return redirect(back)
@@ -377,5 +379,5 @@ class ShopAdmin(Pausing, WithHistory, Retirable):
             self.log_change(request, row, gettext("Moved to another node."))
             messages.success(request, gettext("The next node that has room takes the shop."))
         else:
-            messages.info(request, gettext("It has no home, or runs there at this moment."))
+            messages.info(request, gettext("The shop has no preferred node, or a job of it is running there."))
         return redirect(back)

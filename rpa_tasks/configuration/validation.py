@@ -97,7 +97,7 @@ def check_shop(values: Mapping[str, Any], taken: Mapping[str, str] | None = None
     found = Findings()
     if "shop_id" in values and not _SHOP_ID.fullmatch(str(values["shop_id"])):
         found.add(
-            "shop_id", "must begin with a letter or digit and have only letters, digits, “-”, “_” and “.”, at most 64"
+            "shop_id", "must start with a letter or digit and have only letters, digits, “-”, “_” and “.”, at most 64"
         )
     _check_name(values, found, longest=200)
     profile = values.get("profile_id", "")

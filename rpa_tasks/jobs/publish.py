@@ -185,7 +185,7 @@ def _check(request: Request, flow: Flow) -> None:
     if len(key) > 200:
         errors.append(FieldError("dedupe_key", "at most 200 characters"))
     if key.startswith(OWN_KEYS):
-        errors.append(FieldError("dedupe_key", f"must not begin with “{OWN_KEYS}”"))
+        errors.append(FieldError("dedupe_key", f"must not start with “{OWN_KEYS}”"))
     if unstorable(key):
         errors.append(FieldError("dedupe_key", "has a character that cannot be stored"))
     if errors:

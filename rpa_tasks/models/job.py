@@ -12,7 +12,7 @@ from scheduling.models import WAITING, LedgerRow
 
 class JobState(models.TextChoices):
     SCHEDULED = "scheduled", _("Scheduled")  #: waits for its time or its lane
-    QUEUED = "queued", _("Handed over")  #: a wake-up message for it has been published
+    QUEUED = "queued", _("Dispatched")  #: a wake-up message for it has been published
     RUNNING = "running", pgettext_lazy("RPA job", "Running")  #: a node has it until `lease_until`
     SUCCEEDED = "succeeded", _("Succeeded")
     CANCELLED = "cancelled", _("Cancelled")
@@ -85,8 +85,8 @@ class Run(models.Model):
         TRANSIENT = "transient", _("Failed, may succeed later")
         BUSINESS = "business", _("Failed for good")
         SESSION = "session", _("Login needed")
-        PLATFORM = "platform", _("Platform turned it away")
-        HELD = "held", _("Did not begin")  #: no browser in time, or the node was stopping
+        PLATFORM = "platform", _("Blocked by the platform")
+        HELD = "held", _("Did not start")  #: no browser in time, or the node was stopping
         CANCELLED = "cancelled", _("Cancelled")
         UNKNOWN = "unknown", _("Unknown")
 

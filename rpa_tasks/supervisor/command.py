@@ -146,12 +146,12 @@ def check_words(command: object) -> list[str]:
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
         return ["must be a list of strings, one for each word"]
     if not command or not command[0].strip():
-        return ["must begin with a program"]
+        return ["must start with a program"]
     found = [name for word in command for name in _PLACEHOLDER.findall(word)]
     known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
-    problems = [f"{{{name}}} is no placeholder; there are {known}" for name in found if name not in PLACEHOLDERS]
+    problems = [f"{{{name}}} is not a placeholder; available: {known}" for name in found if name not in PLACEHOLDERS]
     if not {"param", "param_file"} & set(found):
-        problems.append("must contain {param} or {param_file}, or the command never learns what to do")
+        problems.append("must contain {param} or {param_file}; otherwise the command gets no parameters")
     if any(_PLACEHOLDER.search(command[place]) for place in code_words(command)):
         problems.append("must not have a placeholder in a word that a shell or an interpreter runs as code")
     if any("\0" in word for word in command):

@@ -160,7 +160,7 @@ class CheckedForm(MergingForm):
 
     change_reason = forms.CharField(
         label=gettext_lazy("Reason for the change"),
-        help_text=gettext_lazy("Kept in the history beside your name."),
+        help_text=gettext_lazy("Stored in the history with your name."),
         required=False,
         max_length=100,
         widget=UnfoldAdminTextInputWidget,

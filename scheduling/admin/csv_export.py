@@ -74,7 +74,7 @@ class Exported:
             return redirect(self.url("changelist"))
         keys = patiently(lambda: list(shown.values_list("pk", flat=True)[: MOST + 1]), PATIENCE)
         if keys is None:
-            messages.error(request, gettext("That is too much to look through. Narrow the list down first."))
+            messages.error(request, gettext("Too many rows to search. Narrow the list first."))
             return redirect(f"{self.url('changelist')}?{request.GET.urlencode()}")
         self.note_export(request, min(len(keys), MOST))
         rows = self.get_queryset(request).select_related(*self.export_related)

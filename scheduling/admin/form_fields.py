@@ -187,7 +187,7 @@ class DataField(forms.CharField):
         except InvalidText as error:
             raise ValidationError(_("This is not JSON: %(error)s") % {"error": complaint(str(error))}) from None
         if not isinstance(data, dict):
-            raise ValidationError(_("It must be an object in braces, like {“order_no”: “A1”}."))
+            raise ValidationError(_("Must be a JSON object, like {“order_no”: “A1”}."))
         return data
 
 

@@ -61,8 +61,8 @@ class MergingForm(forms.ModelForm):  # type: ignore[type-arg]
             elif field.has_changed(self[name].initial, self[name].data):
                 self.add_error(name, ValidationError(
                     _(
-                        "Somebody else has changed this since you opened the page. It is now: %(value)s. "
-                        "Open the page again to change it."
+                        "Another user changed this after you opened the page. Current value: "
+                            "%(value)s. Reload the page to change it."
                     ),
                     params={"value": shorten(", ".join(filter(None, self._stored(name))), 200) or "–"},
                 ))  # fmt: skip

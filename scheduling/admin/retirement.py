@@ -82,7 +82,10 @@ class Retirable(OpsAdmin):
                 request,
                 "ops/confirm.html",
                 _("Retire “%(what)s”?") % {"what": row},
-                text=_("It leaves the lists and does nothing more; its past stays readable. It can be brought back."),
+                text=_(
+                    "Removes the object from the lists and stops its use. The history stays readable. "
+                    "You can restore the object later."
+                ),
                 problem=problem,
                 button=_("Retire"),
                 back=self.url("change", row.pk),
@@ -95,20 +98,20 @@ class Retirable(OpsAdmin):
             messages.success(request, _("“%(what)s” is retired.") % {"what": row})
         return redirect(self.url("change", row.pk))
 
-    @action(description=gettext_lazy("Bring back"), icon="unarchive", permissions=["change"])  # type: ignore[untyped-decorator]
+    @action(description=gettext_lazy("Restore"), icon="unarchive", permissions=["change"])  # type: ignore[untyped-decorator]
     def bring_back(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.found(request, object_id)
         if request.method != "POST":
             return self.page(
                 request,
                 "ops/confirm.html",
-                _("Bring “%(what)s” back?") % {"what": row},
-                text=_("It will be in use again."),
-                button=_("Bring back"),
+                _("Restore “%(what)s”?") % {"what": row},
+                text=_("The object is used again at once."),
+                button=_("Restore"),
                 back=self.url("change", row.pk),
             )
         self._write(row, None)
-        self.log_change(request, row, _("Brought back."))
+        self.log_change(request, row, _("Restored."))
         return redirect(self.url("change", row.pk))
 
     def _write(self, row: Any, retired_at: datetime | None) -> None:

@@ -75,7 +75,7 @@ class WithSavedFilters:
         if shared and not self.may_share(request):
             raise PermissionDenied
         if mine.exclude(name=name).count() >= MOST:
-            messages.error(request, _("You have %(most)s already; delete one first.") % {"most": MOST})
+            messages.error(request, _("You already have %(most)s saved filters. Delete one first.") % {"most": MOST})
             return back
         SavedFilter.objects.update_or_create(
             owner_id=request.user.pk,
@@ -83,7 +83,7 @@ class WithSavedFilters:
             name=name,
             defaults={"query": query, "shared": shared},
         )
-        messages.success(request, _("The filter “%(name)s” is kept.") % {"name": name})
+        messages.success(request, _("The filter “%(name)s” was saved.") % {"name": name})
         return back
 
     def delete_filter_view(self: Any, request: HttpRequest, filter_id: int) -> HttpResponse:

@@ -27,7 +27,7 @@ MENU: list[tuple[str | Promise, list[Item]]] = [
             (_("Templates"), "chat", "scheduling_template_changelist", "scheduling.view_template"),
             (_("Channels"), "outgoing_mail", "scheduling_channelconfig_changelist", "scheduling.view_channelconfig"),
             (_("Communities"), "groups", "scheduling_community_changelist", "scheduling.view_community"),
-            (_("What would happen?"), "psychology_alt", "scheduling_event_foresee", "scheduling.view_event"),
+            (_("Send preview"), "psychology_alt", "scheduling_event_foresee", "scheduling.view_event"),
             (_("What-if replay"), "history_toggle_off", "scheduling_whatifrun_changelist",
              "scheduling.view_whatifrun"),
             (_("Guarded roll-outs"), "stairs", "scheduling_guardedrollout_changelist",

@@ -128,7 +128,7 @@ def _check_quiet_hours(values: Mapping[str, Any], found: Findings) -> None:
             found.add(field, "is missing")
     begin, end = values.get("quiet_from"), values.get("quiet_to")
     if begin is not None and begin == end:
-        found.add("quiet_to", "must differ from the time at which quiet hours begin")
+        found.add("quiet_to", "must differ from the start of quiet hours")
     if "timezone" in values and not is_time_zone(values["timezone"]):
         found.add("timezone", f"“{values['timezone']}” is not an IANA time zone, like Asia/Shanghai")
 
@@ -187,7 +187,7 @@ def _check_config(values: Mapping[str, Any], found: Findings) -> None:
     kind = channel_kinds().get(values["kind"])
     if kind is None:
         known = ", ".join(sorted(channel_kinds()))
-        found.add("kind", f"there is no channel kind “{values['kind']}”; there are {known}")
+        found.add("kind", f"there is no channel kind “{values['kind']}”; available: {known}")
         return
     try:
         kind(values["config"], timedelta(seconds=10))

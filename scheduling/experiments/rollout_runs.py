@@ -251,5 +251,5 @@ def stop(rollout_id: int, actor: Actor) -> None:
 def _open(rollout_id: int, *states: str) -> GuardedRollout:
     found = GuardedRollout.objects.select_for_update(of=("self",)).filter(pk=rollout_id, state__in=states).first()
     if found is None:
-        raise Conflict("somebody decided about it already, or it moved by itself")
+        raise Conflict("the roll-out changed since you loaded it; reload and try again")
     return found

@@ -22,11 +22,11 @@ class AlertReceiver(models.Model):
     )  # fmt: skip
     address = models.CharField(_("mail address"), max_length=254, blank=True)
     #: Limits by the key of a condition. A condition without a limit sends no alert.
-    limits = models.JSONField(_("what is told"), default=dict, blank=True)
+    limits = models.JSONField(_("notified alerts"), default=dict, blank=True)
     holds_for = models.DurationField(
-        _("told after"), default=timedelta(minutes=1), validators=[MinValueValidator(timedelta(0))]
+        _("notify after"), default=timedelta(minutes=1), validators=[MinValueValidator(timedelta(0))]
     )
-    remind_every = models.DurationField(_("again every"), null=True, blank=True, default=timedelta(hours=1))
+    remind_every = models.DurationField(_("repeat every"), null=True, blank=True, default=timedelta(hours=1))
     enabled = models.BooleanField(_("enabled"), default=True)
     #: Fence of the evaluation pass that holds this row until `watched_until`.
     lease_no = models.IntegerField(default=0, editable=False)
@@ -35,7 +35,7 @@ class AlertReceiver(models.Model):
     tries = models.PositiveIntegerField(_("tries"), default=0, editable=False)
     retry_at = models.DateTimeField(_("tried again at"), null=True, editable=False)
     problem = models.CharField(_("problem"), max_length=500, blank=True, editable=False)
-    told_at = models.DateTimeField(_("last told at"), null=True, editable=False)
+    told_at = models.DateTimeField(_("last notified at"), null=True, editable=False)
 
     class Meta:
         verbose_name = _("alert receiver")
@@ -53,13 +53,13 @@ class Alert(models.Model):
     condition = models.CharField(_("condition"), max_length=40)
     subject = models.CharField(_("about"), max_length=200, blank=True)
     since = models.DateTimeField(_("since"))
-    value = models.FloatField(_("figure"))
-    first_value = models.FloatField(_("figure at the beginning"))
+    value = models.FloatField(_("value"))
+    first_value = models.FloatField(_("value at the start"))
     #: A notification was under way. `told_at` shows whether it arrived.
     tried = models.BooleanField(default=False)
-    told_at = models.DateTimeField(_("told at"), null=True)
-    spoke_at = models.DateTimeField(_("last said at"), null=True)
-    gone_at = models.DateTimeField(_("no more since"), null=True)
+    told_at = models.DateTimeField(_("notified at"), null=True)
+    spoke_at = models.DateTimeField(_("last reminder at"), null=True)
+    gone_at = models.DateTimeField(_("resolved at"), null=True)
 
     class Meta:
         verbose_name = _("alert")

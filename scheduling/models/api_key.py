@@ -38,7 +38,7 @@ class ApiKey(models.Model):
     name = models.CharField(_("name"), max_length=100, unique=True)
     digest = models.CharField(max_length=64, unique=True, editable=False)
     #: The first characters, which identify a key for people.
-    prefix = models.CharField(_("begins with"), max_length=12, editable=False)
+    prefix = models.CharField(_("prefix"), max_length=12, editable=False)
     scopes = models.JSONField(_("scopes"), default=list)
     rate_per_minute = models.PositiveIntegerField(_("requests per minute"), null=True, blank=True)
     created_at = models.DateTimeField(_("created at"), default=now, editable=False)

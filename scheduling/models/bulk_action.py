@@ -38,7 +38,7 @@ class BulkAction(models.Model):
     )
     actor_name = models.CharField(_("who"), max_length=150)
     reason = models.CharField(_("reason"), max_length=500, blank=True)
-    per_second = models.FloatField(_("pace, a second"))
+    per_second = models.FloatField(_("rate per second"))
     state = models.CharField(_("state"), max_length=10, choices=State, default=State.RUNNING)
     begun_at = models.DateTimeField(_("begun at"), default=now)
     ended_at = models.DateTimeField(_("ended at"), null=True)
@@ -46,7 +46,7 @@ class BulkAction(models.Model):
     #: As counted at the start; null if the count took too long.
     total = models.PositiveIntegerField(_("rows"), null=True)
     done = models.PositiveIntegerField(_("done"), default=0)
-    skipped = models.PositiveIntegerField(_("passed over"), default=0)
+    skipped = models.PositiveIntegerField(_("skipped"), default=0)
     failed = models.PositiveIntegerField(_("could not be done"), default=0)
     #: The key of the last row that was processed; rows are processed in the order of their keys.
     position = models.UUIDField(null=True)

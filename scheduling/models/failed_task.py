@@ -25,8 +25,8 @@ class FailedTask(models.Model):
     class State(models.TextChoices):
         OPEN = "open", _("Open")  #: no person has acted on it
         RETRIED = "retried", _("Published again")
-        RESOLVED_DELIVERED = "resolved_delivered", _("Resolved: it was delivered")
-        RESOLVED_NOT_DELIVERED = "resolved_not_delivered", _("Resolved: it was not delivered")
+        RESOLVED_DELIVERED = "resolved_delivered", _("Resolved: delivered")
+        RESOLVED_NOT_DELIVERED = "resolved_not_delivered", _("Resolved: not delivered")
         IGNORED = "ignored", _("Ignored")
         ARCHIVED = "archived", _("Archived")
 
@@ -73,6 +73,6 @@ class FailedTask(models.Model):
 
 
 RESOLVED_JOBS = {
-    FailedTask.State.RESOLVED_DELIVERED.value: _("Resolved: it had its effect"),
-    FailedTask.State.RESOLVED_NOT_DELIVERED.value: _("Resolved: it had no effect"),
+    FailedTask.State.RESOLVED_DELIVERED.value: _("Resolved: succeeded"),
+    FailedTask.State.RESOLVED_NOT_DELIVERED.value: _("Resolved: no effect"),
 }

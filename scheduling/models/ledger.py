@@ -51,8 +51,8 @@ class LedgerRow(models.Model):
     lease_no = models.IntegerField(_("lease number"), default=0)
     lease_until = models.DateTimeField(_("lease until"), null=True)
     #: Wake-ups published for the current `due_at`; each doubles the wait for the next.
-    hints = models.SmallIntegerField(_("hints"), default=0)
-    queued_at = models.DateTimeField(_("handed over at"), null=True)
+    hints = models.SmallIntegerField(_("wake-ups"), default=0)
+    queued_at = models.DateTimeField(_("dispatched at"), null=True)
     #: From now on the receiver may have seen it. An end without a response is `unknown`.
     sending_at = models.DateTimeField(_("sending at"), null=True)
     settled_at = models.DateTimeField(_("settled at"), null=True)

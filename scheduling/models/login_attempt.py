@@ -19,8 +19,8 @@ class FailedLogin(models.Model):
     user = models.ForeignKey(
         settings.AUTH_USER_MODEL, null=True, editable=False, on_delete=models.CASCADE, verbose_name=_("user")
     )
-    tries = models.PositiveIntegerField(_("failed tries"), editable=False)
-    last_at = models.DateTimeField(_("last try"), editable=False, db_index=True)
+    tries = models.PositiveIntegerField(_("failed attempts"), editable=False)
+    last_at = models.DateTimeField(_("last attempt"), editable=False, db_index=True)
     succeeded_at = models.DateTimeField(null=True, editable=False)
 
     class Meta:

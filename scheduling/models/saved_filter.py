@@ -16,7 +16,7 @@ class SavedFilter(models.Model):
     listed = models.CharField(max_length=40)
     name = models.CharField(_("name"), max_length=60)
     query = models.CharField(max_length=2000)
-    shared = models.BooleanField(_("for everybody"), default=False)
+    shared = models.BooleanField(_("for all users"), default=False)
     created_at = models.DateTimeField(default=now)
 
     class Meta:

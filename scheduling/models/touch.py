@@ -11,7 +11,7 @@ from scheduling.models.ledger import WAITING, LedgerRow
 
 class TouchState(models.TextChoices):
     SCHEDULED = "scheduled", _("Scheduled")  #: waits for its due time
-    QUEUED = "queued", _("Handed over")  #: a wake-up was dispatched to a worker
+    QUEUED = "queued", _("Dispatched")  #: a wake-up was dispatched to a worker
     RUNNING = "running", _("Running")  #: claimed by a worker until `lease_until`
     DELIVERED = "delivered", _("Delivered")  #: the receiver confirmed it
     SUPPRESSED = "suppressed", _("Suppressed")  #: a guard stopped it; the verdict has the reason
@@ -51,7 +51,7 @@ class Touch(LedgerRow):
     template_version = models.PositiveIntegerField(_("template version"), null=True)
     content_type = models.CharField(_("content type"), max_length=64, default="", blank=True)
     #: When a guard reserved a cap slot; empty again if it certainly was not delivered.
-    reserved_at = models.DateTimeField(_("slot taken at"), null=True)
+    reserved_at = models.DateTimeField(_("cap slot reserved at"), null=True)
     counts_toward_cap = models.BooleanField(_("counts toward the cap"), default=True)
 
     class Meta:
@@ -103,7 +103,7 @@ class Verdict(models.Model):
 
     class Decision(models.TextChoices):
         SEND = "send", _("Send")
-        HOLD = "hold", _("Hold")
+        HOLD = "hold", _("Defer")
         SUPPRESS = "suppress", _("Suppress")
 
     touch = models.ForeignKey(

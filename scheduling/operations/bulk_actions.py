@@ -83,9 +83,9 @@ def _enter(row: BulkAction) -> None:
             cursor.execute("SELECT pg_advisory_xact_lock(%s)", [ENTRANCE])
         running = list(BulkAction.objects.filter(state=State.RUNNING).values_list("action", "filter"))
         if (row.action, row.filter) in running:
-            raise Conflict("the same is under way already")
+            raise Conflict("the same bulk action is already running")
         if len(running) >= MOST_RUNNING:
-            raise Conflict("enough bulk actions are under way; try again when one is over")
+            raise Conflict("too many bulk actions are running; try again when one has finished")
         row.save(force_insert=True)
 
 
@@ -121,7 +121,9 @@ def cancel(action_id: UUID, actor: Actor) -> None:
     if _stop(mine, actor):
         log.info("bulk_action_cancelled", id=str(action_id), actor=actor.name)
         return
-    raise Conflict("it is over already") if mine.exists() else NotFound(f"There is no bulk action {action_id}.")
+    if mine.exists():
+        raise Conflict("the bulk action has already ended")
+    raise NotFound(f"There is no bulk action {action_id}.")
 
 
 def _stop(mine: QuerySet[BulkAction], actor: Actor) -> bool:
@@ -134,7 +136,7 @@ def _stop(mine: QuerySet[BulkAction], actor: Actor) -> bool:
     except OperationalError as error:
         if not isinstance(error.__cause__, LockNotAvailable):
             raise
-        raise Conflict("a batch of it is under way; try again in a moment") from None
+        raise Conflict("a batch of this bulk action is running; try again in a moment") from None
 
 
 # --- worker -------------------------------------------------------------------------------------------------------

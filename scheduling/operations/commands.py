@@ -97,9 +97,9 @@ def create_api_key(
     """
     unknown = sorted(set(scopes) - set(Scope.values))
     if unknown or not scopes:
-        raise InvalidInput.of("scope", f"{', '.join(unknown) or 'none given'}; there are {', '.join(Scope.values)}")
+        raise InvalidInput.of("scope", f"{', '.join(unknown) or 'none given'}; available: {', '.join(Scope.values)}")
     if not name or ApiKey.objects.filter(name=name).exists():
-        raise InvalidInput.of("name", f"there is a key “{name}” already" if name else "must be given")
+        raise InvalidInput.of("name", f"a key named “{name}” already exists" if name else "must be given")
     key = f"at_{secrets.token_urlsafe(32)}"
     ApiKey.objects.create(
         name=name,

@@ -248,7 +248,7 @@ def _check_steps(steps: Any, found: Findings) -> None:
     elif not all(low < high for low, high in pairwise([0, *steps])) or steps[-1] > 100:
         found.add("steps", "must grow from above 0 to at most 100")
     elif steps[0] == 100:
-        found.add("steps", "must begin below 100: there would be nobody left to compare with")
+        found.add("steps", "must start below 100, so that communities are left to compare with")
 
 
 def _read_limits(given: Mapping[str, Any], found: Findings) -> dict[str, Limit]:
@@ -261,5 +261,5 @@ def _read_limits(given: Mapping[str, Any], found: Findings) -> dict[str, Limit]:
         except ValueError as error:
             found.add(rate, str(error))
     if not limits and not found.errors:
-        found.add(RATES[0], "must be there unless another limit is: nothing would be guarded")
+        found.add(RATES[0], "is required when no other limit is set")
     return limits

@@ -78,8 +78,8 @@ def _look() -> Overview | None:
 def _chats(found: Overview | None) -> list[dict[str, Any]]:
     return [
         _figure(_("Live chats"), _many(found.live) if found else None),
-        _figure(_("Waited for: armed"), _many(found.armed) if found else None),
-        _figure(_("Kept waiting: paused"), _many(found.paused) if found else None),
+        _figure(_("Timer running"), _many(found.armed) if found else None),
+        _figure(_("Timer paused"), _many(found.paused) if found else None),
     ]
 
 
@@ -88,7 +88,7 @@ def _silences(found: Overview | None) -> list[dict[str, Any]]:
     return [
         _figure(_("A second, last minute"), _rate(found.a_second) if found else None),
         _figure(_("Watchers are behind by"), _span(found.lag_ms) if found else None, bad=late),
-        _figure(_("Claimed, being handed in"), _many(found.in_flight) if found else None),
+        _figure(_("Claimed, event being recorded"), _many(found.in_flight) if found else None),
         _backlog(),
     ]
 
@@ -108,7 +108,7 @@ def _day(tallies: list[NudgeTally] | None) -> list[dict[str, Any]]:
     return [
         _figure(_("Guide messages sent"), _many(sent) if known else None),
         _figure(_("Answered within 10 minutes"), _part(answered, sent) if known else None),
-        _figure(_("False nudges"), _part(false, sent) if known else None),
+        _figure(_("False guide messages"), _part(false, sent) if known else None),
     ]
 
 
@@ -226,9 +226,9 @@ def card(request: HttpRequest) -> Card | None:
     try:
         found = stats.look(sessions.live())
     except StoreAway:
-        note = _("Redis does not answer: nobody can say who is silent.")
+        note = _("Redis does not respond. Silent chats are not detected.")
         return Card(_("Live sessions"), link=link, note=note, charts=charts)
-    note = "" if found.watchers else _("No watcher is running: nobody is found silent.")
+    note = "" if found.watchers else _("No watcher is running. Silent chats are not detected.")
     return Card(_("Live sessions"), _figures(found, link), link, note, charts)
 
 
@@ -238,7 +238,7 @@ def _figures(found: Overview, link: str) -> list[Figure]:
     silences = f"{reverse('admin:scheduling_event_changelist')}?type={SILENT}"
     figures = [
         Figure(_("Watched"), found.live, link),
-        Figure(_("Silent, being handed in"), found.in_flight, silences),
+        Figure(_("Silent, event being recorded"), found.in_flight, silences),
         Figure(_("Guide messages not yet sent"), waits, _guides(), "bad" if waits and waits >= bound else ""),
         Figure(_("Watchers"), len(found.watchers), link, "" if found.watchers else "bad"),
     ]

@@ -28,9 +28,9 @@ learn(
     {
         "no_session": _("The customer has no chat that is open"),
         "inapp_away": _("The live sessions cannot be reached, trying again"),
-        "inapp_busy": _("Too much waits for the live sessions, trying again"),
-        "stale": _("Too late to guide anybody"),
+        "inapp_busy": _("Too many messages wait for the live sessions, trying again"),
+        "stale": _("Too late for a guide message"),
     },
     {},
-    ((r"must be later than starts_at", gettext_noop("must be later than the beginning")),),
+    ((r"must be later than starts_at", gettext_noop("must be later than the start")),),
 )

@@ -22,7 +22,9 @@ from sessions.admin import dashboard
 from sessions.models import Campaign, SilencePolicy
 from sessions.validation import check_campaign, check_policy
 
-NOT_BACKWARDS = _("A change holds from the next frame of a chat on. Deadlines that are set already stay.")
+NOT_BACKWARDS = _(
+    "A change applies from the next frame of a chat. Timers that are already running keep their deadline."
+)
 
 
 class SilencePolicyForm(CheckedForm):
@@ -32,22 +34,24 @@ class SilencePolicyForm(CheckedForm):
         label=_("silent after"), help_text=_("Without any frame of the user for so long, like 60s; 2s to 12h.")
     )
     jitter = DurationField(
-        label=_("and up to"),
-        help_text=_(
-            "Longer by chance, so that chats which fell silent together do not all come at once; like 5s or 0s."
-        ),
+        label=_("random delay (jitter)"),
+        help_text=_("Random extra time, so that chats do not all fall silent at once; for example 5s or 0s."),
     )
     grace = DurationField(
         label=_("longer while writing"),
-        help_text=_("Once, for a user who began to write and has not sent it; like 20s, or 0s for none."),
+        help_text=_("One extension for a user who is writing and has not sent the message; for example 20s. 0s: none."),
     )
 
     class Meta:
         model = SilencePolicy
         exclude = ("version", "retired_at")
         help_texts: ClassVar[Any] = {
-            "tag": _("What gateways send with a chat, like vip. “default” holds for every tag without a policy."),
-            "max_nudges": _("So many guide messages into one silence; a frame of the user begins anew."),
+            "tag": _(
+                "Tag that gateways send with a chat, for example vip. “default” applies to every tag without a policy."
+            ),
+            "max_nudges": _(
+                "Maximum number of guide messages for one silence. A frame of the user restarts the count."
+            ),
             "growth": _("Each gap between two messages is so many times the one before."),
         }
 
@@ -65,7 +69,7 @@ class SilencePolicyAdmin(KeepsOthersEdits, WithHistory, Retirable):
         "threshold": "threshold_text", "jitter": "jitter_text", "grace": "grace_text", "growth": "growth_text",
     }  # fmt: skip
     threshold_text = plainly("threshold", _("silent after"), spoken)
-    jitter_text = plainly("jitter", _("and up to"), lambda span: spoken(span) if span else "–")
+    jitter_text = plainly("jitter", _("random delay (jitter)"), lambda span: spoken(span) if span else "–")
     grace_text = plainly("grace", _("longer while writing"), lambda span: spoken(span) if span else "–")
     growth_text = plainly("growth", _("growth of the gaps"), "{:g}".format)
 
@@ -125,7 +129,7 @@ class CampaignForm(CheckedForm):
         exclude = ("version", "retired_at")
         help_texts: ClassVar[Any] = {
             "key": _("Like double-11-2026."),
-            "starts_at": _("Of several that run at once the latest to begin holds."),
+            "starts_at": _("When campaigns overlap, the one that started last applies."),
         }
 
 
@@ -173,7 +177,7 @@ class CampaignAdmin(KeepsOthersEdits, WithHistory, Retirable):
         if row.ends_at <= now():
             return "over", gettext("Over")
         if row.starts_at > now():
-            return "coming", gettext("Begins in %(span)s") % {"span": spoken(_whole(row.starts_at - now()))}
+            return "coming", gettext("Starts in %(span)s") % {"span": spoken(_whole(row.starts_at - now()))}
         return "running", gettext("Runs for %(span)s more") % {"span": spoken(_whole(row.ends_at - now()))}
 
 

@@ -127,10 +127,10 @@ def tighten(page: Any, draft: str) -> None:
     page.goto(draft)
     area = page.locator("[name=draft]")
     area.fill(area.input_value().replace("limit: 3", "limit: 2"))
-    page.click("button:has-text('开始推演')")
+    page.click("button:has-text('开始回测')")
     page.wait_for_selector("progress")
     assert runs.execute_next()
-    page.wait_for_selector("h2:has-text('推演结果')")
+    page.wait_for_selector("h2:has-text('回测结果')")
     assert WhatIfRun.objects.get().result["draft"]["totals"]["delivered"] == MANY + READERS
     page.click("button:has-text('发布草稿')")
     page.wait_for_selector("text=草稿已上线")

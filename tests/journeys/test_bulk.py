@@ -34,7 +34,7 @@ def test_all_that_match_are_retried_and_stopped(ops: Callable[..., Any], live_se
     page.click(f"text=Select all {many} failed tasks")
     page.select_option("select[name=action]", "bulk_retry")
     page.click("button[name=index]")
-    page.wait_for_selector(f"text=It applies to {many} failed tasks.")
+    page.wait_for_selector(f"text=Applies to {many} failed tasks.")
     page.fill("[name=reason]", "the receiver is back")
     page.fill("[name=per_second]", "10")
     picture(page, "bulk-confirm")
@@ -51,8 +51,8 @@ def test_all_that_match_are_retried_and_stopped(ops: Callable[..., Any], live_se
             pass
     assert page.evaluate("document.querySelector('#bulk-action button').stayed")
     picture(page, "bulk-action")  # which leaves a `style` in the form, so not before
-    page.click("text=Stop it")
-    page.wait_for_selector("text=What was done before it was stopped stays done")
+    page.click("text=Stop the bulk action")
+    page.wait_for_selector("text=Changes made before the stop stay")
     assert bulk_actions.advance(row.pk) is None
     assert FailedTask.objects.filter(state="retried").count() == 20
 

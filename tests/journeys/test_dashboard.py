@@ -251,7 +251,7 @@ def test_a_customers_page_says_when_they_may_be_sent_more(
     page.wait_for_load_state("domcontentloaded")
     assert page.locator("#result_list tbody tr").count() == 5
     with page.expect_download() as download:
-        page.click("text=Take this list away as CSV")
+        page.click("text=Export this list as CSV")
     assert "王小安" in download.value.path().read_text("utf-8-sig")
 
 

@@ -64,7 +64,7 @@ def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: 
     assert (changed.history_user.username, changed.history_change_reason) == ("editor", "客户反馈太早")
 
     # What would happen?
-    page.click("text=效果预演")
+    page.click("text=发送预演")
     page.fill("[name=type]", "material.downloaded")
     page.fill("[name=user_id]", "ann")
     page.click("text=开始预演")
@@ -83,7 +83,7 @@ def test_a_day_in_operations(ops: Callable[..., Any], live_server: Any, happen: 
     page.wait_for_selector(".at-timeline")
     page.wait_for_load_state("domcontentloaded")
     said = page.inner_text(".at-timeline")
-    assert [words in said for words in ("事件", "已计划", "规则检查通过", "第 1 次发送", "已送达")] == [True] * 5
+    assert [words in said for words in ("事件", "已计划", "规则检查通过", "第 1 次尝试", "已送达")] == [True] * 5
     assert "您好 王小安，这是使用指南" in said
     picture(page, "timeline")
 

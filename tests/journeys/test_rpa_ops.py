@@ -137,7 +137,7 @@ def test_a_morning_with_the_shops(ops: Callable[..., Any], market: Market, go: C
     page.wait_for_selector(f"{row} .at-tag:has-text('需要登录')")
     market.mend()
     page.reload()
-    page.click(f"{row} >> text=已登录")
+    page.click(f"{row} >> text=我已登录，继续")
     page.click("form button:has-text('是的，已登录')")
     go(page, "rpa_tasks_shop_changelist")
     page.wait_for_selector(f"{row} .at-tag:has-text('空闲')")
@@ -192,7 +192,7 @@ def test_one_cause_is_mended_and_its_jobs_are_retried_with_care(
     page.click("#result_list tbody th a")
     assert "订单页上没有表格" in page.inner_text(".at-output")
     picture(page, "rpa-failed-task")
-    page.click("text=谨慎重试同因任务")
+    page.click("text=先试后全量重试同因任务")
     market.mend()
     page.fill("[name=reason]", "流程已修正")
     page.click("button[name=few]")
@@ -202,7 +202,7 @@ def test_one_cause_is_mended_and_its_jobs_are_retried_with_care(
     page.reload()  # the buttons follow what the page found out
     page.fill("[name=reason]", "前 5 个成功")
     page.click("button[name=rest]")
-    page.wait_for_selector("text=没有待处理的了")
+    page.wait_for_selector("text=没有待处理的失败任务了")
     assert Job.objects.filter(retry_of__isnull=False).count() == 7
 
 

@@ -44,19 +44,19 @@ def test_a_rule_is_edited_after_a_replay(ops: Callable[..., Any], live_server: A
     from scheduling.models import HarassmentRule, WhatIfRun
 
     page = ops()
-    page.click("#nav-sidebar-apps >> text=历史推演")
+    page.click("#nav-sidebar-apps >> text=规则回测")
     page.goto(f"{live_server.url}/admin/scheduling/whatifrun/add/")
     area = page.locator("[name=draft]")
     live = area.input_value()
     area.fill(live.replace("limit: 3", "limit: many"))
-    page.click("button:has-text('开始推演')")
+    page.click("button:has-text('开始回测')")
     page.wait_for_selector(".errorlist :text('harassment_rules[0].limit')")
     area = page.locator("[name=draft]")
     area.fill(live.replace("limit: 3", "limit: 1").replace("delay: 15m", "delay: 30m"))
-    page.click("button:has-text('开始推演')")
+    page.click("button:has-text('开始回测')")
     page.wait_for_selector("progress")
     assert runs.execute_next()
-    page.wait_for_selector("h2:has-text('推演结果')")  # the page looks again by itself
+    page.wait_for_selector("h2:has-text('回测结果')")  # the page looks again by itself
     run = WhatIfRun.objects.get()
     figures = page.inner_text(".wi-figures")
     assert f"{run.result['draft']['totals']['delivered']}" in figures

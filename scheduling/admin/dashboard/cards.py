@@ -54,6 +54,6 @@ def cards_of_others(request: HttpRequest) -> Iterator[Card]:
             card = import_string(path)(request)
         except Exception:
             log.exception("card_failed", path=path)
-            card = Card(path.split(".")[0], note=_("This part could not be read; the log says why."))
+            card = Card(path.split(".")[0], note=_("This part could not be loaded. The log contains the reason."))
         if card is not None:
             yield card

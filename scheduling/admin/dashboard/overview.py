@@ -91,7 +91,7 @@ def _work(patience: Patience) -> list[Figure]:
 def _open_failed(patience: Patience) -> Figure:
     count = patience(lambda: FailedTask.objects.filter(state="open")[: MOST + 1].count())
     link = reverse("admin:scheduling_failedtask_groups")
-    return Figure(_("Failed tasks that wait for you"), capped(count, MOST), link, "bad" if count else "")
+    return Figure(_("Open failed tasks"), capped(count, MOST), link, "bad" if count else "")
 
 
 # --- results --------------------------------------------------------------------------------------------------------

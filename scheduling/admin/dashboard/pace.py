@@ -35,10 +35,10 @@ def pace(patience: Patience) -> Card:
         [
             Figure(_("Lateness, median"), lateness and seconds(lateness.p50), delivered,
                    hint=_("From due to sent, over the latest deliveries of the last hour.")),
-            Figure(_("Lateness, 99 of 100 below"), lateness and seconds(lateness.p99), delivered),
-            Figure(_("Handed over a minute"), rates and f"{rates.handed_over:.1f}",
+            Figure(_("Lateness, P99"), lateness and seconds(lateness.p99), delivered),
+            Figure(_("Dispatched per minute"), rates and f"{rates.handed_over:.1f}",
                    reverse(TOUCHES) + "?state__exact=queued", hint=_("To the broker, over the last five minutes.")),
-            Figure(_("Ended a minute"), rates and f"{rates.ended:.1f}", lately),
+            Figure(_("Ended per minute"), rates and f"{rates.ended:.1f}", lately),
         ],
     )  # fmt: skip
 
@@ -55,7 +55,7 @@ def queues() -> Card:
         found, takes_messages = queue_figures(), broker_takes_messages()
     except Exception as error:  # any exception of the broker's client
         log.warning("broker_not_asked", error=str(error))
-        return Card(_("Queues"), note=_("The broker does not answer. Touches are kept and go out when it does."))
+        return Card(_("Queues"), note=_("The broker does not respond. Touches are kept and sent after it recovers."))
     own = sorted((each for each in found if each.name in ALWAYS), key=lambda each: ALWAYS.index(each.name))
     others = sorted((each for each in found if each.name not in ALWAYS and each.length), key=lambda each: -each.length)
     figures = [_queue(each) for each in (*own, *others[:OTHERS])]
@@ -65,7 +65,7 @@ def queues() -> Card:
     note = ""
     if takes_messages is False:
         note = _(
-            "The broker is short of memory or disk and takes no messages. Touches are kept and go out when it does."
+            "The broker is short of memory or disk and rejects messages. Touches are kept and sent after it recovers."
         )
     return Card(_("Queues"), figures, note=note)
 

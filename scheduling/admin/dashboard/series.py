@@ -73,7 +73,7 @@ def by_state(ended: Ended) -> Chart:
         return Bucket(span.label, None if tally is None else counted(tally), links)
 
     buckets = [bucket(*each) for each in zip(ended.spans, ended.tallies, strict=True)]
-    title = _("What ended, and how")
+    title = _("Outcomes")
     return stacked("ended", title, STATES, buckets, lambda key: ended.link(state__exact=key))
 
 
@@ -115,7 +115,7 @@ def reasons(tally: Tally, states: Collection[str]) -> Counter[str]:
 TYPES = 1000  #: event types whose names are looked up
 QUANTILES = {
     0.5: Series("p50", gettext_lazy("Median"), "hue1"),
-    0.99: Series("p99", gettext_lazy("99 of 100 below"), "hue0"),
+    0.99: Series("p99", gettext_lazy("P99"), "hue0"),
 }
 
 
@@ -137,7 +137,7 @@ def lateness(spans: list[Span], patience: Patience) -> Chart:
         (each, "?" if whole is None else _words(_ms(whole, part) if whole else 0), link())
         for part, each in QUANTILES.items()
     ]
-    goal = Goal(_in_ms(GOAL.total_seconds()), _("Goal: 99 of 100 within %(span)s.") % {"span": spoken(GOAL)})
+    goal = Goal(_in_ms(GOAL.total_seconds()), _("Goal: P99 within %(span)s.") % {"span": spoken(GOAL)})
     return paired("lateness", _("Lateness, from due to sent"), legend, buckets, _words, goal)
 
 
@@ -165,4 +165,4 @@ def events(spans: list[Span], patience: Patience) -> Chart:
     counts = tallies(statistics.past_events, spans, patience)
     words = dict(EventType.objects.exclude(name="").values_list("key", "name")[:TYPES])
     names = Names(lambda kind: words.get(kind, kind), _("Other types"), link)
-    return ranked("events", _("Events taken in"), spans, counts, names)
+    return ranked("events", _("Events received"), spans, counts, names)

@@ -80,9 +80,9 @@ def _points(lift: Lift) -> str:
 
 def _verdict(lift: Lift) -> tuple[str, str]:
     if not lift.control.of:
-        return "", _("There is no control group: give the node a hold-out to see what it brings about.")
+        return "", _("No control group. Set a hold-out at the node to measure its effect.")
     if not lift.treated.of:
-        return "", _("Nobody's time for the goal is over yet.")
+        return "", _("The goal period of no customer has ended yet.")
     if not lift.certain:
         return "wait", _("May be chance: zero lies inside the interval.")
     return ("good", _("More than chance.")) if lift.difference > 0 else ("bad", _("Less than without it."))

@@ -104,7 +104,7 @@ def told(result: Mapping[str, Any]) -> dict[str, Any]:
 
 def told_changes(changes: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the template context of a draft's changes to the live configuration."""
-    verbs = {"added": _("added"), "changed": _("changed"), "restored": _("brought back"), "retired": _("retired")}
+    verbs = {"added": _("added"), "changed": _("changed"), "restored": _("restored"), "retired": _("retired")}
     return [
         {
             **each,
@@ -126,8 +126,8 @@ def _shown(value: Any) -> str:
 
 def _figures(live: Mapping[str, Any], draft: Mapping[str, Any]) -> list[Pair]:
     totals = [
-        (_("Sent"), "delivered"), (_("Suppressed"), "suppressed"), (_("Held back for a while"), "held"),
-        (_("Called off"), "cancelled"), (_("Failed"), "failed"), (_("Still waiting at the end"), "waiting"),
+        (_("Sent"), "delivered"), (_("Suppressed"), "suppressed"), (_("Temporarily deferred"), "held"),
+        (_("Cancelled"), "cancelled"), (_("Failed"), "failed"), (_("Still waiting at the end"), "waiting"),
     ]  # fmt: skip
     found = [Pair(words, live["totals"].get(key, 0), draft["totals"].get(key, 0)) for words, key in totals]
     more = [
@@ -146,7 +146,8 @@ def _codes(live: Mapping[str, int], draft: Mapping[str, int]) -> list[Pair]:
 
 def _columns() -> list[str]:
     return [
-        _("planned"), _("sent"), _("suppressed"), _("held back"), _("called off"), _("failed"), _("still waiting")
+        _("planned"), _("sent"), _("suppressed"), _("temporarily deferred"), _("cancelled"), _("failed"),
+        _("still waiting"),
     ]  # fmt: skip
 
 
@@ -207,7 +208,9 @@ class DraftForm(forms.Form):
         label=gettext_lazy("Draft"),
         strip=False,
         widget=UnfoldAdminTextareaWidget(attrs={"rows": 28, "spellcheck": "false", "wrap": "off"}),
-        help_text=gettext_lazy("Templates, stages, nodes, delay rules and limits, as a configuration file says them."),
+        help_text=gettext_lazy(
+            "Templates, stages, nodes, delay rules and limits in the format of a configuration file."
+        ),
     )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -231,7 +234,7 @@ class DraftForm(forms.Form):
 class PublishForm(forms.Form):
     move_waiting = forms.BooleanField(
         label=gettext_lazy("Move touches that wait already"), required=False, widget=UnfoldBooleanSwitchWidget,
-        help_text=gettext_lazy("Where the draft changes a delay. What would be overdue goes out over ten minutes."),
+        help_text=gettext_lazy("Applies where the draft changes a delay. Overdue touches are sent over ten minutes."),
     )  # fmt: skip
 
 

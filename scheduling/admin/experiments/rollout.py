@@ -39,15 +39,17 @@ WHY: Mapping[str, str | Promise] = {
     "time": gettext_lazy("This step has not lasted long enough yet."),
     "canary": gettext_lazy("Not enough touches with the canary have ended at this step yet."),
     "stable": gettext_lazy("Not enough touches with the stable version have ended to compare with."),
-    "edited": gettext_lazy("Somebody changed the template, the canary or its share at the node. Their edit stands."),
-    "content": gettext_lazy("Somebody changed one of the two texts: what was counted was about another one."),
-    "unseen": gettext_lazy("Its figures could not be counted for five minutes. Nobody gets what cannot be judged."),
-    "person": gettext_lazy("A person paused it."),
+    "edited": gettext_lazy("A user changed the template, the canary or its share at the node. The edit stays."),
+    "content": gettext_lazy("One of the two texts was changed. The figures belong to the previous text."),
+    "unseen": gettext_lazy("The figures could not be counted for five minutes. No community receives the canary."),
+    "person": gettext_lazy("Paused by a user."),
 }
 #: Prefixes of codes that contain a rate.
 ABOUT = {
     "limit:": gettext_noop("%(rate)s: worse than the stable version by more than the limit, beyond chance."),
-    "doubt:": gettext_noop("%(rate)s: worse than the limit, perhaps by chance. It stays until more is known."),
+    "doubt:": gettext_noop(
+        "%(rate)s: above the limit, possibly by chance. The step stays until more data is available."
+    ),
 }
 
 #: Errors of `scheduling.policy.rollout`.
@@ -62,19 +64,19 @@ learn(
          gettext_noop("must be above 0 and at most 100 points: two equal versions differ by chance")),
         (r"must be a list of 1 to (?P<most>\d+) percentages", gettext_noop("must be 1 to %(most)s percentages")),
         (r"must grow from above 0 to at most 100", gettext_noop("must grow from above 0 to at most 100")),
-        (r"must begin below 100: .*",
-         gettext_noop("must begin below 100: there would be nobody left to compare with")),
-        (r"must be there unless another limit is: .*",
-         gettext_noop("must be there unless another limit is: nothing would be guarded")),
+        (r"must start below 100, .*",
+         gettext_noop("must start below 100, so that communities are left to compare with")),
+        (r"is required when no other limit is set",
+         gettext_noop("is required when no other limit is set")),
         (r"must be another template than the stable one.*",
          gettext_noop("Choose a canary template that is not the stable one, and save the node.")),
         (r"the node is retired", gettext_noop("The node is retired.")),
         (r"a guarded roll-out of this node is under way.*",
          gettext_noop("A guarded roll-out of this node is under way; stop it first.")),
         (r"the node says something else now than when this roll-out began.*",
-         gettext_noop("The node says something else now than when this roll-out began; stop it and start another.")),
-        (r"somebody decided about it already, or it moved by itself",
-         gettext_noop("Somebody decided about it already, or it moved by itself.")),
+         gettext_noop("The node changed after the roll-out started. Stop the roll-out and start a new one.")),
+        (r"the roll-out changed since you loaded it; .*",
+         gettext_noop("The roll-out changed since you loaded the page. Reload and try again.")),
     ),
 )  # fmt: skip
 
@@ -152,7 +154,7 @@ def _move(move: RolloutMove) -> dict[str, Any]:
         "row": move,
         "tone": {"paused": "danger", "finished": "success", "grew": "info"}.get(move.verb, ""),
         "why": why(move.reason) if move.reason else "",
-        "who": move.actor_name or _("by itself"),
+        "who": move.actor_name or _("automatic"),
         "percent": f"{move.percent:g} %",
         "figures": [
             (name, Tally(**move.figures[key]))
@@ -281,12 +283,12 @@ class GuardedRolloutAdmin(ReadOnlyAdmin):
             except AftertouchError as error:
                 form.add_error(None, _in_words(error))
             else:
-                messages.success(request, _("The roll-out has begun. It is judged every minute."))
+                messages.success(request, _("The roll-out has started and is judged every minute."))
                 return redirect("admin:scheduling_node_change", node.pk)
         return self.page(
             request, "ops/confirm.html", _("Start a guarded roll-out of %(node)s") % {"node": node}, form=form,
-            text=_("The canary grows by these steps while it stays inside the limits, and goes back to nobody when it "
-                   "passes one."),
+            text=_("The share of the canary grows by these steps within the limits. When a limit is "
+                "exceeded, all communities receive the stable version."),
             button=_("Start"), back=reverse("admin:scheduling_node_change", args=[node.pk]),
         )  # fmt: skip
 
@@ -313,17 +315,18 @@ class GuardedRolloutAdmin(ReadOnlyAdmin):
 DEEDS: dict[str, tuple[Callable[[int, Actor], None], Any, Any, Any]] = {
     "pause": (
         rollout_runs.pause, gettext_lazy("Pause the roll-out"),
-        gettext_lazy("Everybody gets the stable version until somebody resumes it."),
+        gettext_lazy("All communities receive the stable version until a user resumes the roll-out."),
         gettext_lazy("Paused. New touches take the stable version."),
     ),
     "resume": (
         rollout_runs.resume, gettext_lazy("Resume the roll-out"),
-        gettext_lazy("It goes on at the step where it paused, and counts anew from now on."),
-        gettext_lazy("It goes on, and counts anew."),
+        gettext_lazy("Resumes at the paused step and restarts its figures."),
+        gettext_lazy("The roll-out was resumed. Its figures restart."),
     ),
     "stop": (
         rollout_runs.stop, gettext_lazy("Stop the roll-out"),
-        gettext_lazy("For good. Everybody gets the stable version, unless somebody edited the canary meanwhile."),
+        gettext_lazy("Ends the roll-out for good. All communities receive the stable version, unless the canary "
+            "was edited."),
         gettext_lazy("Stopped."),
     ),
 }  # fmt: skip

@@ -49,66 +49,69 @@ VERBS: dict[str, Verb] = {
     "retry": Verb(
         gettext_lazy("Retry"),
         gettext_lazy(
-            "It is published again with the same delivery key: a receiver that honours the key gets it at most once. "
-            "The guards are asked again."
+            "Publishes the touch again with the same delivery key. A receiver that checks the key "
+            "accepts the message at most once. The guards are checked again."
         ),
         "replay",
         DEEDS["retry"],
         of_job=(
             gettext_lazy("Retry"),
             gettext_lazy(
-                "A new job with the same delivery key is published: a flow that honours the key has no second effect."
+                "Publishes a new job with the same delivery key. A flow that checks the key has no second effect."
             ),
         ),
     ),
     "again": Verb(
         gettext_lazy("Send again as new"),
         gettext_lazy(
-            "It gets a new delivery key, so no receiver can recognise it. If the first one did arrive, "
-            "the customer gets it twice."
+            "Sends with a new delivery key. If the first message was delivered, the customer receives it twice."
         ),
         "forward_to_inbox",
         DEEDS["again"],
         of_job=(
             gettext_lazy("Run again as new"),
             gettext_lazy(
-                "The new job gets a delivery key of its own. If the first run had its effect, it happens twice."
+                "The new job gets its own delivery key. If the first run took effect, the effect happens twice."
             ),
         ),
     ),
     "delivered": Verb(
-        gettext_lazy("It was delivered"),
-        gettext_lazy("You found out that it arrived. It keeps its place in the customer's limits."),
+        gettext_lazy("Mark as delivered"),
+        gettext_lazy(
+            "Use after you have verified that the message arrived. The message still counts toward the customer's caps."
+        ),
         "task_alt",
         DEEDS["delivered"],
         of_job=(
-            gettext_lazy("It had its effect"),
-            gettext_lazy("You found out that the run did what it should. Nothing is run again."),
+            gettext_lazy("Mark as succeeded"),
+            gettext_lazy("Use after you have verified that the run did its work. Nothing runs again."),
         ),
     ),
     "not_delivered": Verb(
-        gettext_lazy("It was not delivered"),
-        gettext_lazy("You found out that it did not arrive. The customer's slot is given back."),
+        gettext_lazy("Mark as not delivered"),
+        gettext_lazy("Use after you have verified that the message did not arrive. The cap slot is released."),
         "unpublished",
         DEEDS["not_delivered"],
         of_job=(
-            gettext_lazy("It had no effect"),
-            gettext_lazy("You found out that the run changed nothing. Nothing is run again by this alone."),
+            gettext_lazy("Mark as without effect"),
+            gettext_lazy(
+                "Use after you have verified that the run changed nothing. This action alone runs nothing again."
+            ),
         ),
     ),
     "ignore": Verb(
         gettext_lazy("Ignore"),
-        gettext_lazy("Nothing is sent. It leaves the open ones and can still be retried later."),
+        gettext_lazy("Sends nothing. The failed task is no longer open and can still be retried later."),
         "visibility_off",
         DEEDS["ignore"],
         of_job=(
             gettext_lazy("Ignore"),
-            gettext_lazy("Nothing is run. It leaves the open ones and can still be retried later."),
+            gettext_lazy("Runs nothing. The failed task is no longer open and can still be retried later."),
         ),
     ),
     "archive": Verb(
         gettext_lazy("Archive"),
-        gettext_lazy("It is done with. It stays readable and can't be retried any more."),
+        gettext_lazy("Closes the failed task for good. The record stays readable and cannot be retried."),
         "archive",
         DEEDS["archive"],
     ),
@@ -120,7 +123,7 @@ class ReasonForm(forms.Form):
         label=gettext_lazy("Reason"),
         max_length=500,
         widget=UnfoldAdminTextInputWidget,
-        help_text=gettext_lazy("Kept beside your name, for whoever looks at it later."),
+        help_text=gettext_lazy("Stored with your name for later review."),
     )
 
 
@@ -128,8 +131,8 @@ class PaceForm(ReasonForm):
     """Ask for a reason and a rate per second."""
 
     per_second = forms.FloatField(
-        label=gettext_lazy("How many a second"), min_value=SLOWEST, max_value=FASTEST, initial=5,
-        widget=UnfoldAdminDecimalFieldWidget, help_text=gettext_lazy("The receiver must be able to take them."),
+        label=gettext_lazy("Retries per second"), min_value=SLOWEST, max_value=FASTEST, initial=5,
+        widget=UnfoldAdminDecimalFieldWidget, help_text=gettext_lazy("Choose a rate that the receiver can handle."),
     )  # fmt: skip
 
     @classmethod
@@ -157,7 +160,7 @@ def act_page(tasks_admin: Any, request: HttpRequest, row: FailedTask, name: str)
             messages.success(request, _("Done: %(what)s.") % {"what": verb.title})
         except AftertouchError:
             messages.error(
-                request, _("Nothing was changed: somebody acted on it meanwhile, or its state does not allow it.")
+                request, _("Nothing was changed: another user acted first, or the state does not allow the action.")
             )
         return redirect(back)
     return tasks_admin.page(  # type: ignore[no-any-return]

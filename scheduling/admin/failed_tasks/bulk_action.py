@@ -65,7 +65,7 @@ def begin(
 
 def title_of(action: str) -> str:
     verb = VERBS.get(action)
-    return str(verb.title) if verb else _("Call off") if action == "call_off" else action
+    return str(verb.title) if verb else _("Cancel the touch") if action == "call_off" else action
 
 
 @admin.register(BulkAction)
@@ -126,7 +126,7 @@ class BulkActionAdmin(ReadOnlyAdmin):
             raise PermissionDenied
         try:
             bulk_actions.cancel(row.pk, actor_of(request))
-            messages.success(request, _("It was stopped. What was done by then stays done."))
+            messages.success(request, _("The bulk action was stopped. Completed changes stay."))
         except AftertouchError as error:
             messages.error(request, complaint(str(error)))
         return redirect(self.url("change", row.pk))

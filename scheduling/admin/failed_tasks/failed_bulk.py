@@ -76,15 +76,13 @@ def _all_that_match(
     form = PaceForm.of(VERBS[name].deed, given)
     if form.is_valid():
         return begin(request, name, request.GET, form, asked_at)
-    facts = (
-        [_applies_to(count)] if count is not None else [_("It applies to more failed tasks than can be counted now.")]
-    )
-    facts.append(_("Workers do it; a page shows how far they are, and can stop them."))
+    facts = [_applies_to(count)] if count is not None else [_("Applies to too many failed tasks to count now.")]
+    facts.append(_("Workers run the bulk action. A page shows its progress and can stop it."))
     return _ask(tasks_admin, request, name, rows, form, asked_at, facts=facts)
 
 
 def _applies_to(count: int) -> str:
-    words = ngettext("It applies to %(count)s failed task.", "It applies to %(count)s failed tasks.", count)
+    words = ngettext("Applies to %(count)s failed task.", "Applies to %(count)s failed tasks.", count)
     return words % {"count": count}
 
 
@@ -121,8 +119,8 @@ def tell_conflicts(request: HttpRequest, tally: Tally) -> None:
     """Warn about rows that were skipped: another user acted on them, or their state does not allow it."""
     if tally.conflicts:
         words = ngettext(
-            "%(count)s was passed over: somebody acted on it meanwhile, or it can't be published again.",
-            "%(count)s were passed over: somebody acted on them meanwhile, or they can't be published again.",
+            "%(count)s failed task was skipped: another user acted first, or the task cannot be published again.",
+            "%(count)s failed tasks were skipped: another user acted first, or the tasks cannot be published again.",
             tally.conflicts,
         )
         messages.warning(request, words % {"count": tally.conflicts})

@@ -81,7 +81,7 @@ def replay_page(tasks_admin: Any, request: HttpRequest, fingerprint: str) -> Htt
         return redirect(request.path)
     tried, count = _tried(group), waiting.order_by()[: MOST_COUNTED + 1].count()
     return tasks_admin.page(  # type: ignore[no-any-return]
-        request, "ops/failed_replay.html", _("Retry with care"), form=form, example=example,
+        request, "ops/failed_replay.html", _("Retry in steps"), form=form, example=example,
         words=reason(example.reason), detail=masked_text(example.detail), tried=tried, few=FEW,
         waiting=min(count, MOST_COUNTED),
         more=count > MOST_COUNTED, most=AT_ONCE, advice=_advice(tried), asked_at=asked_at.isoformat(),
@@ -98,7 +98,7 @@ def _tried(group: QuerySet[FailedTask]) -> list[Again]:
 def _again(row: FailedTask) -> Again:
     task = task_of(row.origin, row.retried_as)
     if task is None:
-        return Again(row, "", _("not there any more"), "")
+        return Again(row, "", _("no longer exists"), "")
     return Again(row, task.state, task.get_state_display(), page_of(task))
 
 
@@ -109,12 +109,12 @@ def _all_well(tried: Sequence[Again]) -> bool:
 def _advice(tried: Sequence[Again]) -> tuple[str, str]:
     """Return a tone and a sentence: what the sample implies for the rest."""
     if not tried:
-        return "", _("None was published again yet: begin with a few and see how they fare.")
+        return "", _("No retry yet. Start with a few and check the results.")
     if _all_well(tried):
-        return "good", _("The last ones that were published again all went well. The rest can follow.")
+        return "good", _("The latest retries all succeeded. You can retry the rest.")
     if any(each.tone in ("danger", "warning") for each in tried):
-        return "bad", _("Not all of the last ones went well. The cause is probably still there.")
-    return "wait", _("The last ones are still on their way. This page looks again by itself.")
+        return "bad", _("Some of the latest retries failed. The cause probably persists.")
+    return "wait", _("The latest retries are still running. This page refreshes automatically.")
 
 
 def _publish(request: HttpRequest, waiting: QuerySet[FailedTask], form: PaceForm, *, all_of_them: bool) -> None:

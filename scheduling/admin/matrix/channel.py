@@ -44,8 +44,8 @@ def secret_names() -> list[str]:
 
 #: For users who may write new secrets.
 SEALED = _(
-    "What is stored cannot be read on this machine, which has not the key for it. Left empty it stays; "
-    "what you type replaces all of it."
+    "Stored secrets cannot be decrypted on this server (encryption key missing). Empty: no change. A "
+    "new value replaces all of them."
 )
 
 
@@ -63,7 +63,7 @@ class SecretField(forms.CharField):
         super().__init__(
             label=SECRET_LABELS.get(name, name),
             required=False,
-            help_text=_("Never shown again. Empty: stays as it is. A single “-” removes it."),
+            help_text=_("Not shown after saving. Empty: no change. A single “-” removes the value."),
             widget=UnfoldAdminPasswordWidget(attrs={"placeholder": placeholder, "autocomplete": "new-password"}),
         )
 
@@ -216,14 +216,14 @@ class ChannelAdmin(WithHistory, Retirable):
         if row.retired_at:
             return "retired", gettext("Retired")
         if isinstance(row.config, Sealed):
-            return "unreadable", gettext("Secrets unreadable here")
+            return "unreadable", gettext("Secrets cannot be decrypted here")
         paused = Pause.objects.filter(scope__in=("all", f"channel:{row.key}")).exists()
         return ("paused", gettext("Paused")) if paused else ("on", gettext("Enabled"))
 
     @display(description=_("secrets"))  # type: ignore[untyped-decorator]
     def secrets_stored(self, row: ChannelConfig) -> str:
         if isinstance(row.config, Sealed):
-            return gettext("Secrets unreadable here")
+            return gettext("Secrets cannot be decrypted here")
         names = [str(SECRET_LABELS.get(name, name)) for name in secret_names() if row.config.get(name)]
         return ", ".join(f"{name} {MASK}" for name in names) or "–"
 

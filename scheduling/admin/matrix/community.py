@@ -132,5 +132,5 @@ class CommunityAdmin(Retirable):
     @display(description=_("targets"))  # type: ignore[untyped-decorator]
     def shown_targets(self, row: Community) -> str:
         if isinstance(row.targets, Sealed):
-            return gettext("Secrets unreadable here")
+            return gettext("Secrets cannot be decrypted here")
         return ", ".join(f"{KIND_LABELS.get(name, name)} {MASK}" for name in row.targets) or "–"

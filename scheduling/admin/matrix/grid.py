@@ -133,7 +133,11 @@ class StageAdmin(Retirable):
         return row.nodes.exists()
 
     def keeps_from_retiring(self, row: Stage) -> str:
-        return _("Nodes are still on it: retire or move them first.") if row.nodes.filter(retired_at=None) else ""
+        return (
+            _("Nodes still belong to this stage. Retire or move them first.")
+            if row.nodes.filter(retired_at=None)
+            else ""
+        )
 
     def formfield_for_dbfield(self, db_field: Any, request: HttpRequest, **kwargs: Any) -> forms.Field | None:
         field: forms.Field | None = super().formfield_for_dbfield(db_field, request, **kwargs)

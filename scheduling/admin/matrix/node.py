@@ -71,11 +71,9 @@ def _lines(form: Any, row: Node) -> list[tuple[str, str]]:
     if delayed:
         lines += _delay_lines(row, count)
     if said:
-        lines.append(
-            ("wait", gettext("They go out with the new content: what is said is decided when a touch falls due."))
-        )
+        lines.append(("wait", gettext("They are sent with the new content. A touch is rendered when it falls due.")))
     if switched and row.enabled:
-        lines.append(("", gettext("They go out at their time again.")))
+        lines.append(("", gettext("They are sent at their planned time again.")))
     elif switched:
         lines.append(
             ("bad", gettext("They are suppressed when they fall due, unless the node is enabled again by then."))
@@ -85,7 +83,7 @@ def _lines(form: Any, row: Node) -> list[tuple[str, str]]:
 
 def _count_line(count: int | None) -> tuple[str, str]:
     if count is None:
-        return ("wait", gettext("How many touches wait at this node is too much to count now."))
+        return ("wait", gettext("Too many touches wait at this node to count them now."))
     words = ngettext("%(count)s touch waits at this node.", "%(count)s touches wait at this node.", count)
     return ("", words % {"count": f"{MOST}+" if count > MOST else count})
 
@@ -94,7 +92,10 @@ def _delay_lines(row: Node, count: int | None) -> list[tuple[str, str]]:
     moved = None if count is None or count > MOST else _foreseen(row)
     if moved is None:
         return [
-            ("wait", gettext("They keep their time unless you move them; how many would move is told when it is done."))
+            (
+                "wait",
+                gettext("They keep their time unless you move them. The number of moved touches is shown afterwards."),
+            )
         ]
     if not moved.touches:
         return [("", gettext("None of them would move."))]
@@ -155,7 +156,8 @@ def tell_moved(request: HttpRequest, moved: Moved) -> None:
     if moved.left:
         left = f"{moved.left}+" if moved.left >= MOST_LEFT else moved.left
         text = gettext(
-            "%(count)s more were not looked at in time. To go on, save their node with “move waiting touches” on."
+            "%(count)s more were not processed within the time limit. To continue, save their node "
+            "with “move waiting touches” on."
         )
         messages.warning(request, text % {"count": left})
 
@@ -180,14 +182,14 @@ class NodeForm(CheckedForm):
     )
     cancel_on = NamesField(
         label=_("cancelled by these events"),
-        help_text=_("Event types that call a waiting touch off, like order.paid; one a line."),
+        help_text=_("Event types that cancel a waiting touch, for example order.paid; one per line."),
     )
 
     move_waiting = forms.BooleanField(
         label=_("move waiting touches"),
         required=False,
         widget=UnfoldBooleanSwitchWidget,
-        help_text=_("To where the edited delay places them. What would be overdue goes out over ten minutes."),
+        help_text=_("Moves them to the time of the edited delay. Overdue touches are sent over ten minutes."),
     )
 
     def values(self) -> dict[str, Any]:
@@ -202,11 +204,11 @@ class NodeForm(CheckedForm):
         }
         help_texts: ClassVar[Any] = {
             "dynamic": _("The delay follows the customer's level and activity instead of the span above."),
-            "rollout_percent": _("100: everybody. Less: this share of the communities, always the same ones."),
-            "holdout_percent": _("Customers who never get it, so that its effect can be measured."),
+            "rollout_percent": _("100: all communities. Below 100: this share, always the same communities."),
+            "holdout_percent": _("Share of customers who never receive the touch, to measure its effect."),
             "canary_percent": _("The share of communities that gets the canary template instead."),
-            "expires_after": _("A touch that could not go out by then is given up. Like 3d."),
-            "goal_event": _("What the touch should bring about, like order.paid."),
+            "expires_after": _("Touches not sent within this time expire. For example 3d."),
+            "goal_event": _("Event that the touch aims at, for example order.paid."),
             "over_cap": _("What happens when the customer's limit is reached."),
         }
 

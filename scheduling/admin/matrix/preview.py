@@ -47,7 +47,7 @@ def foresee_page(events_admin: Any, request: HttpRequest) -> HttpResponse:
     return events_admin.page(  # type: ignore[no-any-return]
         request,
         "ops/foresee.html",
-        _("What would happen?"),
+        _("Send preview"),
         form=form,
         outcomes=outcomes,
         switched_off=_switched_off(form.cleaned_data["type"].strip()) if outcomes is not None else [],

@@ -31,8 +31,8 @@ class DelayRuleForm(CheckedForm):
         exclude = ("version",)
         help_texts: ClassVar[Any] = {
             "default": _("For every other level."),
-            "active_within": _("Who was active within this time counts as active."),
-            "active_factor": _("The delay of active customers is multiplied by it; 0.6 makes 1 h into 36 min."),
+            "active_within": _("Customers with activity within this time count as active."),
+            "active_factor": _("Multiplies the delay of active customers; 0.6 turns 1 h into 36 min."),
         }
 
 
@@ -76,7 +76,7 @@ class HarassmentRuleForm(CheckedForm):
         model = HarassmentRule
         exclude = ("version",)
         help_texts: ClassVar[Any] = {
-            "limit": _("At most so many pushes within the window. Only for a cap."),
+            "limit": _("Maximum number of messages within the window. Only for a cap."),
             "window": _("A rolling window, like 24h or 72h. For a cap and for the same content."),
             "quiet_from": _("Only for quiet hours; they may pass midnight."),
             "timezone": _("Used where the customer has none of their own."),

@@ -148,7 +148,7 @@ def _send(template: Template, wanted: Mapping[str, Any]) -> tuple[Outcome | str,
     except routing.NoTarget as error:
         return f"{reason(error.reason)}: {error}", ""
     except Unreadable as error:
-        return f"{gettext('Secrets unreadable here')}: {error}", ""
+        return f"{gettext('Secrets cannot be decrypted here')}: {error}", ""
     except CannotRender as error:
         return gettext("The text cannot be rendered: %(problem)s") % {"problem": complaint(str(error))}, ""
     mark = gettext("[Test]")
@@ -237,7 +237,7 @@ class TemplateAdmin(WithHistory, Retirable):
     def keeps_from_retiring(self, row: Template) -> str:
         alive = Node.objects.filter(Q(template=row) | Q(canary_template=row), retired_at=None)
         keys = ", ".join(alive.values_list("key", flat=True)[:5])
-        return gettext("Nodes still say it: %(nodes)s.") % {"nodes": keys} if keys else ""
+        return gettext("Nodes still use this template: %(nodes)s.") % {"nodes": keys} if keys else ""
 
     @display(description=_("languages"))  # type: ignore[untyped-decorator]
     def locales(self, row: Template) -> str:

@@ -23,15 +23,15 @@ from scheduling.operations import commands
 class ApiKeyForm(MergingForm):
     scopes = forms.MultipleChoiceField(
         label=_("scopes"), choices=Scope.choices, widget=UnfoldAdminCheckboxSelectMultipleWidget,
-        help_text=_("What the key may be used for; as little as will do."),
+        help_text=_("Operations that the key allows. Grant only what the client needs."),
     )  # fmt: skip
 
     class Meta:
         model = ApiKey
         fields: ClassVar[Any] = ("name", "scopes", "rate_per_minute", "expires_at")
         help_texts: ClassVar[Any] = {
-            "name": _("Which system will use it."),
-            "rate_per_minute": _("Empty: the house's usual limit."),
+            "name": _("The system that uses the key."),
+            "rate_per_minute": _("Empty: default limit."),
             "expires_at": _("Empty: never."),
         }
 
@@ -72,7 +72,7 @@ class ApiKeyAdmin(OpsAdmin):
         page["Cache-Control"] = "no-store"
         return page
 
-    @display(description=_("begins with"))  # type: ignore[untyped-decorator]
+    @display(description=_("prefix"))  # type: ignore[untyped-decorator]
     def begins_with(self, row: ApiKey) -> str:
         return f"{row.prefix}…"
 
@@ -98,7 +98,7 @@ class ApiKeyAdmin(OpsAdmin):
         row = self.found(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
-            text = gettext("Whoever uses it is refused from now on. This cannot be undone.")
+            text = gettext("Requests with this key are rejected at once. This cannot be undone.")
             title = gettext("Revoke the key “%(name)s”?") % {"name": row.name}
             return self.page(
                 request, "ops/confirm.html", title, text=text, button=gettext("Revoke"), back=back, danger=True

@@ -74,11 +74,11 @@ class FailedLoginAdmin(OpsAdmin):
 
     @display(description=_("user"))  # type: ignore[untyped-decorator]
     def who(self, row: FailedLogin) -> str:
-        return str(row.user) if row.user else gettext("nobody of this name")
+        return str(row.user) if row.user else gettext("no such user")
 
     @action(description=_("Unlock"), permissions=["delete"])  # type: ignore[untyped-decorator]
     def unlock(self, request: HttpRequest, chosen: QuerySet[FailedLogin]) -> None:
         for row in chosen:
             self.log_deletions(request, FailedLogin.objects.filter(pk=row.pk))
         chosen.delete()
-        messages.success(request, gettext("They may try again."))
+        messages.success(request, gettext("Unlocked. The user can log in again."))

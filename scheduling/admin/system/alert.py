@@ -76,8 +76,10 @@ class AlertReceiverForm(MergingForm):
             "name": _("Who they are, like “on duty”."),
             "community": _("For robots of group chats: the chat whose robot is used."),
             "address": _("For e-mail."),
-            "holds_for": _("What is over sooner is not told. It is called over when it has been over for as long."),
-            "remind_every": _("While it goes on. Empty: said once."),
+            "holds_for": _(
+                "Shorter alerts are not notified. An alert is resolved after the same time without the condition."
+            ),
+            "remind_every": _("Reminder interval while the alert is active. Empty: one notification only."),
         }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -140,7 +142,7 @@ class AlertInline(TabularInline):  # type: ignore[misc]
     extra = 0
     hide_title = True
     fields = readonly_fields = ("wrong", "since", "told_at", "gone_at")
-    verbose_name_plural = _("What is wrong now")
+    verbose_name_plural = _("Active alerts")
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -166,8 +168,8 @@ class AlertReceiverAdmin(OpsAdmin):
     readonly_fields = ("limits_told", "told_at", "shown_problem")
     actions_detail = ("send_test",)
     shown_as: ClassVar[Mapping[str, str]] = {"holds_for": "holds_for_text", "remind_every": "remind_every_text"}
-    holds_for_text = plainly("holds_for", _("told after"), spoken)
-    remind_every_text = plainly("remind_every", _("again every"), spoken)
+    holds_for_text = plainly("holds_for", _("notify after"), spoken)
+    remind_every_text = plainly("remind_every", _("repeat every"), spoken)
 
     def get_form(self, request: HttpRequest, obj: Any = None, change: bool = False, **kwargs: Any) -> Any:
         # The limits are fields of the form, not of the model; viewers get no form at all.
@@ -177,11 +179,11 @@ class AlertReceiverAdmin(OpsAdmin):
     def layout(self, request: HttpRequest, obj: Any) -> list[Any]:
         viewer = obj is not None and not self.has_change_permission(request, obj)
         limits = ["limits_told"] if viewer else [f"limit_{key}" for key in conditions()]
-        told_lately = [(_("Lately"), {"fields": ("told_at", "shown_problem")})] if obj else []
+        told_lately = [(_("Recent alerts"), {"fields": ("told_at", "shown_problem")})] if obj else []
         return [
             (None, {"fields": ("name", "enabled", "channel", "community", "address")}),
             (_("When"), {"fields": (("holds_for", "remind_every"),)}),
-            (_("What is told"), {"fields": limits, "description": _("What is empty or off is not told.")}),
+            (_("Notified alerts"), {"fields": limits, "description": _("Empty or disabled alerts are not notified.")}),
             *told_lately,
         ]
 
@@ -204,9 +206,9 @@ class AlertReceiverAdmin(OpsAdmin):
     @display(description=_("state"), label={"well": "success", "alerts": "danger", "lost": "warning"})  # type: ignore[untyped-decorator]
     def shown_state(self, row: Any) -> tuple[str, str]:
         if row.problem:
-            return "lost", gettext("Cannot be told")
+            return "lost", gettext("Notification failed")
         if _unreadable(row):
-            return "lost", gettext("Secrets unreadable here")
+            return "lost", gettext("Secrets cannot be decrypted here")
         if row.standing:
             return "alerts", gettext("Alerts: %(count)s") % {"count": row.standing}
         return "well", gettext("All is well")
@@ -214,11 +216,11 @@ class AlertReceiverAdmin(OpsAdmin):
     @display(description=_("problem"))  # type: ignore[untyped-decorator]
     def shown_problem(self, row: AlertReceiver) -> str:
         if not row.problem and _unreadable(row):
-            return gettext("Secrets unreadable here")
+            return gettext("Secrets cannot be decrypted here")
         code, _space, detail = row.problem.partition(" ")
         return " – ".join(part for part in (reason(code), detail) if part) if code else "–"
 
-    @display(description=_("what is told"))  # type: ignore[untyped-decorator]
+    @display(description=_("notified alerts"))  # type: ignore[untyped-decorator]
     def limits_told(self, row: AlertReceiver) -> str:
         limits = [limit_in_words(each, row.limits[key]) for key, each in conditions().items() if key in row.limits]
         return "; ".join(limits) or "–"
@@ -227,7 +229,9 @@ class AlertReceiverAdmin(OpsAdmin):
     def send_test(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.found(request, object_id)
         outcome: Any = None
-        body = gettext("This is a test. Alerts of the house arrive here: what is wrong, since when, how bad it is.")
+        body = gettext(
+            "This is a test message. Alerts of Aftertouch arrive here with problem, start time and severity."
+        )
         if request.method == "POST":
             subject = gettext("[Test] Alerts")
             try:
@@ -236,7 +240,7 @@ class AlertReceiverAdmin(OpsAdmin):
             except NoTarget as error:
                 outcome = reason(error.reason)
             except Unreadable:
-                outcome = gettext("Secrets unreadable here")
+                outcome = gettext("Secrets cannot be decrypted here")
             self.log_change(request, row, gettext("Sent a test."))
         return self.page(
             request, "ops/send_test.html", gettext("Send a test to “%(who)s”") % {"who": row}, form=forms.Form(),

@@ -134,8 +134,8 @@ class CustomerForm(CheckedForm):
         model = Customer
         fields: ClassVar[Any] = ("user_id", "name", "level", "locale", "timezone", "addresses", "opted_out")
         help_texts: ClassVar[Any] = {
-            "level": _("Like vip or normal; the delay rule goes by it."),
-            "opted_out": _("No marketing content; service content still goes out."),
+            "level": _("For example vip or normal. The delay rule uses the level."),
+            "opted_out": _("Suppresses marketing content. Service content is still sent."),
         }
 
     def clean_timezone(self) -> str:
@@ -152,7 +152,7 @@ class CustomerAdmin(BigTable, OpsAdmin):
     list_filter = ("level", "opted_out")
     ordering = ("-pk",)
     search_fields = ("user_id",)
-    search_help_text = _("User id (or how it begins), or the full name")
+    search_help_text = _("User id, start of a user id, or full name")
     readonly_fields = ("opted_out_at", "last_active_at", "conversation_at", "created_at")
     shown_as: ClassVar[dict[str, str]] = {"addresses": "addresses_text"}
     fieldsets = (

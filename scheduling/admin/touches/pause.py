@@ -102,7 +102,7 @@ class PauseAdmin(OpsAdmin):
             self.log_addition(request, row, [{"added": {}}])
             messages.warning(request, _("Paused: %(what)s.") % {"what": scope_name(scope)})
             return redirect("admin:scheduling_pause_changelist")
-        text = _("What falls due is kept and goes out after you resume, spread over the next minutes.")
+        text = _("Touches that fall due are kept. After you resume, they are sent over the next minutes.")
         return self.page(
             request, "ops/confirm.html", _("Pause"), form=form, text=text, button=_("Pause"), danger=True,
             back=reverse("admin:scheduling_pause_changelist"),
@@ -116,10 +116,10 @@ class PauseAdmin(OpsAdmin):
         if request.method == "POST":
             try:
                 commands.resume(scope)
-                messages.success(request, _("Goes on: %(what)s.") % {"what": scope_name(scope)})
+                messages.success(request, _("Resumed: %(what)s.") % {"what": scope_name(scope)})
             except AftertouchError:
-                messages.info(request, _("It was not paused any more."))
+                messages.info(request, _("The pause had already ended."))
             return redirect(back)
         title = _("Resume %(what)s?") % {"what": scope_name(scope)}
-        text = _("What was kept meanwhile goes out over the next minutes, unless a guard objects.")
+        text = _("Touches kept during the pause are sent over the next minutes, unless a guard suppresses them.")
         return self.page(request, "ops/confirm.html", title, text=text, button=_("Resume"), back=back)

@@ -89,8 +89,8 @@ def _handed_over(touch: Touch) -> list[Moment]:
     """Return the latest dispatch to the workers."""
     if touch.queued_at is None:
         return []
-    facts = [(_("hints"), str(touch.hints))] if touch.hints > 1 else []
-    return [Moment(touch.queued_at, "move_to_inbox", "plain", _("Handed over"), facts)]
+    facts = [(_("wake-ups"), str(touch.hints))] if touch.hints > 1 else []
+    return [Moment(touch.queued_at, "move_to_inbox", "plain", _("Dispatched"), facts)]
 
 
 def _verdicts(touch: Touch) -> list[Moment]:
@@ -103,8 +103,8 @@ def _verdicts(touch: Touch) -> list[Moment]:
 
 def _verdict(verdict: Verdict) -> Moment:
     titles = {
-        Verdict.Decision.SEND: (_("Guards agreed"), "verified", "good"),
-        Verdict.Decision.HOLD: (_("Held"), "hourglass_top", "wait"),
+        Verdict.Decision.SEND: (_("Guards passed"), "verified", "good"),
+        Verdict.Decision.HOLD: (_("Deferred"), "hourglass_top", "wait"),
         Verdict.Decision.SUPPRESS: (_("Suppressed"), "block", "bad"),
     }
     title, icon, tone = titles[Verdict.Decision(verdict.decision)]

@@ -62,12 +62,12 @@ class ReasonFilter(DropdownFilter):  # type: ignore[misc]
 class StandsFilter(DropdownFilter):  # type: ignore[misc]
     """Combine states into filters that operators need."""
 
-    title = _("how it stands")
+    title = _("current status")
     parameter_name = "stands"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> list[tuple[str, Any]]:
         return [
-            ("waiting", _("Waits for its time")), ("overdue", _("Overdue")), ("paused", _("Paused")),
+            ("waiting", _("Not yet due")), ("overdue", _("Overdue")), ("paused", _("Paused")),
             ("bad", _("Failed or unknown")),
         ]  # fmt: skip
 
@@ -175,18 +175,18 @@ def call_off_page(touches_admin: Any, request: HttpRequest) -> HttpResponse:
     rows = matching(DEEDS[CALL_OFF], chosen_by(request.GET), asked_at)
     count = patiently(rows.order_by().count)
     return touches_admin.page(  # type: ignore[no-any-return]
-        request, "ops/confirm.html", gettext("Call off all that wait and match"),
-        form=form, button=gettext("Call off"), back=back,
+        request, "ops/confirm.html", gettext("Cancel all matching waiting touches"),
+        form=form, button=gettext("Cancel the touch"), back=back,
         text=gettext("They will not be sent. This cannot be undone."), danger=True,
-        facts=[_applies_to(count), gettext("Workers do it; a page shows how far they are, and can stop them.")],
-        hidden=[("asked_at", asked_at.isoformat())], problem="" if count != 0 else gettext("None that waits matches."),
+        facts=[_applies_to(count), gettext("Workers run the bulk action. A page shows its progress and can stop it.")],
+        hidden=[("asked_at", asked_at.isoformat())], problem="" if count != 0 else gettext("No waiting touch matches."),
     )  # fmt: skip
 
 
 def _applies_to(count: int | None) -> str:
     if count is None:
-        return gettext("It applies to more touches than can be counted now.")
-    return ngettext("It applies to %(count)s touch.", "It applies to %(count)s touches.", count) % {"count": count}
+        return gettext("Applies to too many touches to count now.")
+    return ngettext("Applies to %(count)s touch.", "Applies to %(count)s touches.", count) % {"count": count}
 
 
 STATE_TONES = {
@@ -207,7 +207,7 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
     list_select_related = ("node", "customer", "event")
     ordering = ("-task_id",)  # ids grow with time, so the newest come first by the primary key
     search_fields = ("task_id",)
-    search_help_text = _("Task, user, event or chat id in full, or words of a text that was sent lately")
+    search_help_text = _("Full task, user, event or chat id, or words of a recently sent text")
     list_disable_select_all = True
     actions = ("cancel_selected",)
     actions_detail = ("cancel",)
@@ -284,7 +284,7 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
     def short_id(self, row: Touch) -> str:
         return format_html('<span class="at-nowrap at-mono" title="{}">…{}</span>', row.pk, str(row.pk)[-8:])
 
-    @admin.action(description=_("Call off the waiting ones"), permissions=["change"])
+    @admin.action(description=_("Cancel waiting touches"), permissions=["change"])
     def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Touch]) -> None:
         done = 0
         waiting = list(queryset.filter(state__in=WAITING).values_list("pk", flat=True)[:1000])
@@ -294,26 +294,35 @@ class TouchAdmin(WithSavedFilters, Exported, BigTable, ReadOnlyAdmin):
                 done += 1
             except AftertouchError:
                 continue
-        words = ngettext("%(count)s touch was called off.", "%(count)s touches were called off.", done)
+        words = ngettext("%(count)s touch was cancelled.", "%(count)s touches were cancelled.", done)
         messages.success(request, words % {"count": done})
         if left := queryset.count() - done if len(waiting) < 1000 else 0:
-            messages.info(request, gettext("%(count)s had begun or ended already.") % {"count": left})
+            messages.info(
+                request,
+                gettext("Not cancelled because they were already running or had ended: %(count)s.") % {"count": left},
+            )
 
-    @action(description=_("Call off"), icon="cancel", url_path="cancel", permissions=["change"])  # type: ignore[untyped-decorator]
+    @action(description=_("Cancel the touch"), icon="cancel", url_path="cancel", permissions=["change"])  # type: ignore[untyped-decorator]
     def cancel(self, request: HttpRequest, object_id: str) -> HttpResponse:
         row = self.found(request, object_id)
         back = self.url("change", row.pk)
         if request.method != "POST":
-            text = gettext("It will not be sent. This cannot be undone.")
-            title = gettext("Call off this touch?")
+            text = gettext("The touch will not be sent. This cannot be undone.")
+            title = gettext("Cancel this touch?")
             return self.page(
-                request, "ops/confirm.html", title, text=text, button=gettext("Call off"), back=back, danger=True
+                request,
+                "ops/confirm.html",
+                title,
+                text=text,
+                button=gettext("Cancel the touch"),
+                back=back,
+                danger=True,
             )
         try:
             commands.cancel_touch(row.pk, actor=request.user.get_username())
-            messages.success(request, gettext("It was called off."))
+            messages.success(request, gettext("The touch was cancelled."))
         except AftertouchError:
-            messages.error(request, gettext("It had begun or ended already."))
+            messages.error(request, gettext("The touch is already running or has ended."))
         return redirect(back)
 
     def get_actions_detail(self, request: HttpRequest, object_id: Any) -> Any:

@@ -100,7 +100,7 @@ def store(document: Mapping[str, Any], planned: Plan, stamp: Stamp) -> None:
             _lock([section for name, section in sections().items() if name in planned.given])
             fresh = plan(document)
             if [each.signature for each in fresh.changes] != [each.signature for each in planned.changes]:
-                raise Conflict("somebody edited the configuration at the same moment; nothing was stored, try again")
+                raise Conflict("another user changed the configuration at the same time; nothing was stored, try again")
             _write(fresh.changes, stamp)
     except OperationalError as error:
         raise Conflict(f"somebody edits the configuration; nothing was stored, try again ({error})") from error

@@ -58,7 +58,7 @@ def read(text: str) -> tuple[dict[str, Any], apply.Plan]:
     foreign = [name for name in given if name not in (*SECTIONS, "version") and name in sections()]
     if foreign:
         known = ", ".join(SECTIONS)
-        problems = [Problem(name, f"a draft cannot change this; it may hold {known}") for name in foreign]
+        problems = [Problem(name, f"a draft cannot change this; allowed: {known}") for name in foreign]
         raise apply.InvalidConfiguration(problems)
     return given, apply.plan(given)
 
@@ -102,7 +102,7 @@ def begin(text: str, days: int, actor: Actor) -> WhatIfRun:
     """
     _, planned = read(text)
     if WhatIfRun.objects.filter(state__in=(State.WAITING, State.RUNNING)).count() >= MOST_WAITING:
-        raise Conflict("enough replays wait already; try again when they are over")
+        raise Conflict("too many replays are waiting; try again when one has finished")
     changes = [_told(change) for change in planned.changes]
     return WhatIfRun.objects.create(draft=text, days=days, actor=actor.user, actor_name=actor.name, changes=changes)
 
@@ -155,7 +155,7 @@ def _claim() -> WhatIfRun | None:
                 run.state, run.tries, run.beat_at = State.RUNNING, run.tries + 1, at
                 run.save(update_fields=["state", "tries", "beat_at"])
                 return run
-            run.state, run.problem, run.ended_at = State.FAILED, "its worker was lost", at
+            run.state, run.problem, run.ended_at = State.FAILED, "the worker of this replay was lost three times", at
             run.save(update_fields=["state", "problem", "ended_at"])
     return None
 
@@ -201,7 +201,7 @@ def publish(run_id: int, actor: Actor, *, move_waiting: bool = False) -> Moved |
         run = _decide(run_id, State.PUBLISHED, actor, (State.DONE,))
         given, planned = read(run.draft)
         if run.live_digest != live_digest():
-            raise Conflict("somebody edited the configuration since the replay; replay the draft again")
+            raise Conflict("the configuration changed after the replay; replay the draft again")
         apply.store(given, planned, Stamp(f"what-if #{run_id}", actor.user))
     if not move_waiting:
         return None
@@ -230,5 +230,5 @@ def forget() -> None:
 def _decide(run_id: int, state: str, actor: Actor, while_in: tuple[str, ...]) -> WhatIfRun:
     mine = WhatIfRun.objects.filter(pk=run_id, state__in=while_in)
     if not mine.update(state=state, settled_by=actor.name, settled_at=now()):
-        raise Conflict("somebody decided about it already, or it is not ready")
+        raise Conflict("another user has already decided, or the replay is not finished")
     return WhatIfRun.objects.get(pk=run_id)

@@ -31,7 +31,7 @@ EVENT_TYPES = (
     ("conversation.started", "会话开始", True),
     ("complaint.received", "收到投诉", True),
     ("customer.inactive", "客户沉寂", False),
-    ("session.silent", "会话静默", False),
+    ("session.silent", "会话沉默", False),
 )
 
 APPS = ("scheduling", "rpa_tasks", "chat_sessions")

@@ -82,7 +82,7 @@ OWN = [
     ),
     Condition(
         "unattended", "queue_unattended", _("No worker consumes %(what)s"),
-        _("Start a worker with this queue in -Q. What is due meanwhile comes late and is not lost."), label="queue",
+        _("Start a worker with this queue in -Q. Due work is delayed, not lost."), label="queue",
     ),
     Condition(
         "queue_age", "aftertouch_queue_oldest_age_seconds", _("Messages wait too long in %(what)s"),
@@ -90,29 +90,30 @@ OWN = [
         only=frozenset({"touch.high", "touch.normal", "touch.low"}),
     ),
     Condition(
-        "queue_length", "celery_queue_length", _("More and more waits in %(what)s"),
+        "queue_length", "celery_queue_length", _("Growing backlog in %(what)s"),
         _("Add workers; the capacity page computes how many."), Unit.COUNT, 1000, label="queue_name", rising=True,
     ),
     Condition(
         "broker", "celery_queue_length", _("The broker does not answer"),
-        _("Bring it back. Events are accepted, come late, and are handed over again by themselves."), missing=True,
+        _("Restore the broker. Events are accepted. Touches are late and are dispatched again "
+            "automatically."), missing=True,
     ),
     Condition(
         "broker_blocked", "aftertouch_broker_blocked", _("The broker takes no messages"),
-        _("Give it memory or disk. Touches are kept, come late, and are handed over again by themselves."),
+        _("Add memory or disk to the broker. Touches are kept, are late, and are dispatched again automatically."),
     ),
     Condition(
         "database", "aftertouch_touches_oldest_overdue_seconds", _("PostgreSQL does not answer in time"),
-        _("Is it up? Are its connections used up, is its disk full? Nothing is accepted while it is away."),
+        _("PostgreSQL is unreachable; new events are rejected. Check that it runs, max_connections and disk space."),
         missing=True,
     ),
     Condition(
-        "failed_burst", "failed_lately", _("Failed tasks come in numbers (%(what)s)"),
+        "failed_burst", "failed_lately", _("Spike in failed tasks (%(what)s)"),
         _("Look at them grouped by reason; publish one again before all."), Unit.COUNT, 10, label="origin",
         names=dict(FailedTask.Origin.choices), page="admin:scheduling_failedtask_groups",
     ),
     Condition(
-        "failed_old", "aftertouch_failed_tasks_oldest_age_seconds", _("Failed tasks wait for a person (%(what)s)"),
+        "failed_old", "aftertouch_failed_tasks_oldest_age_seconds", _("Failed tasks not handled (%(what)s)"),
         _("Publish them again, resolve them, or ignore them with a reason."), Unit.SPAN, 86400, label="origin",
         names=dict(FailedTask.Origin.choices), page="admin:scheduling_failedtask_groups",
     ),
@@ -122,13 +123,13 @@ OWN = [
         page="admin:scheduling_channelconfig_changelist",
     ),
     Condition(
-        "rollout", "rollouts_stopped", _("A guarded roll-out paused by itself (%(what)s)"),
-        _("Look at its reason and its figures, then let it go on or end it."), label="node",
+        "rollout", "rollouts_stopped", _("Automatic roll-out paused (%(what)s)"),
+        _("Check the reason and the figures, then resume or stop the roll-out."), label="node",
         page="admin:scheduling_node_changelist",
     ),
     Condition(
-        "paused", "aftertouch_pauses_oldest_age_seconds", _("A pause holds for long (%(what)s)"),
-        _("Is it still meant? What it holds back expires."), Unit.SPAN, 86400, label="scope",
+        "paused", "aftertouch_pauses_oldest_age_seconds", _("Long pause (%(what)s)"),
+        _("Check that the pause is still needed. Paused touches expire."), Unit.SPAN, 86400, label="scope",
         names={"all": _("everything"), "channel": _("a channel"), "node": _("a node"), "shop": _("a shop")},
         page="admin:scheduling_pause_changelist",
     ),

@@ -52,7 +52,7 @@ def test_the_card_tells_shops_jobs_and_browsers(market: Any, viewer: Client) -> 
         "Shops": (2, ""), "Running": (0, ""), "Login needed": (1, "bad"),
         "Jobs due, High priority": ("2", ""), "Jobs due, Normal priority": ("0", ""),
         "Jobs due, Low priority": ("0", ""),
-        "Execution nodes": (1, ""), "Browsers in use": ("2 / 5", ""), "Browsers kept warm": (1, ""),
+        "Execution nodes": (1, ""), "Browsers in use": ("2 / 5", ""), "Browsers pre-warmed": (1, ""),
         "Browsers quarantined": (1, "bad"),
     }  # fmt: skip
     links = {str(each.words): each.link for each in card.figures}

@@ -95,10 +95,10 @@ def test_the_page_says_why_it_waits(viewer: Client, market: Market) -> None:
 
     assert why() == "Waits for a free node"
     Job.objects.filter(pk=job.pk).update(due_at=now() + timedelta(days=5, hours=3, minutes=1))
-    assert why() == "begins in 5 days 3 hours"
+    assert why() == "starts in 5 days 3 hours"
     market.pdd.breaker.open_until = now() + timedelta(minutes=1)
     market.pdd.breaker.save()
-    assert "turns robots away" in why()
+    assert "platform blocks runs" in why()
     Shop.objects.filter(pk=market.s1.pk).update(login_state=LoginState.NEEDED)
     assert why() == "Shop needs a login"
     Shop.objects.filter(pk=market.s1.pk).update(paused=True)
@@ -152,16 +152,16 @@ def test_evidence_belongs_to_its_job_and_to_those_who_may_see_it(viewer: Client,
 
 def test_a_waiting_job_is_cancelled_and_a_running_one_is_told(operator: Client, market: Market) -> None:
     running, waiting = market.running("s1"), market.waiting("s2")
-    assert "stays done" in text(operator.get(url("job_cancel", running.pk)))
-    assert "It was cancelled." in said(operator.post(url("job_cancel", waiting.pk)))
+    assert "completed work stays" in text(operator.get(url("job_cancel", running.pk)))
+    assert "The job was cancelled." in said(operator.post(url("job_cancel", waiting.pk)))
     assert "within seconds" in said(operator.post(url("job_cancel", running.pk)))
-    assert "ended already" in said(operator.post(url("job_cancel", waiting.pk)))
+    assert "already ended" in said(operator.post(url("job_cancel", waiting.pk)))
     running.refresh_from_db()
     waiting.refresh_from_db()
     assert (waiting.state, waiting.reason) == ("cancelled", "by:operator")
     assert running.cancel_requested_at is not None
     page = text(operator.get(url("job_change", running.pk)))
-    assert "It was told to end" in page
+    assert "Stop requested" in page
     assert url("job_cancel", running.pk) not in page
 
 
@@ -183,7 +183,7 @@ def test_run_again_publishes_the_same_and_merges_where_one_waits(operator: Clien
     assert (again.payload, again.priority, again.dedupe_key, again.source) == (
         {"day": "today"}, 0, "k", "admin: operator",
     )  # fmt: skip
-    assert "stands for this request" in said(operator.post(url("job_again", job.pk), {"priority": "1"}))
+    assert "merged into a waiting job" in said(operator.post(url("job_again", job.pk), {"priority": "1"}))
     assert Job.objects.get(pk=again.pk).requests == 2
 
 

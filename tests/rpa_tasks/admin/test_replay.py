@@ -25,7 +25,7 @@ def test_a_group_of_jobs_is_retried_first_a_few_then_the_rest(operator: Client, 
     shown = text(operator.get(page))
     assert all(url("job_change", job.pk) in shown for job in again)
     again.update(state="succeeded", lease_until=None)
-    assert "all went well" in text(operator.get(page))
+    assert "all succeeded" in text(operator.get(page))
     operator.post(page, {"rest": "1", "reason": "it works", "per_second": "1"})
     assert (again.count(), FailedTask.objects.filter(state="open").count()) == (7, 0)
 

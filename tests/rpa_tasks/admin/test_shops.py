@@ -69,7 +69,7 @@ def test_the_board_costs_the_same_for_few_and_many_shops(
 def test_a_login_is_confirmed_once(operator: Client, market: Market, rung: list[Any]) -> None:
     Shop.objects.filter(pk=market.s1.pk).update(login_state=LoginState.NEEDED, login_lost_at=now())
     assert "pdd-s1" in text(operator.get(url("shop_confirm_login", market.s1.pk)))
-    assert "go on" in said(operator.post(url("shop_confirm_login", market.s1.pk)))
+    assert "continue" in said(operator.post(url("shop_confirm_login", market.s1.pk)))
     assert "No login was needed" in said(operator.post(url("shop_confirm_login", market.s1.pk)))
     market.s1.refresh_from_db()
     assert (market.s1.login_state, market.s1.login_lost_at) == ("ok", None)
@@ -82,7 +82,7 @@ def test_a_shop_is_moved_to_another_node_by_a_button(operator: Client, viewer: C
     assert viewer.post(url("shop_leave_home", market.s1.pk)).status_code == 403
     assert "takes the shop" in said(operator.post(url("shop_leave_home", market.s1.pk)))
     assert Lane.objects.get(shop=market.s1).home == ""
-    assert "no home" in said(operator.post(url("shop_leave_home", market.s1.pk)))
+    assert "no preferred node" in said(operator.post(url("shop_leave_home", market.s1.pk)))
     assert url("shop_leave_home", market.s1.pk) not in text(operator.get(url("shop_change", market.s1.pk)))
 
 
@@ -106,7 +106,7 @@ def test_shops_and_platforms_are_paused_and_resumed_by_buttons_only(editor: Clie
         assert url(f"{name}_pause_row", row.pk) in page
         assert url(f"{name}_resume_row", row.pk) not in page
         assert "Paused." in said(editor.post(url(f"{name}_pause_row", row.pk)))
-        assert "so already" in said(editor.post(url(f"{name}_pause_row", row.pk)))
+        assert "already set" in said(editor.post(url(f"{name}_pause_row", row.pk)))
         row.refresh_from_db()
         assert row.paused
         editor.post(url(f"{name}_resume_row", row.pk))
@@ -195,7 +195,7 @@ def test_a_breaker_is_shown_and_closed_by_hand(operator: Client, market: Market)
     breaker.save()
     assert "half open" in text(operator.get(url("platform_changelist")))
     assert "is closed" in said(operator.post(url("platform_close_breaker", market.pdd.pk)))
-    assert "closed already" in said(operator.post(url("platform_close_breaker", market.pdd.pk)))
+    assert "already closed" in said(operator.post(url("platform_close_breaker", market.pdd.pk)))
 
 
 def test_a_shop_may_not_take_anothers_browser_profile(editor: Client, market: Market) -> None:
@@ -203,7 +203,7 @@ def test_a_shop_may_not_take_anothers_browser_profile(editor: Client, market: Ma
     page = editor.post(url("shop_add"), form)
     assert "belongs to pdd/s1" in str(page.context["adminform"].form.errors)
     page = editor.post(url("shop_add"), {**form, "shop_id": "a/b", "profile_id": ""})
-    assert "must begin with a letter" in str(page.context["adminform"].form.errors)
+    assert "must start with a letter" in str(page.context["adminform"].form.errors)
     assert editor.post(url("shop_add"), {**form, "profile_id": ""}).status_code == 302
     assert Shop.objects.get(shop_id="s9").profile == "pdd-s9"
     again = editor.post(url("shop_change", market.s1.pk), {"name": "New", "backlog_limit": "5", "profile_id": ""})
@@ -243,7 +243,7 @@ def test_a_flow_is_written_in_words_a_line(editor: Client, market: Market) -> No
 @pytest.mark.parametrize(
     ("field", "value", "words"),
     [("command", "sh\n-c\nrun {param}", "runs as code"), ("command", "true", "must contain {param}"),
-     ("command", "true\n{param}\n{nonsense}", "is no placeholder"), ("command", '"open', "not a JSON text"),
+     ("command", "true\n{param}\n{nonsense}", "is not a placeholder"), ("command", '"open', "not a JSON text"),
      ("timeout", "2d", "must be between"), ("exit_codes", "business=65, session=65", "listed already"),
      ("exit_codes", "strange=65", "is not known here"), ("exit_codes", "business=a", "must be numbers"),
      ("payload_schema", '{"type": "nonsense"}', "nonsense"), ("payload_schema", "[1]", "object"),
@@ -335,8 +335,8 @@ def test_a_node_that_fell_silent_is_marked_and_may_be_forgotten(editor: Client, 
     for name, minutes in (("here", 0), ("gone", 5)):
         seen = now() - timedelta(minutes=minutes)
         ExecutionNode.objects.create(name=name, seen_at=seen, started_at=seen, slots=5, queues=["high"])
-    assert "not heard of" not in text(editor.get(url("executionnode_change", "here")))
-    assert "not heard of" in text(editor.get(url("executionnode_change", "gone")))
+    assert "no report" not in text(editor.get(url("executionnode_change", "here")))
+    assert "no report" in text(editor.get(url("executionnode_change", "gone")))
     admin = as_member("admin")
     assert admin.post(url("executionnode_delete", "here"), {"post": "yes"}).status_code == 403
     admin.post(url("executionnode_delete", "gone"), {"post": "yes"})

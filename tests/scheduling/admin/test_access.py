@@ -79,7 +79,7 @@ def test_a_pause_is_told_on_every_page_until_it_ends(
 
 def test_a_pause_that_another_has_ended_is_no_error(operator: Client, admin_url: Url) -> None:
     answer = operator.post(f"{admin_url('pause_end')}?scope=all", follow=True)
-    assert "not paused any more" in answer.content.decode()
+    assert "pause had already ended" in answer.content.decode()
 
 
 def test_a_viewer_neither_pauses_nor_resumes(matrix: Any, viewer: Client, admin_url: Url) -> None:

@@ -96,6 +96,6 @@ def test_what_is_wrong_now_is_shown(on_duty: AlertReceiver, viewer: Client, admi
     assert "Messages wait too long in touch.high" in page
     assert "Touches are late: more than 1 minute; The broker does not answer" in page
     AlertReceiver.objects.update(problem="vendor_93000 机器人地址不合法")
-    assert "Cannot be told" in viewer.get(admin_url("alertreceiver_changelist")).content.decode()
+    assert "Notification failed" in viewer.get(admin_url("alertreceiver_changelist")).content.decode()
     page = viewer.get(admin_url("alertreceiver_change", on_duty.pk)).content.decode()
     assert "Platform refused it (code 93000) – 机器人地址不合法" in page

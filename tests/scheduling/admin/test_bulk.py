@@ -62,7 +62,7 @@ def test_all_that_match_lead_to_a_page_that_says_how_far_it_is(
 ) -> None:
     url = f"{admin_url('failedtask_changelist')}?reason={rows[0].reason}"
     page = ask(operator, url)
-    assert page.context["facts"][0] == "It applies to 3 failed tasks."
+    assert page.context["facts"][0] == "Applies to 3 failed tasks."
     assert page.context["form"]["per_second"].value() == 50
     assert not BulkAction.objects.exists()
 
@@ -143,19 +143,19 @@ def test_who_may_act_may_stop_it_and_others_look(
     assert client.get(admin_url("bulkaction_changelist")).status_code == 200
     page = client.get(admin_url("bulkaction_change", row.pk)).content.decode()
     assert all(words in page for words in ("1 of 3", "because", "ann"))
-    assert ("Stop it" in page) == (group == "operator")
+    assert ("Stop the bulk action" in page) == (group == "operator")
 
     answer = client.post(admin_url("bulkaction_cancel", row.pk))
 
     row.refresh_from_db()
     if group == "viewer":
         assert (answer.status_code, row.state) == (403, "running")
-        assert "It applies to" not in ask(client, admin_url("failedtask_changelist")).content.decode()
+        assert "Applies to" not in ask(client, admin_url("failedtask_changelist")).content.decode()
         assert client.get(admin_url("touch_call_off")).status_code == 403
         assert client.post(admin_url("touch_call_off"), {"reason": "x", "per_second": "1"}).status_code == 403
     else:
         assert (row.state, row.ended_by) == ("cancelled", "operator")
-        assert "It is over already." in said(client.post(admin_url("bulkaction_cancel", row.pk)))
+        assert "The bulk action has already ended." in said(client.post(admin_url("bulkaction_cancel", row.pk)))
     assert BulkAction.objects.count() == 1
 
 
@@ -170,7 +170,7 @@ def test_waiting_touches_that_match_are_called_off(
     list_url = f"{admin_url('touch_changelist')}?node__id__exact={node.pk}"
     link = operator.get(list_url).context["call_off_link"]
     page = operator.get(link)
-    assert "It applies to 1 touch." in page.content.decode()
+    assert "Applies to 1 touch." in page.content.decode()
 
     operator.post(link, {**dict(page.context["hidden"]), "reason": "wrong text", "per_second": "200"})
 

@@ -56,7 +56,10 @@ def test_who_was_sent_little_may_be_sent_more(
     assert answer.context["eligibility"]["open"]
     assert answer.context["eligibility"]["rooms"] == ["1 of 3 in 1 day"]
     again = clock(sent.reserved_at + timedelta(hours=72))
-    assert told(answer) == {"a": ("Would not be sent", "Same content sent lately", again), "b": ("May be sent", "", "")}
+    assert told(answer) == {
+        "a": ("Would not be sent", "Same content sent recently", again),
+        "b": ("May be sent", "", ""),
+    }
 
 
 def test_who_reached_the_limit_is_sent_nothing_until_there_is_room(

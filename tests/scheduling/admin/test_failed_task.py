@@ -47,7 +47,7 @@ def test_retry_keeps_the_delivery_key_and_sending_as_new_does_not(
     same, new = failed("ann"), failed("bob")
     operator.post(admin_url("failedtask_act", same.pk, "retry"), {"reason": "fixed"})
     page = operator.get(admin_url("failedtask_act", new.pk, "again")).content.decode()
-    assert "the customer gets it twice" in page
+    assert "the customer receives it twice" in page
     operator.post(admin_url("failedtask_act", new.pk, "again"), {"reason": "asked for"})
     assert Touch.objects.get(retry_of=same.task_id).root_id == same.root_id
     assert Touch.objects.get(retry_of=new.task_id).root_id != new.root_id
@@ -89,7 +89,7 @@ def test_who_comes_second_is_told(failed: Failed, operator: Client, admin_url: U
     url = admin_url("failedtask_act", row.pk, "retry")
     operator.post(url, {"reason": "first"})
     answer = operator.post(url, {"reason": "second"})
-    assert "somebody acted on it meanwhile" in said(answer)
+    assert "another user acted first" in said(answer)
     assert Touch.objects.filter(retry_of=row.task_id).count() == 1
 
 

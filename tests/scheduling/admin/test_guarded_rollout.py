@@ -69,7 +69,7 @@ def test_an_editor_begins_one_with_the_usual_plan_before_their_eyes(node: Node, 
     [
         ("steps", "50, 10", "must grow"),
         ("steps", "a few", "Percentages"),
-        ("steps", "100", "nobody left"),
+        ("steps", "100", "communities are left"),
         ("time", "soon", "not a duration"),
         ("touches", "0", "greater than or equal to 1"),
         ("complaints", "x1", "differ by chance"),
@@ -127,7 +127,7 @@ def test_an_editor_pauses_resumes_and_stops_and_each_is_asked_first(
         assert editor.post(url).status_code == 302
         assert GuardedRollout.objects.get().state == state
     answer = editor.post(admin_url("guardedrollout_act", rollout.pk, "pause"), follow=True)
-    assert "Somebody decided about it already" in answer.content.decode()
+    assert "The roll-out changed since you loaded the page" in answer.content.decode()
     assert editor.get(admin_url("guardedrollout_act", rollout.pk, "explode")).status_code == 404
 
 
@@ -227,4 +227,4 @@ def test_the_overview_says_that_one_paused(rollout: GuardedRollout, viewer: Clie
     link = f"{admin_url('guardedrollout_changelist')}?state__exact=paused"
     assert words in text
     assert link in text
-    assert "A person paused it." in page(viewer, link)
+    assert "Paused by a user." in page(viewer, link)

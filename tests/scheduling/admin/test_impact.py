@@ -74,11 +74,11 @@ def test_what_waits_moves_when_the_editor_asks_for_it(
 def test_what_takes_too_long_to_count_is_not_counted(
     node: Node, editor: Client, admin_url: Url, filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keep = "They keep their time unless you move them; how many would move is told when it is done."
+    keep = "They keep their time unless you move them. The number of moved touches is shown afterwards."
     monkeypatch.setattr(impact, "TYPING", timedelta(seconds=-1))
     assert lines(editor, admin_url, filled, node, delay="30m") == ["2 touches wait at this node.", keep]
     monkeypatch.setattr(impact, "patiently", lambda _: None)
-    too_much = "How many touches wait at this node is too much to count now."
+    too_much = "Too many touches wait at this node to count them now."
     assert lines(editor, admin_url, filled, node, delay="30m") == [too_much, keep]
 
 

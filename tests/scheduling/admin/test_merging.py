@@ -78,7 +78,7 @@ def test_two_that_changed_the_same_are_told_and_nothing_is_saved(
     Node.objects.filter(pk=node.pk).update(rollout_percent=7)
     answer = editor.post(url, {**page, "rollout_percent": "50", "delay": "44m"})
     assert (
-        "Somebody else has changed this since you opened the page. It is now: 7. Open the page again"
+        "Another user changed this after you opened the page. Current value: 7. Reload the page"
         in answer.content.decode()
     )
     before = node.delay

@@ -100,7 +100,7 @@ def test_one_that_somebody_took_meanwhile_makes_room_for_the_next(
     answer = operator.post(page, {"few": "1", "reason": "x", "per_second": "5"})
     told = " ".join(str(each) for each in get_messages(answer.wsgi_request))
     assert "5 were published again." in told
-    assert "1 was passed over" in told
+    assert "1 failed task was skipped" in told
     assert {touch.retry_of for touch in again()} == {row.task_id for row in group[1 : FEW + 1]}
 
 
@@ -139,4 +139,4 @@ def test_a_cause_that_nobody_knows_and_broker_messages_have_no_page(operator: Cl
     FailedTask.objects.create(origin="message", failure="unreadable", reason="x", fingerprint="m" * 32)
     for fingerprint in ("m" * 32, "nobody"):
         assert operator.get(admin_url("failedtask_replay", fingerprint)).status_code == 404
-    assert "retry with care" not in operator.get(admin_url("failedtask_groups")).content.decode()
+    assert "retry in steps" not in operator.get(admin_url("failedtask_groups")).content.decode()

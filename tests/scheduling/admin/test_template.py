@@ -109,7 +109,7 @@ def test_a_test_without_a_target_says_so(matrix: Any, editor: Client, admin_url:
         admin_url("template_send_test", template.pk), {"channel": robot.pk, "community": community.chat_id}
     )
     assert page.context["result"]["title"] == "Not sent"
-    assert "Nowhere to send it" in page.context["result"]["text"]
+    assert "No target to send to" in page.context["result"]["text"]
 
 
 def test_a_test_reaches_a_webhook(matrix: Any, editor: Client, admin_url: Url, receiver: Any) -> None:

@@ -32,7 +32,7 @@ def test_a_delivered_touch_tells_its_life_in_order(matrix: Any, viewer: Client, 
     deliver([task_id])
     page = viewer.get(admin_url("touch_change", task_id))
     assert [moment.title for moment in page.context["moments"]] == [
-        "Event", "Planned", "Handed over", "Guards agreed", "Attempt 1", "Delivered",
+        "Event", "Planned", "Dispatched", "Guards passed", "Attempt 1", "Delivered",
     ]  # fmt: skip
     assert "hi ann" in page.content.decode()
 
@@ -59,11 +59,11 @@ def test_each_moment_of_a_life_is_told_where_it_belongs(
     page = viewer.get(admin_url("touch_change", task_id))
     moments = page.context["moments"]
     assert [moment.title for moment in moments] == [
-        "Event", "Planned", "Handed over", "Held", "Guards agreed", "Attempt 1", "Delivered", "Complaint",
+        "Event", "Planned", "Dispatched", "Deferred", "Guards passed", "Attempt 1", "Delivered", "Complaint",
     ]  # fmt: skip
     assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)
     assert dict(moments[0].facts)["received at"] == clock(LONG_AGO + HOUR)
-    assert dict(moments[2].facts)["hints"] == "2"
+    assert dict(moments[2].facts)["wake-ups"] == "2"
     assert dict(moments[5].facts)["status"] == "200"
     assert admin_url("complaint_change", complaint.pk) in page.content.decode()
 
@@ -118,9 +118,9 @@ def test_of_a_touch_that_was_judged_for_days_the_last_verdicts_are_told(
     touch = judged(90)
     loaded.clear()
 
-    told = [moment for moment in timeline(touch) if moment.title in ("Held", "Earlier verdicts are not shown")]
+    told = [moment for moment in timeline(touch) if moment.title in ("Deferred", "Earlier verdicts are not shown")]
 
-    assert [moment.title for moment in told[:2]] == ["Earlier verdicts are not shown", "Held"]
+    assert [moment.title for moment in told[:2]] == ["Earlier verdicts are not shown", "Deferred"]
     assert [dict(moment.facts)["observed"] for moment in told[1:]] == [str(number) for number in range(41, 91)]
     assert len(loaded) == 51
 
@@ -128,7 +128,7 @@ def test_of_a_touch_that_was_judged_for_days_the_last_verdicts_are_told(
 def test_of_50_verdicts_none_is_left_out(judged: Callable[[int], Touch]) -> None:
     titles = [moment.title for moment in timeline(judged(50))]
 
-    assert titles.count("Held") == 50
+    assert titles.count("Deferred") == 50
     assert "Earlier verdicts are not shown" not in titles
 
 
@@ -159,7 +159,7 @@ def test_a_suppressed_touch_tells_the_rule_and_its_figures(
     page = viewer.get(admin_url("touch_change", second))
     (verdict,) = [moment for moment in page.context["moments"] if moment.title == "Suppressed" and moment.facts[1:]]
     facts = dict(verdict.facts)
-    assert facts["rule"] == "Same content sent lately (v1)"
+    assert facts["rule"] == "Same content sent recently (v1)"
     assert facts["observed"] == "guide"
     assert facts["limit"]
     assert facts["next eligible"]
@@ -218,7 +218,7 @@ def test_an_operator_calls_off_what_waits(matrix: Any, operator: Client, admin_u
 def test_a_viewer_calls_nothing_off(matrix: Any, viewer: Client, admin_url: Url, happen: Happen) -> None:
     matrix.node(delay=timedelta(hours=1))
     (task_id,) = happen().task_ids
-    assert "Call off" not in viewer.get(admin_url("touch_change", task_id)).content.decode()
+    assert "Cancel the touch" not in viewer.get(admin_url("touch_change", task_id)).content.decode()
     assert viewer.post(admin_url("touch_cancel", task_id)).status_code == 403
     viewer.post(admin_url("touch_changelist"), {"action": "cancel_selected", "_selected_action": [str(task_id)]})
     assert Touch.objects.get().state in ("scheduled", "queued")

@@ -19,7 +19,7 @@ from scheduling.models.encrypted import Sealed, Unreadable
 pytestmark = pytest.mark.django_db
 
 Url = Callable[..., str]
-TOLD = "Secrets unreadable here"
+TOLD = "Secrets cannot be decrypted here"
 OURS = {"url": "https://example.com/in?token=hush"}
 
 
@@ -84,7 +84,7 @@ def test_a_channel_is_listed_edited_and_keeps_what_nobody_here_can_read(
     lose_the_key()
     assert TOLD in editor.get(admin_url("channelconfig_changelist")).content.decode()
     url = admin_url("channelconfig_change", hook.pk)
-    assert "cannot be read on this machine" in editor.get(url).content.decode()
+    assert "cannot be decrypted on this server" in editor.get(url).content.decode()
     answer = editor.post(url, filled(url, timeout="5s"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     retire = admin_url("channelconfig_retire", hook.pk)
@@ -110,7 +110,7 @@ def test_a_chat_is_listed_edited_and_keeps_what_nobody_here_can_read(
     lose_the_key("community", "targets", "c1")
     assert TOLD in editor.get(admin_url("community_changelist")).content.decode()
     url = admin_url("community_change", place.pk)
-    assert "cannot be read on this machine" in editor.get(url).content.decode()
+    assert "cannot be decrypted on this server" in editor.get(url).content.decode()
     answer = editor.post(url, filled(url, name="Chat Two"))
     assert answer.status_code == 302, answer.context["adminform"].form.errors
     place.refresh_from_db()

@@ -58,14 +58,14 @@ def test_a_result_shows_both_and_what_differs(node: Node, editor: Client, admin_
     figures = {each.words: (each.live, each.draft) for each in page.context["told"]["figures"]}
     assert (figures["Sent"], figures["Still waiting at the end"]) == ((2, 0), (0, 2))
     said = page.content.decode()
-    assert all(words in said for words in ("What history cannot say", "Sent a day", "<del>15m</del>", "<ins>3d</ins>"))
+    assert all(words in said for words in ("Limits of the replay", "Sent a day", "<del>15m</del>", "<ins>3d</ins>"))
     assert "<script>" not in said.partition('id="what-if"')[2].partition("</main>")[0]
     assert (run.state, run.actor_name) == ("done", "editor")
 
 
 def test_what_waited_and_is_left_out_is_said(node: Node, editor: Client, admin_url: Url) -> None:
     link, run = replayed(editor, admin_url, runs.live_text())
-    words = "those that were planned last are left out"
+    words = "last planned ones are left out"
     assert words not in editor.get(link).content.decode()
     run.result["waiting_incomplete"] = True
     run.save()
@@ -82,7 +82,7 @@ def test_a_run_that_waits_looks_again_by_itself(node: Node, editor: Client, admi
     runs.execute_next()
     said = editor.get(admin_url("whatifrun_change", run.pk)).content.decode()
     assert "data-live-again" not in said
-    assert "Nothing: it says what is live." in said
+    assert "No change: the draft equals the live configuration." in said
 
 
 def test_a_draft_is_published_with_its_author(node: Node, editor: Client, admin_url: Url) -> None:
@@ -99,7 +99,7 @@ def test_a_draft_that_was_overtaken_is_not_published(node: Node, editor: Client,
     node.priority = 0
     node.save()
     page = editor.post(admin_url("whatifrun_publish", run.pk), follow=True)
-    assert "Somebody edited the configuration since the replay" in str(next(iter(page.context["messages"])))
+    assert "The configuration changed after the replay" in str(next(iter(page.context["messages"])))
     node.refresh_from_db()
     assert node.delay == timedelta(minutes=15)
 
@@ -107,7 +107,7 @@ def test_a_draft_that_was_overtaken_is_not_published(node: Node, editor: Client,
 def test_a_draft_is_discarded_once_and_edited_further(node: Node, editor: Client, admin_url: Url) -> None:
     text = runs.live_text().replace("delay: 15m", "delay: 20m")
     _, run = replayed(editor, admin_url, text)
-    for said in ("The draft was discarded.", "Somebody decided about it already, or it is not ready."):
+    for said in ("The draft was discarded.", "Another user has already decided, or the replay is not finished."):
         page = editor.post(admin_url("whatifrun_discard", run.pk), follow=True)
         assert said in str(next(iter(page.context["messages"])))
     page = editor.get(admin_url("whatifrun_add"), {"from": run.pk})

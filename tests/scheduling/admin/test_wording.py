@@ -29,7 +29,7 @@ def test_spans_are_spoken(span: timedelta, english: str, chinese: str) -> None:
 
 def test_codes_are_told_in_words_and_unknown_ones_stay() -> None:
     with override("zh-hans"):
-        assert reason("cap") == "客户推送次数已达上限"
+        assert reason("cap") == "客户频次已达上限"
         assert reason("http_503") == "接收方返回 HTTP 503"
         assert reason("by:ann") == "由 ann 取消"
         assert reason("event:order.paid") == "被事件 order.paid 取消"

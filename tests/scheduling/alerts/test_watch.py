@@ -44,7 +44,7 @@ def test_a_beginning_a_reminder_and_an_end_are_one_message_each(robot: Robot, on
     (told,) = robot.taken
     assert told.splitlines() == [
         "【告警】有暂停持续太久（全部）", "自 11-21 16:00:00 起，已持续 1 分钟。", "最久的：2 天。",
-        "还需要暂停吗？被它拦住的触达会过期。", "https://touch.example.com/admin/scheduling/pause/",
+        "请确认是否仍需暂停。被暂停的触达会过期。", "https://touch.example.com/admin/scheduling/pause/",
     ]  # fmt: skip
     for seconds in (3660, 3670, 7000):
         look(seconds)

@@ -275,7 +275,7 @@ def test_a_plan_is_not_stored_over_somebody_elses_edit(apply: Apply, house: str)
     given = document.load(house.replace("delay: 15m", "delay: 20m").encode())
     planned = plan.plan(given)
     Node.objects.update(delay=timedelta(minutes=5))
-    with pytest.raises(Conflict, match="somebody edited the configuration at the same moment"):
+    with pytest.raises(Conflict, match="another user changed the configuration at the same time"):
         plan.store(given, planned, Stamp("late"))
     assert Node.objects.get().delay == timedelta(minutes=5)
 

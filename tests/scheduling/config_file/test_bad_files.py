@@ -36,7 +36,7 @@ def with_node(house: str, rest: str) -> str:
         ("stages: [{key: a, position: first}]", "stages[0].position: must be a whole number"),
         ("stages: [{key: a, colour: red}]", "stages[0].colour: is not known here; known are key, name, position"),
         ("channels: [{key: a, kind: fax}]",
-         "channels[0].kind: there is no channel kind “fax”; there are dingtalk, email, feishu, inapp, log, rpa, "
+         "channels[0].kind: there is no channel kind “fax”; available: dingtalk, email, feishu, inapp, log, rpa, "
          "webhook, wecom"),
         ("channels: [{key: a, kind: webhook}]", "channels[0].url: is missing"),
         ("channels: [{key: a, kind: log, url: x}]", "channels[0].url: is not known here; known are none"),
@@ -58,7 +58,7 @@ def with_node(house: str, rest: str) -> str:
         ("templates: [{key: a, content_type: t, body: 'hi {{ user.name'}]",
          "templates[0].body: line 1: unexpected end of template, expected 'end of print statement'."),
         ("templates: [{key: a, content_type: t, body: x, subject: '{{ me }}'}]",
-         "templates[0].subject: line 1: unknown variable “me”; there are chat, event, user"),
+         "templates[0].subject: line 1: unknown variable “me”; available: chat, event, user"),
         ("templates: [{key: a, content_type: t, body: x}, {key: a, content_type: t, body: y}]",
          "templates[1].locale: “zh-hans” is listed already for “a”"),
         ("templates: [{key: a, content_type: t, body: x}, {key: a, content_type: u, body: y, locale: en}]",
@@ -96,7 +96,7 @@ def with_node(house: str, rest: str) -> str:
         ("harassment_rules: [{kind: quiet_hours, from: 22:00, to: 08:00, timezone: Asia/Peking}]",
          "harassment_rules[0].timezone: “Asia/Peking” is not an IANA time zone, like Asia/Shanghai"),
         ("harassment_rules: [{kind: quiet_hours, from: 22:00, to: 22:00}]",
-         "harassment_rules[0].to: must differ from the time at which quiet hours begin"),
+         "harassment_rules[0].to: must differ from the start of quiet hours"),
         ("silence_policies: [{tag: vip, threshold: 1s}]", "silence_policies[0].threshold: must be between 2s and 12h"),
     ],
 )  # fmt: skip
@@ -193,7 +193,7 @@ def test_all_that_is_wrong_is_said_at_once_and_nothing_is_stored(refused: Refuse
     ) == [
         "channels[1].url: is missing",
         "templates[0].category: must be one of marketing, service",
-        "templates[0].body: line 1: unknown variable “x”; there are chat, event, user",
+        "templates[0].body: line 1: unknown variable “x”; available: chat, event, user",
         "stages[1]: “presale” is listed already, at stages[0]",
         "nodes[1].delay: “1” is not a duration; write it like 15m, 2h, 7d or 1h30m",
         "nodes[1].stage: there is no stage “nowhere”",

@@ -99,7 +99,7 @@ def test_event_types_get_their_names_even_where_they_were_seen_before() -> None:
     EventType.objects.create(key="order.paid", name="付款", is_activity=False)
     bootstrap()
     assert set(EventType.objects.filter(is_activity=False).values_list("key", "name")) == {
-        ("customer.inactive", "客户沉寂"), ("session.silent", "会话静默"), ("order.paid", "付款"),
+        ("customer.inactive", "客户沉寂"), ("session.silent", "会话沉默"), ("order.paid", "付款"),
     }  # fmt: skip
     assert EventType.objects.count() == 9
 

@@ -282,7 +282,7 @@ def test_it_stops_before_the_next_batch_and_what_is_done_stays_done(fail: Any) -
     assert bulk_actions.advance(row.pk) is None
     row.refresh_from_db()
     assert (row.state, row.ended_by, row.done, len(again())) == ("cancelled", "bob", 1, 1)
-    with pytest.raises(Conflict, match="over already"):
+    with pytest.raises(Conflict, match="already ended"):
         bulk_actions.cancel(row.pk, Actor("bob"))
 
 
@@ -309,7 +309,7 @@ def test_who_stops_it_does_not_wait_for_a_batch_that_takes_long(
 def test_the_same_is_not_begun_twice(fail: Any) -> None:
     fail(1)
     row = bulk_actions.begin("ignore", {"state": "open"}, ANN)
-    with pytest.raises(Conflict, match="under way already"):
+    with pytest.raises(Conflict, match="already running"):
         bulk_actions.begin("ignore", {"state": "open"}, Actor("bob"))
     finish(row)
     assert bulk_actions.begin("ignore", {"state": "open"}, ANN)

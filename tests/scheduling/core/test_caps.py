@@ -273,7 +273,7 @@ def test_a_retry_that_may_have_been_delivered_keeps_its_slot_when_it_is_called_o
     assert (row.state, row.reason) == ("suppressed", "cap"), "three may have been heard already"
 
 
-@pytest.mark.parametrize("how", ["called off", "broke"])
+@pytest.mark.parametrize("how", ["cancelled", "broke"])
 def test_what_publishes_a_doubt_again_and_is_not_sent_keeps_its_slot(
     matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
@@ -285,7 +285,7 @@ def test_what_publishes_a_doubt_again_and_is_not_sent_keeps_its_slot(
     deliver_at_last(first)
     again = failed_tasks.retry(FailedTask.objects.get().pk, failed_tasks.Actor("ann"))
 
-    if how == "called off":
+    if how == "cancelled":
         happen("order.paid")
     else:
         with monkeypatch.context() as breaking:
@@ -294,7 +294,7 @@ def test_what_publishes_a_doubt_again_and_is_not_sent_keeps_its_slot(
             pipeline.deliver([again])
     (second,) = happen().task_ids
 
-    assert rows([again])[0].state == ("cancelled" if how == "called off" else "unknown")
+    assert rows([again])[0].state == ("cancelled" if how == "cancelled" else "unknown")
     assert (deliver_at_last(second)[0].reason, len(theatre.heard)) == ("cap", 1)
 
 

@@ -204,7 +204,7 @@ def test_what_was_edited_since_is_not_overwritten(lived: Any) -> None:
     run = replayed(edited(delay="20m"))
     lived.priority = 0
     lived.save()
-    with pytest.raises(Conflict, match="since the replay"):
+    with pytest.raises(Conflict, match="after the replay"):
         runs.publish(run.pk, OPS)
     run.refresh_from_db()
     assert (run.state, Node.objects.get().delay) == ("done", timedelta(minutes=15))

@@ -50,9 +50,10 @@ def test_it_counts_chats_silences_and_messages(editor: Client, chats: Chats) -> 
             NudgeTally.objects.create(at=at, tag=tag, sent=sent, answered=answered, false=false)
     page = text(editor.get(url("live")))
     assert figures(page) == {
-        "Live chats": "4", "Waited for: armed": "3", "Kept waiting: paused": "1", "A second, last minute": "2.0",
-        "Watchers are behind by": "0 ms", "Claimed, being handed in": "1", "Not yet delivered": "0",
-        "Guide messages sent": "1,200", "Answered within 10 minutes": "300 · 25.0 %", "False nudges": "20 · 1.7 %",
+        "Live chats": "4", "Timer running": "3", "Timer paused": "1", "A second, last minute": "2.0",
+        "Watchers are behind by": "0 ms", "Claimed, event being recorded": "1", "Not yet delivered": "0",
+        "Guide messages sent": "1,200", "Answered within 10 minutes": "300 · 25.0 %",
+        "False guide messages": "20 · 1.7 %",
     }  # fmt: skip
     assert rows(page) == [
         ["vip", "2", "1", "200", "50 · 25.0 %", "3 · 1.5 %"],
@@ -71,7 +72,7 @@ def test_what_waits_too_long_is_said(editor: Client, chats: Chats) -> None:
     finally:
         sessions.live().clock_offset = 0
     assert re.search(r'at-figure bad">\s*Watchers are behind by<b>[1-9]\d seconds', page), figures(page)
-    assert "No watcher has been heard of" in page
+    assert "No watcher has reported" in page
 
 
 def test_a_campaign_that_runs_is_named(editor: Client, chats: Chats) -> None:

@@ -144,7 +144,7 @@ def test_the_default_cannot_be_retired_or_renamed(editor: Client, default: Silen
 def test_a_campaign_is_planned_and_one_that_ends_before_it_begins_is_refused(editor: Client) -> None:
     answer = editor.post(url("campaign_add"), {**SALE, "ends_at_0": "2026-11-10"})
     assert list(answer.context["adminform"].form.errors) == ["ends_at"]
-    assert "must be later than the beginning" in text(answer)
+    assert "must be later than the start" in text(answer)
     assert "between 2s and 12h" in text(editor.post(url("campaign_add"), {**SALE, "threshold": "13h"}))
     assert editor.post(url("campaign_add"), SALE).status_code == 302
     row = Campaign.objects.get()
@@ -157,7 +157,7 @@ def test_a_campaign_is_planned_and_one_that_ends_before_it_begins_is_refused(edi
 
 @pytest.mark.parametrize(
     ("begins", "ends", "enabled", "said"),
-    [(-1, 1, True, "Runs for"), (1, 2, True, "Begins in"), (-2, -1, True, "Over"), (-1, 1, False, "Switched off")],
+    [(-1, 1, True, "Runs for"), (1, 2, True, "Starts in"), (-2, -1, True, "Over"), (-1, 1, False, "Switched off")],
 )
 def test_the_list_says_how_a_campaign_stands(editor: Client, begins: int, ends: int, enabled: bool, said: str) -> None:
     hour = timedelta(hours=1)
