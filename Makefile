@@ -42,9 +42,10 @@ faults: setup ## run the long fault campaigns
 bench: setup ## run the benchmarks beside peers
 	@exec $(PY) -m benchmarks $(ARGS)
 
-check: setup ## check format, lint, types, imports, deployment settings, migrations
+check: setup ## check format, lint, words, types, imports, deployment settings, migrations
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
+	$(PY) .ci/check-words
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
 	PY=$(PY) .ci/check-deploy

@@ -84,7 +84,7 @@ class Rpa:
         except Refused as error:
             return Transient("rpa_backlog", str(error), retry_after=timedelta(seconds=error.retry_after))
         except (*sql.AWAY, TimeoutError) as error:
-            return Unknown("database_away", str(error)[:500])
+            return Unknown("database_unavailable", str(error)[:500])
         return Delivered(f"job {receipt.task_id}")
 
 

@@ -170,12 +170,12 @@ def _bury(reason: str, body: Any, detail: str = "", queue: str = "") -> None:
 
     from scheduling.ledger.dead_letters import bury_message
 
-    log.error("message_buried", reason=reason, detail=detail, queue=queue)
+    log.error("message_dead_lettered", reason=reason, detail=detail, queue=queue)
     try:
         close_old_connections()
         bury_message(reason, body, detail=detail, queue=queue)
     except Exception:
-        log.exception("message_not_buried", reason=reason, body=repr(body)[:20_000])
+        log.exception("message_not_dead_lettered", reason=reason, body=repr(body)[:20_000])
     finally:
         if not connection.in_atomic_block:
             connection.close()

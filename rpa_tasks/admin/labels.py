@@ -39,7 +39,7 @@ REASONS: dict[str, str | Promise] = {
     "retired": gettext_lazy("Shop, flow or platform was retired"),
     "rpa_refused": gettext_lazy("RPA job was refused"),
     "rpa_backlog": gettext_lazy("Too many RPA jobs wait already"),
-    "database_away": gettext_lazy("Database did not answer"),
+    "database_unavailable": gettext_lazy("Database did not answer"),
 }
 PREFIXES = {
     "exit_": gettext_noop("Ended with exit code %s"),

@@ -23,7 +23,7 @@ from django.utils.timezone import now
 
 from rpa_tasks import isolation
 from rpa_tasks.browsers import recycling, registry
-from rpa_tasks.browsers.profiles import KEPT_FOR, OldProfiles
+from rpa_tasks.browsers.old_profiles import KEPT_FOR, OldProfiles
 from rpa_tasks.models import ExecutionNode, Job, JobState
 from rpa_tasks.supervisor.markers import LEASE_NO, TASK_ID, marked, sweep
 from rpa_tasks.worker import node
@@ -69,7 +69,7 @@ class Chores:
             close_old_connections()
             connection.ensure_connection()
         except (DatabaseError, InterfaceError) as error:
-            log.warning("database_away", error=str(error))
+            log.warning("database_unavailable", error=str(error))
             return False
         return True
 

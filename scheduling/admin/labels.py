@@ -15,7 +15,7 @@ from django.utils.text import capfirst
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, gettext_noop
 
-from scheduling.duration_text import spoken as spoken
+from scheduling.monitoring.duration_text import spoken as spoken
 
 #: By code: why a touch waits or ended, and the rule of a verdict.
 REASONS: dict[str, str | Promise] = {

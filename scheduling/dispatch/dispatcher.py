@@ -94,7 +94,7 @@ def _rescue_hints() -> int:
         return 0
     rescued = _repeat(lambda: touches.rescue_hints(trusted_since=backlog, limit=PASS_LIMIT))
     if rescued:
-        log.info("hints_rescued", count=rescued)
+        log.info("wakeups_requeued", count=rescued)
     return rescued
 
 
@@ -178,7 +178,7 @@ class Doorbell:
         try:
             self._waiting.put_nowait(hints)
         except queue.Full:
-            log.warning("hints_dropped", count=len(hints))
+            log.warning("wakeups_dropped", count=len(hints))
 
     def _run(self) -> None:
         while True:
@@ -192,7 +192,7 @@ class Doorbell:
                 close_old_connections()
                 self._publish(hints)
             except Exception:
-                log.exception("hints_lost", count=len(hints))
+                log.exception("wakeups_lost", count=len(hints))
 
 
 doorbell = Doorbell(announce)

@@ -32,7 +32,7 @@ def publish_touches(hints: Iterable[Hint], channels: dict[int, int]) -> int:
     """
     messages = list(_messages(hints, channels))
     if alarm.is_on():
-        log.warning("hints_lost", messages=len(messages), error="the broker takes no messages")
+        log.warning("wakeups_lost", messages=len(messages), error="the broker takes no messages")
         return 0
     try:
         with current_app.producer_pool.acquire(block=True, timeout=1) as producer, producer.batch(max_size=200):
@@ -41,10 +41,10 @@ def publish_touches(hints: Iterable[Hint], channels: dict[int, int]) -> int:
                     DELIVER, args=[task_ids], queue=queue, eta=eta, producer=producer, headers=published_now()
                 )
     except (OperationalError, OSError, TimeoutError) as error:
-        log.warning("hints_lost", messages=len(messages), error=str(error))
+        log.warning("wakeups_lost", messages=len(messages), error=str(error))
         return 0
     except Exception:
-        log.exception("hints_lost", messages=len(messages))
+        log.exception("wakeups_lost", messages=len(messages))
         return 0
     return len(messages)
 

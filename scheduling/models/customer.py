@@ -7,8 +7,8 @@ from django.db.models import F, Q
 from django.utils.timezone import now
 from django.utils.translation import gettext_lazy as _
 
-from scheduling.models.addressed import Addressed
 from scheduling.models.encrypted import EncryptedJSONField, Sealed
+from scheduling.models.node import Addressed
 from scheduling.policy.specs import CustomerSpec
 
 

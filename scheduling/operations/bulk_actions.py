@@ -72,7 +72,7 @@ def begin(
     )  # fmt: skip
     row.total = count(row)
     _enter(row)
-    log.info("bulk_action_begun", id=str(row.pk), action=action, filter=row.filter, rows=row.total, actor=actor.name)
+    log.info("bulk_action_started", id=str(row.pk), action=action, filter=row.filter, rows=row.total, actor=actor.name)
     return row
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from django.conf import settings
 
 from scheduling import sql
-from scheduling.models.addressed import digest_of
+from scheduling.models.node import digest_of
 
 __all__ = [
     "Lookup", "Target", "channels_with_any", "delete_expired", "digest_of", "disable", "disabled_among",

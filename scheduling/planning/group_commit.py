@@ -78,7 +78,7 @@ def _ring(hints: list[Hint]) -> None:
     try:
         doorbell.ring(hints)
     except Exception:
-        log.exception("hints_lost", count=len(hints))
+        log.exception("wakeups_lost", count=len(hints))
 
 
 class GroupCommit:
@@ -245,7 +245,7 @@ def _answer(group: Sequence[_Submission], outcomes: Sequence[Outcome]) -> None:
         try:
             loop.call_soon_threadsafe(_resolve, answers)
         except RuntimeError:
-            log.info("nobody_waits", submissions=len(answers))  # the loop is closed
+            log.info("response_discarded", submissions=len(answers))  # the loop is closed
 
 
 def _apart(group: list[_Submission], locked: Set[str]) -> tuple[list[_Submission], list[_Submission]]:

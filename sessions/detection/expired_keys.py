@@ -160,7 +160,7 @@ class Listener:
 
     def _wait(self, error: StoreAway) -> None:
         pause = self._backoff.next()
-        log.warning("gateway_away", error=str(error), again_in=round(pause, 1))
+        log.warning("gateway_unavailable", error=str(error), again_in=round(pause, 1))
         self.stop.wait(pause)
 
     def _listen(self) -> None:

@@ -80,10 +80,10 @@ class Watcher:
         try:
             pause = self.run_once()
         except StoreAway as error:
-            log.warning("store_away", error=str(error))
+            log.warning("store_unavailable", error=str(error))
             return self._backoff.next()
         except sql.AWAY as error:
-            log.warning("database_away", error=str(error))
+            log.warning("database_unavailable", error=str(error))
         except Exception:
             # A defect in one pass must not stop detection.
             log.exception("pass_failed")

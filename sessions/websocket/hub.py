@@ -161,7 +161,7 @@ class Hub:
         loop = asyncio.get_running_loop()
         said: asyncio.Future[None] = loop.create_future()
         if len(self._telling) >= TELLING_LIMIT:
-            log.warning("told_too_much", limit=TELLING_LIMIT)
+            log.warning("notification_truncated", limit=TELLING_LIMIT)
             said.set_result(None)
             return said
         self._telling.append(((group_of(session_id), {"session": session_id, **told}), said))
@@ -177,7 +177,7 @@ class Hub:
                     async with asyncio.timeout(TELL_WITHIN):
                         await self._layer.group_send_many([message for message, _ in batch])
                 except Exception as error:
-                    log.warning("not_told", count=len(batch), error=f"{type(error).__name__}: {error}")
+                    log.warning("notification_failed", count=len(batch), error=f"{type(error).__name__}: {error}")
                 for _, said in batch:
                     if not said.done():
                         said.set_result(None)
@@ -199,7 +199,7 @@ class Hub:
 
     def _look_again(self) -> None:
         """Make every connection read its inbox, because notifications were dropped."""
-        log.warning("told_too_fast", limit=RECEIVED_LIMIT)
+        log.warning("notification_rate_exceeded", limit=RECEIVED_LIMIT)
         for ears in list(self._ears.values()):
             for ear in list(ears):
                 ear.hear({"what": LOST})

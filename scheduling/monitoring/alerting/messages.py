@@ -20,12 +20,12 @@ from scheduling.channels.once import send_once
 from scheduling.channels.quota import BLIND, QuotaGate, receiver_key
 from scheduling.configuration import snapshot
 from scheduling.delivery import routing
-from scheduling.duration_text import spoken
 from scheduling.durations import from_seconds
 from scheduling.ids import new_id
 from scheduling.models import Alert, AlertReceiver
 from scheduling.monitoring.alerting.following import Word
 from scheduling.monitoring.alerting.rules import Condition, Unit, conditions
+from scheduling.monitoring.duration_text import spoken
 from scheduling.policy.specs import ChannelSpec, CustomerSpec
 
 NAMESPACE = UUID("6e0f3d5a-5a57-4c1f-9d43-8f1b8f9f1c11")

@@ -266,7 +266,7 @@ def _settle(receiver: AlertReceiver, says: Sequence[Say], outcome: Outcome, now:
         receiver.tries, receiver.retry_at, receiver.problem, receiver.told_at = 0, None, "", now
         for word, alert in says:
             said(alert, word, now)
-        log.info("alerts_told", receiver=receiver.name, count=len(says))
+        log.info("alerts_sent", receiver=receiver.name, count=len(says))
         return
     receiver.tries += 1
     wait = min(SOONEST * 2 ** min(receiver.tries - 1, 10), LATEST)
@@ -274,7 +274,7 @@ def _settle(receiver: AlertReceiver, says: Sequence[Say], outcome: Outcome, now:
         wait = max(wait, outcome.retry_after)
     receiver.retry_at = now + wait
     receiver.problem = _problem(outcome.reason, outcome.detail)
-    log.warning("alerts_not_told", receiver=receiver.name, reason=outcome.reason, detail=outcome.detail)
+    log.warning("alerts_not_sent", receiver=receiver.name, reason=outcome.reason, detail=outcome.detail)
 
 
 def _problem(reason: str, detail: str) -> str:

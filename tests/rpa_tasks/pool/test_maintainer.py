@@ -212,5 +212,5 @@ def test_a_step_that_fails_does_not_keep_the_next_from_being_taken() -> None:
 
 def test_a_database_that_is_down_is_said_once_a_pass(worker: Callable[..., WorkerProcess]) -> None:
     running = worker()
-    eventually(lambda: b"database_away" in running.log.read_bytes(), "it says nothing")
+    eventually(lambda: b"database_unavailable" in running.log.read_bytes(), "it says nothing")
     assert b"Traceback" not in running.log.read_bytes()

@@ -13,8 +13,8 @@ import pytest
 from django.utils.timezone import now
 
 from rpa_tasks import isolation
-from rpa_tasks.browsers import profiles, registry
-from rpa_tasks.browsers.profiles import KEPT_FOR, LEFT, OldProfiles
+from rpa_tasks.browsers import old_profiles, registry
+from rpa_tasks.browsers.old_profiles import KEPT_FOR, LEFT, OldProfiles
 from rpa_tasks.browsers.registry import IDLE, Lock, Record
 from rpa_tasks.models import ExecutionNode, Lane, Platform, Shop
 
@@ -103,7 +103,7 @@ def test_deletion_that_takes_longer_than_its_pass_goes_on_in_the_next(monkeypatc
     clock: list[float] = [0.0]
     given: list[float] = []
     folders = [profile(name, left=LONG) for name in ("a", "b")]
-    monkeypatch.setattr(profiles, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(old_profiles, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def delete_nothing(folder: Path, within: float) -> bool:
         given.append(within)
@@ -169,7 +169,7 @@ def test_a_shop_that_comes_home_at_the_last_moment_keeps_its_login(monkeypatch: 
         Lane.objects.filter(shop=row).update(home="n1")
         return taken(lock)
 
-    monkeypatch.setattr(profiles.Lock, "take", take)
+    monkeypatch.setattr(old_profiles.Lock, "take", take)
     assert not OldProfiles().delete_one()
     assert what_is_in(folder) >= WHOLE
 

@@ -265,7 +265,7 @@ def test_a_run_that_costs_its_worker_is_given_up(lived: Any) -> None:
     WhatIfRun.objects.filter(pk=run.pk).update(state="running", tries=runs.TRIES, beat_at=now() - runs.PATIENCE)
     assert not runs.execute_next()
     run.refresh_from_db()
-    assert (run.state, run.problem) == ("failed", "its worker was lost")
+    assert (run.state, run.problem) == ("failed", "the worker of this replay was lost three times")
 
 
 def test_a_draft_that_no_longer_fits_says_so(lived: Any, matrix: Any) -> None:
