@@ -92,7 +92,7 @@ def test_a_move_ends_in_time_and_says_what_is_left(
     page = editor.post(url, filled(url, delay="4h", move_waiting="on"), follow=True)
     said = " ".join(str(each) for each in page.context["messages"])
     assert "0 waiting touches were moved." in said
-    assert "2 more were not looked at in time." in said
+    assert "2 more were not processed within the time limit." in said
     assert dict(Touch.objects.values_list("pk", "due_at")) == before
 
 
