@@ -173,14 +173,14 @@ def test_the_overview_keeps_itself_up_to_date(
 
     # Where the server does not answer, it says so, and what it knew stays.
     page.route("**/admin/", lambda route: route.abort())
-    pass_until(page, "#dashboard-said:has-text('The last look failed')")
+    pass_until(page, "#dashboard-said:has-text('The last refresh failed')")
     assert page.locator("#chart-ended").count() == 1
     page.unroute("**/admin/")
     pass_until(page, "#dashboard-said:not(:has-text('failed'))")
 
     # It can be told to stand still, and `r` looks all the same, also where a look is under way that read before it.
     page.click("#dashboard-hold")
-    page.wait_for_selector("#dashboard-said:has-text('Stands still')")
+    page.wait_for_selector("#dashboard-said:has-text('Refresh stopped')")
 
     under_way: list[Any] = []
     page.route("**/admin/", lambda route: under_way.append((route, route.fetch(timeout=90_000))), times=1)
