@@ -12,6 +12,11 @@ from scheduling import sql
 from scheduling.policy.specs import CustomerSpec
 
 
+def insert_customers(user_ids: Sequence[str]) -> None:
+    """Insert the users that are not yet stored. Call it before any lock is taken. Idempotent."""
+    sql.count(_INSERT_CUSTOMERS, {"user_ids": user_ids})
+
+
 def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
     """Lock the customers of these touches in the order of their ids and return them by id."""
     rows = sql.rows(_LOCK_CUSTOMERS, {"ids": list(task_ids)})
@@ -26,6 +31,15 @@ def lock_communities(task_ids: Sequence[UUID]) -> None:
     sql.count(_INSERT_COMMUNITIES, {"ids": list(task_ids)})
     sql.rows(_LOCK_COMMUNITIES, {"ids": list(task_ids)})
 
+
+_INSERT_CUSTOMERS = """
+INSERT INTO scheduling_customer (user_id, name, level, locale, timezone, addresses, opted_out, created_at)
+SELECT u.user_id, '', '', '', '', '{}', false, statement_timestamp()
+FROM unnest(%(user_ids)b::text[]) AS u(user_id)
+WHERE NOT EXISTS (SELECT 1 FROM scheduling_customer AS c WHERE c.user_id = u.user_id)
+ORDER BY u.user_id
+ON CONFLICT (user_id) DO NOTHING
+"""
 
 # A touch that runs now may be waiting again before the claim. Its customer is therefore locked too, and Presence is
 # asked about it. No touch is claimed without its customer's lock.

@@ -14,6 +14,7 @@ from django.db import transaction
 
 from scheduling import sql
 from scheduling.dispatch.dispatcher import doorbell
+from scheduling.ledger import locks
 from scheduling.planning.ingest import NewEvent, record_events
 
 SOURCE = "aftertouch"
@@ -82,20 +83,11 @@ def raise_last_active(seen: Mapping[str, datetime]) -> set[str]:
         return set()
     # Insert before any lock is taken, as every writer does.
     with sql.brief_lock_waits():
-        sql.count(_INSERT, {"user_ids": sorted(seen)})
+        locks.insert_customers(sorted(seen))
         rows = sql.rows(_LOCK, {"user_ids": sorted(seen)})
         sql.count(_RAISE, {"ids": [row[0] for row in rows], "at": [seen[row[1]] for row in rows]})
     return {row[1] for row in rows}
 
-
-_INSERT = """
-INSERT INTO scheduling_customer (user_id, name, level, locale, timezone, addresses, opted_out, created_at)
-SELECT u.user_id, '', '', '', '', '{}', false, statement_timestamp()
-FROM unnest(%(user_ids)b::text[]) AS u(user_id)
-WHERE NOT EXISTS (SELECT 1 FROM scheduling_customer AS c WHERE c.user_id = u.user_id)
-ORDER BY u.user_id
-ON CONFLICT (user_id) DO NOTHING
-"""
 
 # A watcher runs this between two checks of its deadlines, so it waits for no lock.
 _LOCK = """

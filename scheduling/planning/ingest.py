@@ -21,6 +21,7 @@ from scheduling import sql, tracing
 from scheduling.configuration import snapshot
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
+from scheduling.ledger import locks
 from scheduling.ledger.transitions import HINT_LEASE, Hint
 from scheduling.models import EventType
 from scheduling.planning.cancellation import CallingOff, Planned
@@ -107,7 +108,7 @@ class _Batch:
 
     def lock_customers(self) -> None:
         user_ids = sorted({event.user_id for event in self.new_events})
-        sql.count(_INSERT_CUSTOMERS, {"user_ids": user_ids})
+        locks.insert_customers(user_ids)
         for row in sql.rows(_LOCK_CUSTOMERS, {"user_ids": user_ids}):
             self.customers[row[1]] = CustomerSpec(
                 id=row[0], user_id=row[1], level=row[2], last_active_at=row[3], conversation_at=row[4]
@@ -308,15 +309,6 @@ def _task_id(data: Mapping[str, Any]) -> UUID | None:
     except (KeyError, ValueError):
         return None
 
-
-_INSERT_CUSTOMERS = """
-INSERT INTO scheduling_customer (user_id, name, level, locale, timezone, addresses, opted_out, created_at)
-SELECT u.user_id, '', '', '', '', '{}', false, statement_timestamp()
-FROM unnest(%(user_ids)b::text[]) AS u(user_id)
-WHERE NOT EXISTS (SELECT 1 FROM scheduling_customer AS c WHERE c.user_id = u.user_id)
-ORDER BY u.user_id
-ON CONFLICT (user_id) DO NOTHING
-"""
 
 _LOCK_CUSTOMERS = """
 SELECT id, user_id, level, last_active_at, conversation_at, statement_timestamp()
