@@ -42,7 +42,7 @@ class Environment(BaseSettings):
     aftertouch_metrics_dir: Path | None = None
     aftertouch_metrics_address: str = "127.0.0.1"
     aftertouch_metrics_port: int = Field(9102, ge=1, le=65535)
-    aftertouch_metrics_house: bool = False
+    aftertouch_metrics_cluster: bool = False
     aftertouch_host: str = "127.0.0.1"
     aftertouch_port: int = Field(8000, ge=1, le=65535)
     aftertouch_flower_port: int = Field(5555, ge=1, le=65535)

@@ -43,7 +43,7 @@ def test_a_collector_tells_of_the_watcher_beside_it_of_what_it_runs_and_of_the_h
         return told.status_code == 200 and set(lines) <= set(told.text.splitlines())
 
     with ExitStack() as running:
-        for words in (["serve_metrics", "--port", str(port), "--house"], ["watch_sessions"]):
+        for words in (["serve_metrics", "--port", str(port), "--cluster"], ["watch_sessions"]):
             server = Server([sys.executable, str(ROOT / "manage.py"), *words], tmp_path / f"{words[0]}.log", env)
             server.start()
             running.callback(server.kill)

@@ -105,8 +105,8 @@ def test_whoever_counts_is_served_by_its_own_container() -> None:
         for command in (services[name]["command"], container["command"]):
             assert command[:2] == WITH_METRICS, name
         assert {"name": "metrics", "containerPort": PORT} in container["ports"], name
-    assert services["web"]["environment"]["AFTERTOUCH_METRICS_HOUSE"] == "true"
-    assert {"name": "AFTERTOUCH_METRICS_HOUSE", "value": "true"} in _container("web")["env"]
+    assert services["web"]["environment"]["AFTERTOUCH_METRICS_CLUSTER"] == "true"
+    assert {"name": "AFTERTOUCH_METRICS_CLUSTER", "value": "true"} in _container("web")["env"]
 
 
 def test_what_serves_the_figures_comes_back_and_the_program_is_the_one_that_is_told_to_stop(tmp_path: Path) -> None:

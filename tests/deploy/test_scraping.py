@@ -51,7 +51,7 @@ def test_the_unit_serves_what_prometheus_is_told_to_scrape(tmp_path: Path, valke
     here = f"127.{one}.{two}.{three % 254 + 1}"
     words = shlex.split(Unit("aftertouch-metrics.service")["Service"]["ExecStart"].split(maxsplit=1)[1])
     env = {
-        **_example(), "AFTERTOUCH_METRICS_ADDRESS": here, "AFTERTOUCH_METRICS_HOUSE": "true",
+        **_example(), "AFTERTOUCH_METRICS_ADDRESS": here, "AFTERTOUCH_METRICS_CLUSTER": "true",
         "AFTERTOUCH_METRICS_DIR": str(tmp_path / "metrics"), "AFTERTOUCH_STATE_DIR": str(tmp_path),
         "DJANGO_SETTINGS_MODULE": "config.settings.local", "DATABASE_URL": database_url(),
         "REDIS_URL": environment().redis,

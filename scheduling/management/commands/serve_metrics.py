@@ -19,20 +19,20 @@ from scheduling.monitoring.multiprocess import share
 class Command(BaseCommand):
     help = (
         "Serve the process metrics of this node at /metrics, for any host name. "
-        "With --house also the cluster metrics, which are the same on every node."
+        "With --cluster also the cluster metrics, which are the same on every node."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--port", type=int, default=settings.AFTERTOUCH_METRICS_PORT, help="(%(default)s)")
         parser.add_argument("--address", default=settings.AFTERTOUCH_METRICS_ADDRESS, help="(%(default)s)")
         parser.add_argument(
-            "--house", action="store_true", default=settings.AFTERTOUCH_METRICS_HOUSE,
+            "--cluster", action="store_true", default=settings.AFTERTOUCH_METRICS_CLUSTER,
             help="also export cluster metrics from PostgreSQL, the broker and Redis",
         )  # fmt: skip
 
     def handle(self, *args: Any, **options: Any) -> None:
         share()
-        server = ThreadingHTTPServer((options["address"], options["port"]), _answering(options["house"]))
+        server = ThreadingHTTPServer((options["address"], options["port"]), _answering(options["cluster"]))
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         self.stdout.write(f"http://{options['address']}:{server.server_port}/metrics", ending="\n")
         self.stdout.flush()
@@ -42,13 +42,13 @@ class Command(BaseCommand):
             return
 
 
-def _answering(house: bool) -> type[BaseHTTPRequestHandler]:
+def _answering(cluster: bool) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             if self.path.partition("?")[0] != "/metrics":
                 return self.send_error(404)
             try:
-                text = collectors.of_node() + (collectors.of_house() if house else b"")
+                text = collectors.of_node() + (collectors.of_house() if cluster else b"")
             finally:
                 connections.close_all()  # each response has its own thread
             self.send_response(200)
