@@ -16,9 +16,10 @@ from benchmarks import workload
 from benchmarks.bench import Bench, spent
 from scheduling import sql
 from scheduling.configuration import snapshot
-from scheduling.delivery import due_batch, pipeline, settlement
+from scheduling.delivery import due_batch, settlement
 from scheduling.ledger import locks
-from scheduling.ledger.touches import Decision, touches
+from scheduling.ledger.touches import touches
+from scheduling.ledger.transitions import Settlement
 from scheduling.models import Touch
 
 BATCH = 500
@@ -47,12 +48,12 @@ def worker(count: int) -> float:
         batch = task_ids[start : start + BATCH]
         with transaction.atomic():
             locks.lock_customers(batch)
-            due, _, at = due_batch.lock_due(batch)
+            due, _, at = touches.lock_due(batch)
             assert at is not None
             due_batch.load(due, config)
-            touches.decide({Decision("delivered"): [row.claim.task_id for row in due]}, at=at, lease=LEASE)
+            touches.settle_batch({Settlement("delivered"): [row.claim.task_id for row in due]}, at=at, lease=LEASE)
             rows = [(row.claim.task_id, at.isoformat(), "send", "", 0, "", "", None) for row in due]
-            sql.copy(pipeline._COPY_VERDICTS, rows)
+            sql.copy(settlement._COPY_VERDICTS, rows)
             ends = [(row.claim.task_id, 1, 1, at, at, "delivered", "", "", None, "", workload.BODY) for row in due]
             sql.copy(settlement._COPY_ATTEMPTS, ends)
     return (time.process_time() - began_at) / count * 1e6

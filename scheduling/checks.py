@@ -11,7 +11,7 @@ from django.core.checks import CheckMessage, Error, register
 from django.utils.module_loading import import_string
 
 from scheduling.configuration.validation import MAX_TIMEOUT
-from scheduling.delivery.sender import BATCH_DEADLINE, LEASE
+from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
 from scheduling.ledger.transitions import HINT_LEASE
 
 

@@ -126,8 +126,8 @@ def keep_what_is_loaded(**_: Any) -> None:
 @worker_process_shutdown.connect
 def finish_sending(**_: Any) -> None:
     """Settle sent touches before a child process exits. The leases return the others."""
-    from scheduling.delivery.pipeline import sender
-    from scheduling.delivery.sender import BATCH_DEADLINE
+    from scheduling.delivery.outgoing import BATCH_DEADLINE
+    from scheduling.delivery.sender import sender
 
     if sender.cache_info().currsize:
         sender().finish(BATCH_DEADLINE.total_seconds())

@@ -81,8 +81,8 @@ def _rescue(claim: Claim, began: bool, at: datetime) -> bool:
     try:
         with transaction.atomic():
             row = Job.objects.select_related("flow", "shop").get(pk=str(claim.task_id))
-            settlement = _rescued(row, claim, began, at)
-            jobs.settle([settlement])
+            settlement = _rescued(row, began, at)
+            jobs.settle({claim: settlement})
             if began:
                 _note_lost(row, at)
             circuit_breaker.release_probe(claim.task_id)
@@ -94,15 +94,15 @@ def _rescue(claim: Claim, began: bool, at: datetime) -> bool:
     return True
 
 
-def _rescued(row: Job, claim: Claim, began: bool, at: datetime) -> Settlement:
+def _rescued(row: Job, began: bool, at: datetime) -> Settlement:
     if row.cancel_requested_at and (not began or row.flow.idempotent):
-        return Settlement(claim.task_id, claim.lease_no, "cancelled", "cancelled")
+        return Settlement("cancelled", "cancelled")
     if not began:
-        return Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=at)
+        return Settlement("scheduled", "worker_lost", due_at=at)
     delay = retry_delay(row.failures + 1, row.flow.retry_delays, lambda: 0.0)
     if not row.flow.idempotent or delay is None:
-        return Settlement(claim.task_id, claim.lease_no, "unknown", "worker_lost")
-    return Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=at + delay)
+        return Settlement("unknown", "worker_lost")
+    return Settlement("scheduled", "worker_lost", due_at=at + delay)
 
 
 def _note_lost(row: Job, at: datetime) -> None:

@@ -6,7 +6,7 @@ reads free lanes instead of jobs. The fence `lease_no` is the lane's: a later ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID
@@ -210,11 +210,29 @@ class JobLedger(Ledger):
             )
         }
 
-    def settle(self, settlements: Sequence[Settlement]) -> set[UUID]:
+    def note_progress(self, claim: Claim, fraction: float | None = None, message: str | None = None) -> bool | None:
+        """Store the progress of a run, if given, and return whether the run was cancelled.
+
+        Return None if the claim is stale.
+        """
+        where = "WHERE task_id = %(id)s AND COALESCE(state, '') = 'running' AND lease_no = %(lease_no)s"
+        found = sql.rows(
+            f"SELECT cancel_requested_at IS NOT NULL FROM {self.table} {where}"
+            if message is None
+            else f"""
+            UPDATE {self.table} SET progress = %(progress)s, progress_message = %(message)s {where}
+            RETURNING cancel_requested_at IS NOT NULL
+            """,
+            {"id": claim.task_id, "lease_no": claim.lease_no, "progress": fraction, "message": message},
+        )
+        return bool(found[0][0]) if found else None
+
+    def settle(self, settlements: Mapping[Claim, Settlement]) -> set[UUID]:
         """End these runs and free their lanes. Returns the ids whose claim was valid."""
         with transaction.atomic():
-            stood = super().settle(settlements)
-            if stood:
+            settled = super().settle(settlements)
+            if settled:
+                valid = {claim.task_id: end for claim, end in settlements.items() if claim.task_id in settled}
                 sql.count(
                     """
                     UPDATE rpa_tasks_lane AS lane
@@ -225,11 +243,11 @@ class JobLedger(Ledger):
                     WHERE lane.task_id = v.task_id
                     """,
                     {
-                        "ids": [each.task_id for each in settlements if each.task_id in stood],
-                        "states": [each.state for each in settlements if each.task_id in stood],
+                        "ids": list(valid),
+                        "states": [each.state for each in valid.values()],
                     },
                 )
-        return stood
+        return settled
 
 
 def _becomes_probe(pick: Pick) -> bool:

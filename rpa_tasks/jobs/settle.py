@@ -54,11 +54,11 @@ def conclude(job: Job, claim: Claim, ended: Ended) -> bool:
             return False
         rests = circuit_breaker.note(job.shop.platform_id, outcome, job.pk)
         at = sql.now()  # the clock of this node may be ahead; due times use PostgreSQL's clock
-        settlement, burns = _settlement(fresh, job, claim, ended.verdict, rests, at)
+        settlement, burns = _settlement(fresh, job, ended.verdict, rests, at)
         _keep(fresh, settlement, burns, ended, at)
         if outcome == "session":
             _need_login(job.shop)
-        jobs.settle([settlement])
+        jobs.settle({claim: settlement})
         if settlement.state in ("failed", "unknown"):
             dead_letters.bury(job.pk)
     metrics.measure(job.shop.platform.key, ended.verdict, at - ended.started_at, ended.pool_wait)
@@ -66,13 +66,11 @@ def conclude(job: Job, claim: Claim, ended: Ended) -> bool:
     return True
 
 
-def _settlement(
-    fresh: Job, job: Job, claim: Claim, verdict: Verdict, rests: bool, at: datetime
-) -> tuple[Settlement, bool]:
+def _settlement(fresh: Job, job: Job, verdict: Verdict, rests: bool, at: datetime) -> tuple[Settlement, bool]:
     """Return the settlement of the job and whether this end counts as a failure."""
 
     def to(state: str, *, due_at: datetime | None = None, reason: str = verdict.reason) -> Settlement:
-        return Settlement(claim.task_id, claim.lease_no, state, reason, due_at=due_at)
+        return Settlement(state, reason, due_at=due_at)
 
     outcome = verdict.outcome
     if outcome == "succeeded":

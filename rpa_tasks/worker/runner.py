@@ -39,7 +39,6 @@ from rpa_tasks.supervisor.markers import SWEEP_GRACE
 from rpa_tasks.worker.evidence import collect
 from rpa_tasks.worker.node import slot, stopping
 from scheduling import sql
-from scheduling.ledger.transitions import Claim
 
 log = structlog.get_logger(__name__)
 
@@ -239,13 +238,15 @@ class _Run:
             if self.job.flow.idempotent and time.monotonic() - self.stopped_at > STOPPING_PATIENCE:
                 return "node_stopping"
         try:
-            seen = _look(self.pick.claim, self.progress)
+            progress = self.progress
+            news = (progress.fraction, progress.message) if progress else ()
+            cancelled = jobs.note_progress(self.pick.claim, *news)
         except sql.AWAY:
             close_old_connections()
             return ""
         self.progress = None
-        self.stands = seen is not None
-        return "" if seen is False else "cancelled"
+        self.stands = cancelled is not None
+        return "" if cancelled is False else "cancelled"
 
     # --- the end ------------------------------------------------------------------------------------------------
 
@@ -348,26 +349,6 @@ class _Run:
         folder = Path(settings.AFTERTOUCH_STATE_DIR) / "rpa" / "logs"
         folder.mkdir(parents=True, exist_ok=True)
         return folder / f"{self.job.pk}-{self.pick.claim.lease_no}.log"
-
-
-def _look(claim: Claim, progress: Progress | None) -> bool | None:
-    """Store the progress and return whether the run was cancelled. None if the claim is stale."""
-    found = sql.rows(
-        """
-        UPDATE rpa_tasks_job
-        SET progress = %(progress)s, progress_message = %(message)s
-        WHERE task_id = %(id)s AND state = 'running' AND lease_no = %(lease_no)s
-        RETURNING cancel_requested_at IS NOT NULL
-        """
-        if progress
-        else """
-        SELECT cancel_requested_at IS NOT NULL FROM rpa_tasks_job
-        WHERE task_id = %(id)s AND state = 'running' AND lease_no = %(lease_no)s
-        """,
-        {"id": claim.task_id, "lease_no": claim.lease_no}
-        | ({"progress": progress.fraction, "message": progress.message} if progress else {}),
-    )
-    return bool(found[0][0]) if found else None
 
 
 def _lease_no(marks: Mapping[str, str]) -> int:

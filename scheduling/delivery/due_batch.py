@@ -1,13 +1,17 @@
 """Lock the due touches of a batch and load what judging needs: events, cap slots, cancellations, first attempts.
 
-Each kind of data takes one statement per batch.
+Each kind of data takes one statement per batch. The customers are locked first, sorted. Their history is counted in a
+later statement than the lock: a count in the locking statement uses the snapshot from before the wait. That granted 32
+messages of a cap of 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
@@ -15,28 +19,15 @@ from django.conf import settings
 from scheduling import sql
 from scheduling.configuration.snapshot import Snapshot, sort_texts
 from scheduling.delivery import presence
-from scheduling.ledger.touches import touches
-from scheduling.ledger.transitions import Claim, Hint
-from scheduling.policy.guards import Slot
-from scheduling.policy.specs import EventSpec, TemplateSpec, TextSpec
+from scheduling.delivery.routing import community_targets, disabled_for
+from scheduling.ledger import locks
+from scheduling.ledger.touches import Due, touches
+from scheduling.ledger.transitions import Hint
+from scheduling.planning.disabled_targets import Target
+from scheduling.policy.guards import Candidate, Slot, Surroundings
+from scheduling.policy.specs import CustomerSpec, TemplateSpec, TextSpec, template_for
 
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A locked touch that will be claimed, with its event."""
-
-    claim: Claim  #: with the `lease_no` that the row gets when the verdict is written
-    attempt: int
-    root_id: UUID
-    node_id: int
-    customer_id: int
-    priority: int
-    due_at: datetime
-    expires_at: datetime
-    reserved_at: datetime | None
-    template_id: int | None
-    is_repeat: bool  #: a later attempt, or a retry of another touch
-    event: EventSpec
+MOST_BYTES = 16 * 1024 * 1024  #: event data per batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +73,87 @@ class History:
             self.community_slots.setdefault(row.event.chat_id, []).append(slot)
 
 
+@dataclass(frozen=True, slots=True)
+class PresenceAnswers:
+    """The presence questions about touches, and why providers block some of them."""
+
+    questions: dict[UUID, presence.Question]
+    blocks: dict[UUID, str]
+
+
+@dataclass(frozen=True, slots=True)
+class DueBatch:
+    """The locked touches of one message, with all that judging needs."""
+
+    config: Snapshot
+    presence: PresenceAnswers
+    due: list[Due]
+    rest: list[Hint]  #: left to the next batch, because their event data is too large for this one
+    locked_at: datetime  #: by PostgreSQL's clock
+    clock: float  #: monotonic clock of this process just before `locked_at`
+    customers: dict[int, CustomerSpec]
+    history: History
+    communities: Mapping[str, Mapping[str, Any]]
+    disabled: set[Target]
+
+    def candidate(self, row: Due) -> Candidate:
+        node = self.config.nodes[row.node_id]
+        first = self.history.first_attempts.get(row.claim.task_id)
+        template_id = first.template_id if first else row.template_id
+        kept = self.config.templates.get(template_id) if template_id else None
+        if first and kept:
+            kept = first.pin(kept)
+        return Candidate(
+            task_id=row.claim.task_id,
+            node=node,
+            customer=self.customers[row.customer_id],
+            template=kept or template_for(node, row.event.chat_id, row.event.user_id),
+            chat_id=row.event.chat_id,
+            event_at=row.event.occurred_at,
+            expires_at=row.expires_at,
+            has_slot=row.reserved_at is not None,
+        )
+
+    def surroundings(self, row: Due) -> Surroundings:
+        history = self.history
+        return Surroundings(
+            rules=self.config.rules,
+            paused=self.config.paused,
+            slots=history.slots.get(row.customer_id, ()),
+            community_slots=history.community_slots.get(row.event.chat_id, ()),
+            important=[at for level, at in history.important.get(row.customer_id, ()) if level < row.priority],
+            called_off=history.called_off.get(row.claim.task_id, ""),
+            objection=self.presence.blocks.get(row.claim.task_id, ""),
+        )
+
+
+def lock(task_ids: Sequence[UUID], config: Snapshot, answers: PresenceAnswers) -> DueBatch | None:
+    """Lock customers, communities and due touches, then load their history. Return None if no touch is due.
+
+    Call it in a transaction. It makes no external call.
+    """
+    customers = locks.lock_customers(task_ids)
+    if config.counts_communities:
+        locks.lock_communities(task_ids)
+    clock = time.monotonic()
+    due, rest, locked_at = touches.lock_due(task_ids, most_bytes=MOST_BYTES)
+    if locked_at is None:
+        return None
+    communities = community_targets(row.event.chat_id for row in due)
+    wanted = ((config.nodes[row.node_id].channel, customers[row.customer_id], row.event.chat_id) for row in due)
+    return DueBatch(
+        config, answers, due, rest, locked_at, clock, customers, load(due, config), communities,
+        disabled_for(wanted, communities),
+    )  # fmt: skip
+
+
+def ask_presence(task_ids: Sequence[UUID], config: Snapshot) -> PresenceAnswers:
+    """Ask the presence providers. Call it before the transaction, because they are outside PostgreSQL."""
+    asked = questions(task_ids, config)
+    answers = presence.objections(list(asked.values()))
+    return PresenceAnswers(asked, {task_id: answer for task_id, answer in zip(asked, answers, strict=True) if answer})
+
+
 def questions(task_ids: Sequence[UUID], config: Snapshot) -> dict[UUID, presence.Question]:
     """Return the presence questions about these touches.
 
@@ -100,25 +172,6 @@ def questions(task_ids: Sequence[UUID], config: Snapshot) -> dict[UUID, presence
         },
     )
     return {task_id: presence.Question(*rest) for task_id, *rest in asked}
-
-
-def lock_due(task_ids: Sequence[UUID], *, most_bytes: int = 2**62) -> tuple[list[Due], list[Hint], datetime | None]:
-    """Lock the due, waiting and unlocked touches among `task_ids`. Return them, the rest and the time of the lock.
-
-    The most important come first. Once the event data reaches `most_bytes`, further touches are returned as wake-ups
-    without data. The first touch is always returned. The time is PostgreSQL's; None if nothing is due.
-
-    The rows stay unchanged until `TouchLedger.decide` writes claim and verdict in one update. Each write of a row costs
-    as much as all other work on it. Until then the lock is the claim.
-    """
-    rows = sql.rows(_LOCK_DUE, {"ids": list(task_ids), "most_bytes": most_bytes})
-    due = [
-        Due(Claim(row[0], row[1]), *row[2:12], EventSpec(*row[12:21]))  # type: ignore[call-arg]
-        for row in rows
-        if row[22]
-    ]
-    rest = [Hint(row[0], row[7], row[6], row[4]) for row in rows if not row[22]]
-    return due, rest, rows[0][21] if rows else None
 
 
 def load(due: Sequence[Due], config: Snapshot) -> History:
@@ -202,32 +255,6 @@ SELECT t.task_id, e.user_id, e.chat_id, e.type, e.event_id, e.occurred_at, t.pla
     t.node_id = ANY(%(inline)b::bigint[])
 FROM t JOIN scheduling_event AS e ON e.id = t.event_id
 WHERE (t.node_id = ANY(%(nodes)b::bigint[]) OR e.type = ANY(%(types)b::text[]))
-"""
-
-# States are literal, as in the ledger. The statement waits for no lock, so it needs no lock order. The size of
-# compressed data is estimated from the stored size, because reading it costs as much as returning it. Text of one
-# repeated letter, the extreme, expands 85 times under pglz and 250 times under lz4; ordinary JSON 3 to 10 times.
-_LOCK_DUE = """
-WITH due AS MATERIALIZED (
-    SELECT * FROM scheduling_touch
-    WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued') AND COALESCE(parked, '') = ''
-      AND due_at <= statement_timestamp()
-    FOR NO KEY UPDATE SKIP LOCKED
-), sized AS (
-    SELECT due.task_id, due.lease_no + 1 AS lease_no, due.attempt, due.root_id, due.node_id, due.customer_id,
-           due.priority, due.due_at, due.expires_at, due.reserved_at, due.template_id,
-           due.attempt > 0 OR due.retry_of IS NOT NULL AS is_repeat,
-           e.id, e.source, e.event_id, e.type, e.occurred_at, e.user_id, e.chat_id, e.data,
-           COALESCE(e.trace_id, e.id) AS trace_id, statement_timestamp() AS at,
-           COALESCE(sum(pg_column_size(e.data) * CASE WHEN pg_column_compression(e.data) IS NULL THEN 1 ELSE 64 END)
-                    OVER (ORDER BY due.priority, due.due_at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), 0)
-               < %(most_bytes)s::bigint AS fits
-    FROM due JOIN scheduling_event AS e ON e.id = due.event_id
-)
-SELECT task_id, lease_no, attempt, root_id, node_id, customer_id, priority, due_at, expires_at, reserved_at,
-       template_id, is_repeat, id, source, event_id, type, occurred_at, user_id, chat_id,
-       CASE WHEN fits THEN data END, trace_id, at, fits
-FROM sized
 """
 
 _SLOTS = """

@@ -15,24 +15,24 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, TypeVar
 
 import structlog
+from django.conf import settings
 from django.db import close_old_connections, connections
 
-from scheduling.channels.base import Channel, Message, Outcome, Permanent, Transient, Unknown
+from scheduling.channels.base import Outcome, Permanent, Transient, Unknown
 from scheduling.channels.circuit_breaker import Breaker
 from scheduling.channels.quota import QuotaGate, receiver_key
 from scheduling.delivery import presence
-from scheduling.ledger.touches import Sending, Stop, touches
-from scheduling.ledger.transitions import Claim
+from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE, Held, Parcel, Refused, Result
+from scheduling.delivery.settlement import settle_results
+from scheduling.ledger.touches import Stop, touches
 from scheduling.policy.guards import HOLD, SUPPRESS, Verdict, objection_verdict
-from scheduling.policy.specs import ChannelSpec
 
 log = structlog.get_logger(__name__)
 
-LEASE = timedelta(seconds=45)
-BATCH_DEADLINE = timedelta(seconds=20)
 IN_FLIGHT_PER_TARGET = 200  #: unless the channel sets `at_once`
 IN_FLIGHT = 4_000  #: deliveries that a process holds before `submit` waits
 CHUNK = 500
@@ -41,66 +41,7 @@ MUTERS = 2  #: threads that store a vendor's throttling in Redis for all workers
 STUCK = 1.0  #: seconds without progress after which a lane releases its waiting deliveries if the process is full
 
 
-@dataclass(slots=True)
-class Parcel:
-    """A touch with all data needed to send and settle it."""
-
-    claim: Claim
-    message: Message
-    channel: Channel
-    spec: ChannelSpec
-    attempt: int  #: number of the next attempt
-    claimed_at: datetime  #: by PostgreSQL's clock
-    expires_at: datetime
-    clock: float  #: monotonic clock of this process at `claimed_at`
-    node_id: int
-    event_at: datetime | None  #: a conversation that started later blocks it; None: the node ignores conversations
-    question: presence.Question | None = None  #: the presence question right before sending
-    in_doubt: bool = False  #: an earlier attempt has an unknown outcome
-    late: float = 0.0  #: seconds past due at `claimed_at`
-    sent_at: float = 0.0
-    ended_at: float = 0.0
-
-    @property
-    def asks_redis(self) -> bool:
-        return self.question is not None or bool(self.channel.quotas)
-
-    @property
-    def sending(self) -> Sending:
-        return Sending(self.claim, self.node_id, self.spec.id, self.message.category == "marketing", self.event_at)
-
-    @property
-    def target(self) -> str:
-        return f"{self.spec.id}:{self.channel.target_key(self.message)}"
-
-    def instant(self, monotonic: float) -> datetime:
-        """Convert a monotonic time to PostgreSQL's time. The node's wall clock has no effect."""
-        return self.claimed_at + timedelta(seconds=monotonic - self.clock)
-
-    def left(self, monotonic: float) -> float:
-        """Return the seconds until the batch deadline."""
-        return self.clock + BATCH_DEADLINE.total_seconds() - monotonic
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Not tried: the quota is used up, the lane is full, or the receiver does not answer."""
-
-    reason: str
-    delay: timedelta
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Not tried: a change after the verdict forbids it."""
-
-    verdict: Verdict
-
-
-Untried = (Held, Refused)
-Result = tuple[Parcel, Outcome | Held | Refused]
 Answer = TypeVar("Answer")
-
 
 #: The row was locked or the claim is no longer valid. Settling determines which.
 UNMARKED = Held("mark_failed", timedelta(seconds=2))
@@ -125,6 +66,12 @@ class Lane:
     moved_at: float = field(default_factory=time.monotonic)  #: monotonic time at which a delivery last left the lane
 
 
+@cache
+def sender() -> Sender:
+    """Return the sender of this process. The first batch creates it, because threads do not survive a fork."""
+    return Sender(QuotaGate.connect(settings.REDIS_URL))
+
+
 class Sender:
     """The sending thread of this process, one settling thread and two marking threads.
 
@@ -139,8 +86,7 @@ class Sender:
     retries by itself.
     """
 
-    def __init__(self, settle: Callable[[list[Result]], None], quotas: QuotaGate) -> None:
-        self._settle = settle
+    def __init__(self, quotas: QuotaGate) -> None:
         self._quotas = quotas
         self._plain = Marking(ThreadPoolExecutor(1, "marker"))
         self._asking = Marking(ThreadPoolExecutor(1, "asking-marker"))
@@ -371,7 +317,7 @@ class Sender:
         while True:
             try:
                 close_old_connections()
-                self._settle(results)
+                settle_results(results)
                 return
             except Exception:
                 log.exception("settle_failed", count=len(results))

@@ -1,4 +1,4 @@
-"""Turn the result of a channel call into the settlement of its touch, and store attempts and metrics.
+"""Settle the results of channel calls, and store verdicts, attempts and metrics.
 
 A touch ends as delivered, is retried, fails, or has an unknown outcome that an operator decides.
 """
@@ -10,30 +10,97 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any, TypeVar
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
 
-from scheduling import metrics, sql
+import structlog
+from django.db import transaction
+
+from scheduling import metrics, sql, tracing
 from scheduling.channels.base import Delivered, Outcome, Permanent, Transient, Unknown
+from scheduling.delivery.outgoing import Held, Parcel, Refused, Result, Untried
 from scheduling.delivery.routing import target_digest
-from scheduling.delivery.sender import Held, Parcel, Refused, Result, Untried
-from scheduling.ledger.touches import Decision
-from scheduling.ledger.transitions import Settlement
+from scheduling.ledger import dead_letters
+from scheduling.ledger.touches import touches
+from scheduling.ledger.transitions import Claim, Settlement
 from scheduling.planning import disabled_targets
 from scheduling.policy.guards import CALLED_OFF, HOLD, Verdict
 
+log = structlog.get_logger(__name__)
+
+FAILED_ENDS = ("failed", "unknown")  #: each has a failed task
 JITTER = 0.1  #: share of a retry's delay, so that touches that failed together are not retried together
 
 
-def settlement(parcel: Parcel, result: Outcome | Held | Refused) -> Settlement:
+def settle_results(results: Sequence[Result]) -> None:
+    """Settle the results of the sender.
+
+    A result that cannot be stored must not affect others: the batch is halved until it is alone. It is then settled by
+    its meaning, without its details.
+
+    Raises:
+        django.db.Error: PostgreSQL is unavailable.
+    """
+    try:
+        _settle_results(results)
+    except sql.AWAY:
+        raise
+    except Exception:
+        if len(results) == 1:
+            log.exception("answer_broke", task_id=str(results[0][0].claim.task_id))
+            _settle_results([(results[0][0], bare(results[0][1]))])
+            return
+        half = len(results) // 2
+        settle_results(results[:half])
+        settle_results(results[half:])
+
+
+def _settle_results(results: Sequence[Result]) -> None:
+    """Settle in one transaction with the attempts and the failed tasks. Drop results with an outdated `lease_no`."""
+    with transaction.atomic():
+        ends = {parcel.claim: settlement_of(parcel, result) for parcel, result in results}
+        settled = touches.settle(ends)
+        valid = [each for each in results if each[0].claim.task_id in settled]
+        record_attempts(valid)
+        refused = [(parcel.claim.task_id, result.verdict) for parcel, result in valid if isinstance(result, Refused)]
+        if refused:
+            record_verdicts(refused, sql.now())
+        dead_letters.bury_touches([each.claim.task_id for each, _ in valid if ends[each.claim].state in FAILED_ENDS])
+        disable_targets(results)
+    measure(valid)
+    measure_verdicts(verdict for _, verdict in refused)
+    measure_ends(Counter((ends[each.claim].state, ends[each.claim].reason) for each, _ in valid))
+    _log_ends([parcel for parcel, _ in valid], ends)
+    if len(valid) < len(results):
+        log.warning("stale_results_dropped", count=len(results) - len(valid))
+
+
+def _log_ends(parcels: Iterable[Parcel], ends: Mapping[Claim, Settlement]) -> None:
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for parcel in parcels:
+        task_id, trace_id, channel, end = (
+            parcel.claim.task_id, parcel.message.trace_id, parcel.spec.key, ends[parcel.claim],
+        )  # fmt: skip
+        if end.state in FAILED_ENDS:
+            log_failed(task_id, trace_id, end, channel=channel, attempt=parcel.attempt)
+        else:
+            alike.setdefault((end.state, end.reason, channel), []).append(tracing.name(trace_id, task_id))
+    for (state, reason, channel), names in alike.items():
+        tracing.say("touches_settled", names, state=state, reason=reason, channel=channel)
+
+
+def log_failed(task_id: UUID, trace_id: UUID | None, end: Settlement, **more: object) -> None:
+    trace = trace_id.hex if trace_id else ""
+    log.warning("touch_failed", task_id=str(task_id), trace_id=trace, state=end.state, reason=end.reason, **more)
+
+
+def settlement_of(parcel: Parcel, result: Outcome | Held | Refused) -> Settlement:
     ended = _settlement(parcel, result)
     return still_in_doubt(ended) if parcel.in_doubt else ended
 
 
-End = TypeVar("End", Settlement, Decision)
-
-
-def still_in_doubt(ended: End) -> End:
+def still_in_doubt(ended: Settlement) -> Settlement:
     """Keep the outcome of an earlier attempt unknown.
 
     The end of a retry is no evidence about that attempt. The cap slot stays taken. An end that would mean "not
@@ -43,36 +110,32 @@ def still_in_doubt(ended: End) -> End:
     return replace(ended, state=state, frees_slot=False)
 
 
-def turned_down(verdict: Verdict) -> Decision:
-    """Return the decision for a verdict other than `send`."""
+def turned_down(verdict: Verdict) -> Settlement:
+    """Return the settlement for a verdict other than `send`."""
     if verdict.decision == HOLD:
-        return Decision(
+        return Settlement(
             "scheduled", verdict.rule, due_at=verdict.next_eligible_at, parked=verdict.parked, frees_slot=True
         )
     if verdict.rule == "channel_retired":
-        return Decision("failed", verdict.rule, frees_slot=True)
+        return Settlement("failed", verdict.rule, frees_slot=True)
     state = "cancelled" if verdict.rule.startswith(CALLED_OFF) else "suppressed"
-    return Decision(state, verdict.rule, frees_slot=True)
+    return Settlement(state, verdict.rule, frees_slot=True)
 
 
 def _settlement(parcel: Parcel, result: Outcome | Held | Refused) -> Settlement:
-    claim = parcel.claim
     if isinstance(result, Refused):
-        end = turned_down(result.verdict)
-        return Settlement(
-            claim.task_id, claim.lease_no, end.state, end.reason, end.due_at, end.parked, frees_slot=end.frees_slot
-        )
+        return turned_down(result.verdict)
     if isinstance(result, Delivered):
-        return Settlement(claim.task_id, claim.lease_no, "delivered")
+        return Settlement("delivered")
     if isinstance(result, Held):
         due_at = parcel.instant(time.monotonic()) + result.delay
-        return Settlement(claim.task_id, claim.lease_no, "scheduled", result.reason, due_at=due_at, frees_slot=True)
+        return Settlement("scheduled", result.reason, due_at=due_at, frees_slot=True)
     if isinstance(result, Transient) or (isinstance(result, Unknown) and parcel.spec.idempotent):
         return _again(parcel, result)
     if isinstance(result, Permanent):
-        return Settlement(claim.task_id, claim.lease_no, "failed", result.reason, frees_slot=True)
+        return Settlement("failed", result.reason, frees_slot=True)
     assert isinstance(result, Unknown)
-    return Settlement(claim.task_id, claim.lease_no, "unknown", result.reason)
+    return Settlement("unknown", result.reason)
 
 
 def _again(parcel: Parcel, result: Transient | Unknown) -> Settlement:
@@ -80,19 +143,19 @@ def _again(parcel: Parcel, result: Transient | Unknown) -> Settlement:
 
     A last result of `Unknown` leaves the decision to an operator.
     """
-    claim, delays = parcel.claim, parcel.spec.retry_delays
+    delays = parcel.spec.retry_delays
     certain = isinstance(result, Transient)
     if parcel.attempt > len(delays):
         state = "failed" if certain else "unknown"
-        return Settlement(claim.task_id, claim.lease_no, state, result.reason, frees_slot=certain)
+        return Settlement(state, result.reason, frees_slot=certain)
     delay = delays[parcel.attempt - 1] * (1 + random.random() * JITTER)  # noqa: S311
     if isinstance(result, Transient) and result.retry_after:
         delay = max(delay, result.retry_after)
     due_at = parcel.instant(parcel.ended_at) + delay
     if due_at > parcel.expires_at:
         state = "failed" if certain else "unknown"
-        return Settlement(claim.task_id, claim.lease_no, state, result.reason, frees_slot=certain)
-    return Settlement(claim.task_id, claim.lease_no, "scheduled", result.reason, due_at=due_at)
+        return Settlement(state, result.reason, frees_slot=certain)
+    return Settlement("scheduled", result.reason, due_at=due_at)
 
 
 def bare(result: Outcome | Held | Refused) -> Outcome | Held:
@@ -104,6 +167,20 @@ def bare(result: Outcome | Held | Refused) -> Outcome | Held:
     if isinstance(result, Untried):
         return Held("internal_error", timedelta(seconds=2))
     return Permanent("internal_error")
+
+
+def record_verdicts(verdicts: Sequence[tuple[UUID, Verdict]], at: datetime) -> None:
+    judged_at = at.isoformat()  # formatted once for all rows
+    sql.copy(
+        _COPY_VERDICTS,
+        [
+            (
+                task_id, judged_at, each.decision, each.rule, each.rule_version, each.observed[:200], each.limit[:200],
+                each.next_eligible_at,
+            )
+            for task_id, each in verdicts
+        ],
+    )  # fmt: skip
 
 
 def record_attempts(results: Sequence[Result]) -> None:
@@ -184,4 +261,8 @@ _COPY_ATTEMPTS = """
 COPY scheduling_attempt
     (touch_id, number, lease_no, started_at, ended_at, outcome, reason, detail, status, subject, body)
 FROM STDIN
+"""
+
+_COPY_VERDICTS = """
+COPY scheduling_verdict (touch_id, at, decision, rule, rule_version, observed, "limit", next_eligible_at) FROM STDIN
 """

@@ -111,24 +111,24 @@ def _rescue_runs() -> int:
         nodes = snapshot.current().nodes
         # PostgreSQL's time: with the clock of a node that is ahead, the rows would wait.
         rows = Touch.objects.annotate(at=Now()).in_bulk([claim.task_id for claim, _ in lapsed])
-        settlements = []
+        settlements = {}
         for claim, was_sending in lapsed:
             channel = nodes[rows[claim.task_id].node_id].channel
             exhausted = rows[claim.task_id].attempt > len(channel.retry_delays)
             if was_sending and (not channel.idempotent or exhausted):
-                settlements.append(Settlement(claim.task_id, claim.lease_no, "unknown", "worker_lost"))
+                settlements[claim] = Settlement("unknown", "worker_lost")
             else:
                 at = rows[claim.task_id].at
-                settlements.append(Settlement(claim.task_id, claim.lease_no, "scheduled", "worker_lost", due_at=at))
+                settlements[claim] = Settlement("scheduled", "worker_lost", due_at=at)
         touches.settle(settlements)
         Attempt.objects.bulk_create(
             [_lost_attempt(rows[claim.task_id], claim.lease_no) for claim, was_sending in lapsed if was_sending]
         )
-        dead_letters.bury_touches([each.task_id for each in settlements if each.state == "unknown"])
-    metrics.worker_lost(sum(each.state == "unknown" for each in settlements))
+        dead_letters.bury_touches([claim.task_id for claim, end in settlements.items() if end.state == "unknown"])
+    metrics.worker_lost(sum(end.state == "unknown" for end in settlements.values()))
     log.warning("runs_rescued", count=len(settlements))
     for state in ("scheduled", "unknown"):
-        names = [tracing.name(None, each.task_id) for each in settlements if each.state == state]
+        names = [tracing.name(None, claim.task_id) for claim, end in settlements.items() if end.state == state]
         tracing.say("touches_settled", names, state=state, reason="worker_lost")
     return len(settlements)
 

@@ -5,7 +5,8 @@ Each table is locked in the order of its key, so that two writers cannot deadloc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from scheduling import sql
@@ -21,6 +22,34 @@ def lock_customers(task_ids: Sequence[UUID]) -> dict[int, CustomerSpec]:
     """Lock the customers of these touches in the order of their ids and return them by id."""
     rows = sql.rows(_LOCK_CUSTOMERS, {"ids": list(task_ids)})
     return {row[0]: CustomerSpec(*row) for row in rows}
+
+
+def lock_users(user_ids: Sequence[str]) -> tuple[dict[str, CustomerSpec], datetime]:
+    """Lock the customers with these user ids. Return them by user id, and PostgreSQL's time of the statement."""
+    rows = sql.rows(_LOCK_USERS, {"user_ids": user_ids})
+    customers = {
+        row[1]: CustomerSpec(id=row[0], user_id=row[1], level=row[2], last_active_at=row[3], conversation_at=row[4])
+        for row in rows
+    }
+    return customers, rows[0][5]
+
+
+def lock_free_users(user_ids: Sequence[str]) -> dict[str, int]:
+    """Lock those of the customers that no other transaction has locked. Return their ids by user id."""
+    return {user_id: key for key, user_id in sql.rows(_LOCK_FREE_USERS, {"user_ids": user_ids})}
+
+
+def locked_users(user_ids: Iterable[str]) -> set[str]:
+    """Return the `user_ids` that another transaction holds locked now. Waits for no lock."""
+    return {row[0] for row in sql.rows(_LOCKED_USERS, {"user_ids": sorted(set(user_ids))})}
+
+
+def lock_inactive(after: timedelta, limit: int) -> list[tuple[int, str, datetime]]:
+    """Lock up to `limit` free customers without activity for `after` that are not yet marked inactive.
+
+    Return id, user id and last activity of each. Two scans at once share the work.
+    """
+    return [tuple(row) for row in sql.rows(_LOCK_INACTIVE, {"after": after, "limit": limit})]
 
 
 def lock_communities(task_ids: Sequence[UUID]) -> None:
@@ -50,6 +79,35 @@ FROM scheduling_customer WHERE id = ANY(ARRAY(
     WHERE task_id = ANY(%(ids)b) AND COALESCE(state, '') IN ('scheduled', 'queued', 'running')
 ))
 ORDER BY id FOR NO KEY UPDATE
+"""
+
+_LOCK_USERS = """
+SELECT id, user_id, level, last_active_at, conversation_at, statement_timestamp()
+FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b)
+ORDER BY id FOR NO KEY UPDATE
+"""
+
+_LOCK_FREE_USERS = """
+SELECT id, user_id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+"""
+
+_LOCKED_USERS = """
+WITH free AS MATERIALIZED (
+    SELECT id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) FOR NO KEY UPDATE SKIP LOCKED
+)
+SELECT user_id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) AND id NOT IN (SELECT id FROM free)
+"""
+
+_LOCK_INACTIVE = """
+WITH inactive AS MATERIALIZED (
+    SELECT id FROM scheduling_customer
+    WHERE last_active_at IS NOT NULL AND (inactive_since IS NULL OR NOT inactive_since = last_active_at)
+      AND last_active_at < statement_timestamp() - %(after)s
+    ORDER BY last_active_at LIMIT %(limit)s
+)
+SELECT id, user_id, last_active_at FROM scheduling_customer
+WHERE id IN (SELECT id FROM inactive) AND last_active_at < statement_timestamp() - %(after)s
+ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
 """
 
 _INSERT_COMMUNITIES = """

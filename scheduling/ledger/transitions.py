@@ -15,7 +15,7 @@ claim is lost. `attempt` is no fence, because a deferral or a manual retry chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -53,16 +53,29 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
-    """The end of a run. State `scheduled` with a `due_at` is a deferral or a retry."""
+class Content:
+    """The content of a touch. Only a touch that is sent takes a cap slot."""
 
-    task_id: UUID
-    lease_no: int
+    content_type: str
+    template_id: int
+    template_version: int
+    counts: bool  #: whether it counts toward the cap
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The state that a verdict or the end of a run gives to rows.
+
+    It names no row, because most touches of a batch share a few settlements. State `scheduled` with a `due_at` is a
+    deferral or a retry. Only a verdict gives `running`: the touch goes to the sender.
+    """
+
     state: str
     reason: str = ""
     due_at: datetime | None = None
     parked: str = ""
     frees_slot: bool = False  #: certainly not delivered, so it releases its cap slot
+    content: Content | None = None  #: given by a verdict
 
 
 class Ledger:
@@ -215,13 +228,14 @@ class Ledger:
 
     # --- running → anywhere -------------------------------------------------------------------------------------
 
-    def settle(self, settlements: Sequence[Settlement]) -> set[UUID]:
+    def settle(self, settlements: Mapping[Claim, Settlement]) -> set[UUID]:
         """End these runs. Return the ids whose claim was still valid.
 
         Discard the results of the others: their claims are lost.
         """
         if not settlements:
             return set()
+        ends = settlements.values()
         return {
             row[0]
             for row in sql.rows(
@@ -238,13 +252,13 @@ class Ledger:
                 RETURNING row.task_id
                 """,
                 {
-                    "ids": [each.task_id for each in settlements],
-                    "lease_nos": [each.lease_no for each in settlements],
-                    "states": [each.state for each in settlements],
-                    "reasons": [each.reason[:64] for each in settlements],
-                    "due": [each.due_at for each in settlements],
-                    "parked": [each.parked for each in settlements],
-                    "frees": [each.frees_slot for each in settlements],
+                    "ids": [claim.task_id for claim in settlements],
+                    "lease_nos": [claim.lease_no for claim in settlements],
+                    "states": [each.state for each in ends],
+                    "reasons": [each.reason[:64] for each in ends],
+                    "due": [each.due_at for each in ends],
+                    "parked": [each.parked for each in ends],
+                    "frees": [each.frees_slot for each in ends],
                 },
             )
         }

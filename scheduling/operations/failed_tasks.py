@@ -21,8 +21,9 @@ from django.utils.module_loading import import_string
 from scheduling import sql
 from scheduling.errors import Conflict, NotFound
 from scheduling.ids import new_id
+from scheduling.ledger import insertion
 from scheduling.ledger.touches import touches
-from scheduling.models import FailedTask, Touch
+from scheduling.models import FailedTask
 
 State = FailedTask.State
 RETRYABLE = (State.OPEN, State.IGNORED)
@@ -183,33 +184,8 @@ def _move(failed_id: UUID, state: str, actor: Actor, allowed: Sequence[str], **c
 
 
 def republish_touch(row: FailedTask, task_id: UUID, due_at: datetime, as_new: bool) -> None:
-    """Create a touch for the same event and node.
-
-    With the same delivery key the cap slot moves to the new touch. A touch sent as new reserves its own slot at once.
-    No dedupe or cap then suppresses what the operator confirmed.
-    """
-    old = Touch.objects.select_related("node").get(pk=str(row.task_id))
-    reserved_at = Now() if as_new else old.reserved_at
-    if reserved_at and not as_new:
-        touches.free_slot(old.task_id)
-    Touch.objects.create(
-        task_id=task_id,
-        root_id=task_id if as_new else old.root_id,
-        retry_of=old.task_id,
-        priority=old.priority,
-        due_at=due_at,
-        planned_at=due_at,
-        event_id=old.event_id,
-        node_id=old.node_id,
-        node_version=old.node.version,
-        customer_id=old.customer_id,
-        chat_id=old.chat_id,
-        expires_at=due_at + old.node.expires_after,
-        reserved_at=reserved_at,
-        content_type=old.content_type,
-        template_id=old.template_id if reserved_at else None,
-        counts_toward_cap=old.counts_toward_cap,
-    )
+    assert row.task_id is not None
+    insertion.insert_retry(row.task_id, task_id, due_at, as_new=as_new)
 
 
 REPUBLISHER = Republisher(republish_touch)

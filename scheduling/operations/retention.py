@@ -22,6 +22,7 @@ from django.utils.module_loading import import_string
 from scheduling import sql
 from scheduling.configuration import snapshot
 from scheduling.ids import first_id_at
+from scheduling.ledger.deletion import delete_ended
 from scheduling.models import BulkAction, Event, FailedTask, Node, Touch
 from scheduling.planning import disabled_targets
 
@@ -133,16 +134,6 @@ def _delete_failed_tasks(batch: list[UUID], before: datetime) -> int:
     return sql.count(_DELETE_FAILED_TASKS, {"ids": batch, "before": before})
 
 
-def _delete_touches(batch: list[UUID], before: datetime) -> int:
-    """Delete touches with their attempts and verdicts, for which PostgreSQL has no cascade (see `Verdict`)."""
-    over = [row[0] for row in sql.rows(_LOCK_TOUCHES, {"ids": batch, "before": before})]
-    if not over:
-        return 0
-    for statement in (_DELETE_ATTEMPTS, _DELETE_VERDICTS, _LEAVE_COMPLAINTS):
-        sql.count(statement, {"ids": over})
-    return sql.count(_DELETE_TOUCHES, {"ids": over})
-
-
 def _delete_events(batch: list[UUID], before: datetime) -> int:
     over = [row[0] for row in sql.rows(_LOCK_EVENTS, {"ids": batch, "before": before})]
     if not over:
@@ -156,7 +147,7 @@ def _delete_bulk_actions(batch: list[UUID], before: datetime) -> int:
 
 
 FAILED_TASKS = Kind(FailedTask._meta.db_table, "id", _kept, _delete_failed_tasks)
-TOUCHES = Kind(Touch._meta.db_table, "task_id", _kept, _delete_touches)
+TOUCHES = Kind(Touch._meta.db_table, "task_id", _kept, delete_ended)
 EVENTS = Kind(Event._meta.db_table, "id", _events_kept, _delete_events)
 BULK_ACTIONS = Kind(BulkAction._meta.db_table, "id", _kept, _delete_bulk_actions)
 
@@ -170,21 +161,6 @@ WITH over AS MATERIALIZED (
 )
 DELETE FROM scheduling_failedtask AS row USING over WHERE row.id = over.id
 """
-
-# A touch stays as long as its failed task, from which it may be published again. It also stays as long as its
-# republished touch: that one checks whether its predecessor has an unknown outcome, and shares its delivery key.
-_LOCK_TOUCHES = """
-SELECT t.task_id FROM scheduling_touch AS t
-WHERE t.task_id = ANY(%(ids)b) AND t.state IN ('delivered', 'suppressed', 'cancelled', 'failed', 'unknown')
-  AND t.settled_at < %(before)s AND (t.reserved_at IS NULL OR t.reserved_at < %(before)s)
-  AND NOT EXISTS (SELECT FROM scheduling_failedtask AS f WHERE f.task_id = t.task_id)
-  AND NOT EXISTS (SELECT FROM scheduling_touch AS again WHERE again.retry_of = t.task_id)
-FOR UPDATE OF t SKIP LOCKED
-"""
-_DELETE_ATTEMPTS = "DELETE FROM scheduling_attempt WHERE touch_id = ANY(%(ids)b)"
-_DELETE_VERDICTS = "DELETE FROM scheduling_verdict WHERE touch_id = ANY(%(ids)b)"
-_LEAVE_COMPLAINTS = "UPDATE scheduling_complaint SET touch_id = NULL WHERE touch_id = ANY(%(ids)b)"
-_DELETE_TOUCHES = "DELETE FROM scheduling_touch WHERE task_id = ANY(%(ids)b)"
 
 _LOCK_EVENTS = """
 SELECT e.id FROM scheduling_event AS e

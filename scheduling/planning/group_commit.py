@@ -21,9 +21,10 @@ from django.db import connection, reset_queries
 from scheduling import sql
 from scheduling.dispatch.dispatcher import doorbell
 from scheduling.errors import AftertouchError, InvalidInput
+from scheduling.ledger.locks import locked_users
 from scheduling.ledger.transitions import Hint
 from scheduling.planning import ingest, request_metrics
-from scheduling.planning.ingest import NewEvent, Receipt, locked_customers, record_events
+from scheduling.planning.ingest import NewEvent, Receipt, record_events
 
 log = structlog.get_logger(__name__)
 
@@ -196,7 +197,7 @@ class GroupCommit:
 
     def _store_unlocked(self, group: list[_Submission], ends_at: float) -> None:
         """Store the submissions that no lock of another transaction delays. Refuse the others."""
-        locked = locked_customers(user_id for each in group for user_id in each.users)
+        locked = locked_users(user_id for each in group for user_id in each.users)
         self._locked |= dict.fromkeys(locked, monotonic() + REMEMBER_LOCKED)
         if len(group) == 1 or monotonic() >= ends_at:
             log.warning("customers_locked", submissions=len(group))

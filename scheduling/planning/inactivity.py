@@ -38,8 +38,8 @@ def scan() -> int:
 
 def _scan_batch() -> int:
     with transaction.atomic():
-        away = sql.rows(_AWAY, {"after": settings.AFTERTOUCH_INACTIVE_AFTER, "limit": BATCH})
-        if not away:
+        inactive = locks.lock_inactive(settings.AFTERTOUCH_INACTIVE_AFTER, BATCH)
+        if not inactive:
             return 0
         record_events(
             [
@@ -50,26 +50,13 @@ def _scan_batch() -> int:
                     user_id=user_id,
                     data={"last_active_at": last_active_at.isoformat()},
                 )
-                for _, user_id, last_active_at in away
+                for _, user_id, last_active_at in inactive
             ],
             announce=doorbell.ring,
         )
-        sql.count(_NOTE, {"ids": [row[0] for row in away]})
-    return len(away)
+        sql.count(_NOTE, {"ids": [row[0] for row in inactive]})
+    return len(inactive)
 
-
-# Locks are taken in the order of ids, as in every writer. SKIP LOCKED lets two scans share the work.
-_AWAY = """
-WITH away AS MATERIALIZED (
-    SELECT id FROM scheduling_customer
-    WHERE last_active_at IS NOT NULL AND (inactive_since IS NULL OR NOT inactive_since = last_active_at)
-      AND last_active_at < statement_timestamp() - %(after)s
-    ORDER BY last_active_at LIMIT %(limit)s
-)
-SELECT id, user_id, last_active_at FROM scheduling_customer
-WHERE id IN (SELECT id FROM away) AND last_active_at < statement_timestamp() - %(after)s
-ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
-"""
 
 _NOTE = "UPDATE scheduling_customer SET inactive_since = last_active_at WHERE id = ANY(%(ids)b)"
 
@@ -84,15 +71,11 @@ def raise_last_active(seen: Mapping[str, datetime]) -> set[str]:
     # Insert before any lock is taken, as every writer does.
     with sql.brief_lock_waits():
         locks.insert_customers(sorted(seen))
-        rows = sql.rows(_LOCK, {"user_ids": sorted(seen)})
-        sql.count(_RAISE, {"ids": [row[0] for row in rows], "at": [seen[row[1]] for row in rows]})
-    return {row[1] for row in rows}
+        # A watcher runs this between two checks of its deadlines, so it waits for no lock.
+        customers = locks.lock_free_users(sorted(seen))
+        sql.count(_RAISE, {"ids": list(customers.values()), "at": [seen[user_id] for user_id in customers]})
+    return set(customers)
 
-
-# A watcher runs this between two checks of its deadlines, so it waits for no lock.
-_LOCK = """
-SELECT id, user_id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
-"""
 
 _RAISE = """
 UPDATE scheduling_customer AS c SET last_active_at = v.at

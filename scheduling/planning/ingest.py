@@ -7,7 +7,7 @@ is locked. An insert that waits for another insert therefore holds no lock that 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -21,8 +21,8 @@ from scheduling import sql, tracing
 from scheduling.configuration import snapshot
 from scheduling.errors import InvalidInput
 from scheduling.ids import new_id
-from scheduling.ledger import locks
-from scheduling.ledger.transitions import HINT_LEASE, Hint
+from scheduling.ledger import insertion, locks
+from scheduling.ledger.transitions import Hint
 from scheduling.models import EventType
 from scheduling.planning.cancellation import CallingOff, Planned
 from scheduling.policy import matrix
@@ -89,11 +89,6 @@ def record_events(
     return batch.receipts()
 
 
-def locked_customers(user_ids: Iterable[str]) -> set[str]:
-    """Return the `user_ids` that another transaction holds locked now. Waits for no lock."""
-    return {row[0] for row in sql.rows(_LOCKED_CUSTOMERS, {"user_ids": sorted(set(user_ids))})}
-
-
 class _Batch:
     """One transaction of events, with its steps in the order of `record_events`."""
 
@@ -109,11 +104,7 @@ class _Batch:
     def lock_customers(self) -> None:
         user_ids = sorted({event.user_id for event in self.new_events})
         locks.insert_customers(user_ids)
-        for row in sql.rows(_LOCK_CUSTOMERS, {"user_ids": user_ids}):
-            self.customers[row[1]] = CustomerSpec(
-                id=row[0], user_id=row[1], level=row[2], last_active_at=row[3], conversation_at=row[4]
-            )
-            self.now: datetime = row[5]
+        self.customers, self.now = locks.lock_users(user_ids)
 
     def insert_events(self) -> None:
         self._register_types()
@@ -187,40 +178,19 @@ class _Batch:
 
     def insert_touches(self) -> None:
         soon = self.now + settings.AFTERTOUCH_HORIZON
-        sql.copy(_COPY_TOUCHES, [self._touch(*row, soon=soon) for row in self.rows])
+        insertion.insert_planned([self._touch(*row, soon=soon) for row in self.rows])
 
     def _touch(
         self, event: EventSpec, planned: matrix.PlannedTouch, task_id: UUID, *, soon: datetime
     ) -> tuple[Any, ...]:
         node, due_at = planned.node, planned.due_at
         reason = self.calling_off.reasons.get(task_id, "")
-        handed_over = due_at <= soon and not reason
-        if handed_over:
+        dispatched = due_at <= soon and not reason
+        if dispatched:
             self.hints.append(Hint(task_id, due_at, node.priority, node.id))
-        return (
-            task_id,
-            task_id,
-            "cancelled" if reason else "queued" if handed_over else "scheduled",
-            node.priority,
-            due_at,
-            due_at,
-            "",
-            0,
-            0,
-            max(due_at, self.now) + HINT_LEASE if handed_over else None,
-            int(handed_over),
-            self.now if handed_over else None,
-            self.now if reason else None,
-            reason,
-            self.now,
-            event.id,
-            node.id,
-            node.version,
-            self.customers[event.user_id].id,
-            event.chat_id,
-            planned.expires_at,
-            "",
-            node.guard_cap != "ignore",
+        customer_id = self.customers[event.user_id].id
+        return insertion.planned_row(
+            event, planned, task_id, customer_id, at=self.now, dispatched=dispatched, cancelled_as=reason
         )
 
     def note_customers(self) -> None:
@@ -310,19 +280,6 @@ def _task_id(data: Mapping[str, Any]) -> UUID | None:
         return None
 
 
-_LOCK_CUSTOMERS = """
-SELECT id, user_id, level, last_active_at, conversation_at, statement_timestamp()
-FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b)
-ORDER BY id FOR NO KEY UPDATE
-"""
-
-_LOCKED_CUSTOMERS = """
-WITH free AS MATERIALIZED (
-    SELECT id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) FOR NO KEY UPDATE SKIP LOCKED
-)
-SELECT user_id FROM scheduling_customer WHERE user_id = ANY(%(user_ids)b) AND id NOT IN (SELECT id FROM free)
-"""
-
 _INSERT_EVENTS = """
 INSERT INTO scheduling_event
     (id, source, event_id, type, occurred_at, received_at, customer_id, user_id, chat_id, data, trace_id)
@@ -333,12 +290,6 @@ FROM unnest(%(ids)b::uuid[], %(sources)b::text[], %(event_ids)b::text[], %(types
     AS e(id, source, event_id, type, occurred_at, customer_id, user_id, chat_id, data, trace_id)
 ON CONFLICT (source, event_id) DO NOTHING
 RETURNING id
-"""
-
-_COPY_TOUCHES = """
-COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, lease_until,
-    hints, queued_at, settled_at, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at,
-    content_type, counts_toward_cap) FROM STDIN
 """
 
 _NOTE_CUSTOMERS = """

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import Count, F, Q
+from django.db.models import Count, Q
 
 from scheduling.configuration import snapshot as configuration
 from scheduling.configuration.file.apply import Plan
@@ -102,8 +102,7 @@ def _move(batch: Sequence[Movement], node: NodeSpec) -> None:
     with transaction.atomic():
         task_ids = [each.task_id for each in batch]
         locks.lock_customers(task_ids)  # before the touches, as in every writer
-        touches.move(task_ids, [each.due_at for each in batch])
-        Touch.objects.filter(pk__in=task_ids, state="scheduled").update(expires_at=F("due_at") + node.expires_after)
+        touches.reschedule(task_ids, [each.due_at for each in batch], expires_after=node.expires_after)
 
 
 def _left(nodes: Sequence[NodeSpec], after: UUID) -> int:

@@ -12,7 +12,8 @@ from scheduling import sql
 from scheduling.configuration.snapshot import current
 from scheduling.dispatch.dispatcher import doorbell
 from scheduling.errors import InvalidInput
-from scheduling.planning.ingest import NewEvent, locked_customers, record_events
+from scheduling.ledger.locks import locked_users
+from scheduling.planning.ingest import NewEvent, record_events
 from sessions.detection.presence import SILENT
 from sessions.store.brief import brief_transaction
 from sessions.store.sessions import Claim
@@ -42,7 +43,7 @@ def hand_in(silences: Sequence[Claim], now_ms: int) -> list[Claim]:
     except OperationalError as error:
         if not sql.is_lock_timeout(error):
             raise
-        locked = locked_customers(each.user_id for each in silences)
+        locked = locked_users(each.user_id for each in silences)
         free = [each for each in silences if each.user_id not in locked]
         log.warning("customers_locked", silences=len(silences) - len(free))
         if len(free) < len(silences):

@@ -18,7 +18,7 @@ from config.settings.celery import CELERY_WORKER_SOFT_SHUTDOWN_TIMEOUT
 from rpa_tasks.maintainer.process import STOP_WITHIN
 from rpa_tasks.models import Flow
 from rpa_tasks.worker.runner import STOPPING_PATIENCE
-from scheduling.delivery.sender import BATCH_DEADLINE
+from scheduling.delivery.outgoing import BATCH_DEADLINE
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))

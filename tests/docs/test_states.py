@@ -17,8 +17,8 @@ from rpa_tasks.jobs.pick import jobs
 from rpa_tasks.models import Flow, Job, JobState, Platform, Shop
 from scheduling.errors import Conflict
 from scheduling.ids import new_id
-from scheduling.ledger.touches import Decision, touches
-from scheduling.ledger.transitions import Ledger, Settlement
+from scheduling.ledger.touches import touches
+from scheduling.ledger.transitions import Claim, Ledger, Settlement
 from scheduling.models import FailedTask, LedgerRow, Touch, TouchState
 from scheduling.operations import failed_tasks
 from scheduling.operations.failed_tasks import Actor
@@ -60,7 +60,7 @@ def moves(ledger: Ledger, task_id: UUID, ends: list[str]) -> Iterator[Callable[[
     yield lambda: ledger.move([task_id], [now()])
     yield lambda: ledger.unpark("all", spread=SOON)
     for state in ["scheduled", *ends]:
-        yield lambda state=state: ledger.settle([Settlement(task_id, 7, state, due_at=now())])  # type: ignore[misc]
+        yield lambda state=state: ledger.settle({Claim(task_id, 7): Settlement(state, due_at=now())})  # type: ignore[misc]
 
 
 def seen(ledger: Ledger, model: Any, task_id: UUID, states: list[str]) -> set[Arrow]:
@@ -110,7 +110,7 @@ def test_what_a_verdict_writes_at_once_is_a_drawn_move_too(touch: UUID) -> None:
     """A claim and what follows from it, in one write: queued → running → its end."""
     for state in ("running", *(after for before, after in arrows(TOUCH) if before == "running")):
         put(Touch, touch, "queued")
-        touches.decide({Decision(state, due_at=now()): [touch]}, at=now(), lease=LEASE)
+        touches.settle_batch({Settlement(state, due_at=now()): [touch]}, at=now(), lease=LEASE)
         row = Touch.objects.get(pk=touch)
         assert (row.state, row.lease_no) == (state, 8)
 

@@ -20,7 +20,7 @@ import psycopg
 
 from config.local.isolated import RunningStack, running_stack
 from config.local.processes import is_alive, wait_until
-from scheduling.delivery.sender import LEASE
+from scheduling.delivery.outgoing import LEASE
 from tests.faults.load import DEAF, Load
 from tests.faults.receiver import SECRET, Call, EffectReceiver
 

@@ -29,7 +29,8 @@ def _counted(transactional_db: None) -> None:
 @pytest.fixture
 def refusing(matrix: Any, happen: Callable[..., Any], _sending: None) -> Iterator[ScriptedReceiver]:  # noqa: F811
     """The partner's endpoint refuses what is sent to it; everything else is as on any other day."""
-    from scheduling.delivery.pipeline import deliver, sender
+    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.sender import sender
     from scheduling.models import ChannelConfig, FailedTask
 
     with ScriptedReceiver(script=[422] * MANY) as receiver:
@@ -49,7 +50,8 @@ def deliver_what_waits() -> None:
     """What a worker does, and its time has come."""
     from django.utils.timezone import now
 
-    from scheduling.delivery.pipeline import deliver, sender
+    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.sender import sender
     from scheduling.models import Touch
 
     waiting = Touch.objects.filter(state="scheduled")

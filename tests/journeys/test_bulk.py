@@ -15,7 +15,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 @pytest.fixture
 def many(matrix: Any, happen: Callable[..., Any]) -> int:
     """More failed tasks than a page shows."""
-    from scheduling.delivery.pipeline import deliver, sender
+    from scheduling.delivery.pipeline import deliver
+    from scheduling.delivery.sender import sender
     from scheduling.models import FailedTask
 
     matrix.node(template=matrix.template("broken", body="{{ event.data.order_no }}"), guard_dedupe="ignore")

@@ -116,7 +116,7 @@ def test_a_crash_with_secrets_in_its_words_and_its_variables(
         theatre.play = crash
     else:
         theatre.play = lambda message: Permanent("refused")
-        monkeypatch.setattr("scheduling.delivery.settlement.settlement", crash)
+        monkeypatch.setattr("scheduling.delivery.settlement.settlement_of", crash)
         monkeypatch.setattr("scheduling.delivery.settlement.bare", lambda result: result)
         monkeypatch.setattr("scheduling.delivery.sender.LEASE", timedelta(0))
     deliver_at_last(*happen().task_ids)

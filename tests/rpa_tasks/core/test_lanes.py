@@ -25,7 +25,7 @@ def flow(market: Any) -> None:
 
 
 def end(pick: Any, state: str = "succeeded") -> None:
-    assert jobs.settle([Settlement(pick.claim.task_id, pick.claim.lease_no, state)])
+    assert jobs.settle({pick.claim: Settlement(state)})
 
 
 def picked(market: Any, *queues: str, **options: Any) -> str | None:
@@ -364,9 +364,7 @@ def test_what_was_put_off_since_the_look_is_not_early(market: Any, race: Any) ->
     market.shop()
     receipt = market.publish()
     pick = market.pick()
-    assert jobs.settle(
-        [Settlement(pick.claim.task_id, pick.claim.lease_no, "scheduled", due_at=now() + timedelta(minutes=2))]
-    )
+    assert jobs.settle({pick.claim: Settlement("scheduled", due_at=now() + timedelta(minutes=2))})
 
     assert market.pick() is None
     assert Job.objects.get(pk=receipt.task_id).state == "scheduled"
@@ -423,11 +421,11 @@ def test_a_late_end_is_refused_and_leaves_the_lane_to_its_holder(market: Any) ->
     with transaction.atomic():
         Job.objects.update(lease_until=now() - timedelta(seconds=1))
         ((claim, sent),) = jobs.lapsed_runs()
-        jobs.settle([Settlement(claim.task_id, claim.lease_no, "scheduled", due_at=now())])
+        jobs.settle({claim: Settlement("scheduled", due_at=now())})
     assert not sent
     holder = market.pick()
 
-    assert not jobs.settle([Settlement(stale.claim.task_id, stale.claim.lease_no, "succeeded")])
+    assert not jobs.settle({stale.claim: Settlement("succeeded")})
     assert Lane.objects.get().task_id == holder.claim.task_id
 
 

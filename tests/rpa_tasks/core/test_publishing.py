@@ -222,7 +222,7 @@ def test_publish_while_job_waits_for_its_retry_merges_and_brings_it_forward(mark
     pick = market.pick()
     jobs.mark_sending([pick.claim])
     retry_at = now() + timedelta(seconds=120)
-    jobs.settle([Settlement(pick.claim.task_id, pick.claim.lease_no, "scheduled", "exit_1", due_at=retry_at)])
+    jobs.settle({pick.claim: Settlement("scheduled", "exit_1", due_at=retry_at)})
 
     second = market.publish(payload={"page": 1}, priority=0)
 
@@ -239,7 +239,7 @@ def test_publish_beside_a_retry_merges_into_the_job_that_never_ran(market: Any) 
     pick = market.pick()
     second = market.publish()
     earlier = now() - timedelta(minutes=1)
-    jobs.settle([Settlement(pick.claim.task_id, pick.claim.lease_no, "scheduled", "exit_1", due_at=earlier)])
+    jobs.settle({pick.claim: Settlement("scheduled", "exit_1", due_at=earlier)})
 
     third = market.publish()
 
@@ -254,7 +254,7 @@ def test_publish_other_payload_into_a_retry_gets_a_new_delivery_key_once_it_bega
     pick = market.pick()
     if began:
         jobs.mark_sending([pick.claim])
-    jobs.settle([Settlement(pick.claim.task_id, pick.claim.lease_no, "scheduled", "x", due_at=now())])
+    jobs.settle({pick.claim: Settlement("scheduled", "x", due_at=now())})
 
     market.publish(payload={"text": "b"})
 
@@ -267,7 +267,7 @@ def test_publish_other_payload_into_a_retry_gets_a_new_delivery_key_once_it_bega
 def test_publish_sixteen_at_once_into_a_retry_make_no_second_job(market: Any, race: Any) -> None:
     market.publish()
     pick = market.pick()
-    jobs.settle([Settlement(pick.claim.task_id, pick.claim.lease_no, "scheduled", "x", due_at=now())])
+    jobs.settle({pick.claim: Settlement("scheduled", "x", due_at=now())})
 
     assert all(each.duplicate for each in race(16, lambda _: market.publish()))
     assert Job.objects.get().requests == 17

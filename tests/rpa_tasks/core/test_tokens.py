@@ -76,7 +76,7 @@ def test_announce_while_every_slot_runs_publishes_nothing(market: Any, queue: Qu
 def test_announce_after_runs_that_ended_fills_their_slots(market: Any, queue: Queue, node: Any) -> None:
     publish(market, 3)
     claims = [market.pick(QUEUE, node="n1").claim for _ in range(3)]
-    jobs.settle([Settlement(claim.task_id, claim.lease_no, "succeeded") for claim in claims])
+    jobs.settle(dict.fromkeys(claims, Settlement("succeeded")))
     wakeups.announce(publish(market, 20, first=3))
 
     assert len(queue) == 3

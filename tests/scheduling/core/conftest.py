@@ -18,6 +18,7 @@ from pytest_django import Settings
 from scheduling.channels.http_client import close_shared_transport
 from scheduling.channels.registry import channel_kinds
 from scheduling.delivery import pipeline
+from scheduling.delivery.sender import sender
 from scheduling.ledger.touches import Sending
 from scheduling.ledger.transitions import Claim
 from scheduling.models import Touch
@@ -147,7 +148,7 @@ def sendings(*claims: Claim) -> list[Sending]:
 def deliver(task_ids: Iterable[UUID]) -> None:
     """Deliver what is due of these, and wait until all of it is settled."""
     pipeline.deliver(list(task_ids))
-    assert pipeline.sender().drain(PATIENCE), "the sender did not settle in time"
+    assert sender().drain(PATIENCE), "the sender did not settle in time"
 
 
 def deliver_at_last(*task_ids: UUID) -> list[Touch]:
@@ -170,13 +171,13 @@ def _sending(settings: Settings) -> Iterator[None]:
     channel_kinds.cache_clear()
     _in_sending_thread(close_shared_transport)
     yield
-    assert pipeline.sender().drain(PATIENCE)
+    assert sender().drain(PATIENCE)
     _in_sending_thread(close_shared_transport)
     channel_kinds.cache_clear()
 
 
 def _in_sending_thread(act: Callable[[], Any]) -> None:
-    loop = pipeline.sender()._loop
+    loop = sender()._loop
     if loop is not None:
         asyncio.run_coroutine_threadsafe(act(), loop).result(PATIENCE)
 

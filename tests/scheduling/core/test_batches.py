@@ -15,8 +15,8 @@ from django.db import connection, transaction
 from config.local.processes import wait_until
 from scheduling import sql
 from scheduling.configuration.snapshot import current
-from scheduling.delivery import due_batch, pipeline
-from scheduling.ledger import touches
+from scheduling.delivery import due_batch, judging, pipeline, settlement
+from scheduling.ledger.touches import Reconfigured, touches
 from scheduling.ledger.transitions import Hint
 from scheduling.models import FailedTask, HarassmentRule, Pause, Touch
 from tests.scheduling.core.conftest import fall_due, rows
@@ -53,7 +53,7 @@ def test_lock_due_more_bytes_than_allowed_leaves_the_rest(matrix: Any, happen: A
 
     tracemalloc.start()
     with transaction.atomic():
-        due, rest, _ = due_batch.lock_due(ids, most_bytes=350_000)
+        due, rest, _ = touches.lock_due(ids, most_bytes=350_000)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -88,7 +88,7 @@ def test_lock_due_one_event_larger_than_allowed_is_delivered_alone(matrix: Any, 
     ids = [happen(user=f"user-{number}", data={"text": "x" * 1000}).task_ids[0] for number in range(3)]
     fall_due()
     with transaction.atomic():
-        due, rest, _ = due_batch.lock_due(ids, most_bytes=1)
+        due, rest, _ = touches.lock_due(ids, most_bytes=1)
     assert (len(due), len(rest)) == (1, 2)
 
 
@@ -99,7 +99,7 @@ def test_lock_due_leaves_the_less_important(matrix: Any, happen: Any) -> None:
     (high,) = happen("b", "user-9").task_ids
     fall_due()
     with transaction.atomic():
-        due, _, _ = due_batch.lock_due([*low, high], most_bytes=1)
+        due, _, _ = touches.lock_due([*low, high], most_bytes=1)
     assert [row.claim.task_id for row in due] == [high]
 
 
@@ -120,14 +120,14 @@ def test_deliver_slow_to_judge_stops_in_time_and_leaves_the_rest(
     matrix: Any, happen: Any, published: list[list[Hint]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is left is not claimed, its customers' locks are released, and its message goes out at once."""
-    monkeypatch.setattr(pipeline, "LONGEST_JUDGING", 0.3)
-    render = pipeline.render
+    monkeypatch.setattr(judging, "LONGEST_JUDGING", 0.3)
+    render = judging.render
 
     def slow(*arguments: Any) -> Any:
         time.sleep(0.1)
         return render(*arguments)
 
-    monkeypatch.setattr(pipeline, "render", slow)
+    monkeypatch.setattr(judging, "render", slow)
     matrix.node()
     ids = [happen(user=f"user-{number}").task_ids[0] for number in range(12)]
     fall_due()
@@ -150,7 +150,7 @@ def test_deliver_kept_waiting_is_halved(
     matrix.node()
     ids = [happen(user=f"user-{number}").task_ids[0] for number in range(4)]
     fall_due()
-    record, sizes = pipeline._record_verdicts, []
+    record, sizes = settlement.record_verdicts, []
 
     def gone(pid: int) -> bool:
         with connection.cursor() as cursor:
@@ -166,7 +166,7 @@ def test_deliver_kept_waiting_is_halved(
             assert wait_until(lambda: elsewhere(lambda: gone(pid)), 20)
         record(verdicts, at)
 
-    monkeypatch.setattr(pipeline, "_record_verdicts", too_slow_for_many)
+    monkeypatch.setattr(settlement, "record_verdicts", too_slow_for_many)
     for _ in range(20):  # as Celery does where a closed connection does not say why
         with suppress(sql.AWAY):
             pipeline.deliver(ids)
@@ -182,14 +182,14 @@ def test_deliver_kept_waiting_is_halved(
 def edits(monkeypatch: pytest.MonkeyPatch, elsewhere: Any) -> list[Any]:
     """Each is committed by another connection between a batch's judgement and its write."""
     waiting: list[Any] = []
-    write = pipeline._Batch.write
+    write = touches.settle_batch
 
-    def edited_first(self: Any) -> None:
+    def edited_first(*settlements: Any, **conditions: Any) -> None:
         if waiting:
             elsewhere(waiting.pop(0))
-        write(self)
+        write(*settlements, **conditions)
 
-    monkeypatch.setattr(pipeline._Batch, "write", edited_first)
+    monkeypatch.setattr(touches, "settle_batch", edited_first)
     return waiting
 
 
@@ -213,7 +213,7 @@ def test_deliver_edited_at_each_try_raises_and_changes_nothing(matrix: Any, happ
     cap = HarassmentRule.objects.get(kind="cap")
     edits += [cap.save] * pipeline.JUDGEMENTS
 
-    with pytest.raises(touches.Reconfigured):
+    with pytest.raises(Reconfigured):
         pipeline.deliver([task_id])
 
     assert (Touch.objects.get().lease_no, FailedTask.objects.exists()) == (0, False)

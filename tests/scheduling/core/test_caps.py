@@ -11,7 +11,7 @@ from django.db import transaction
 from django.utils.timezone import now
 
 from scheduling.channels.base import Delivered, Permanent, Transient, Unknown
-from scheduling.delivery import due_batch, pipeline
+from scheduling.delivery import judging, pipeline
 from scheduling.dispatch import dispatcher
 from scheduling.ledger.touches import touches
 from scheduling.models import FailedTask, HarassmentRule, Touch, Verdict
@@ -289,7 +289,7 @@ def test_what_publishes_a_doubt_again_and_is_not_sent_keeps_its_slot(
         happen("order.paid")
     else:
         with monkeypatch.context() as breaking:
-            breaking.setattr(pipeline.guards, "judge", lambda *_: 1 / 0)
+            breaking.setattr(judging.guards, "judge", lambda *_: 1 / 0)
             fall_due(again)
             pipeline.deliver([again])
     (second,) = happen().task_ids
@@ -370,8 +370,8 @@ def test_a_doubt_outlives_a_hold(matrix: Any, puppet: Any, happen: Any, theatre:
 
 def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
     """After this nobody knows whether it was delivered, and it waits to be tried again."""
-    from scheduling.delivery.sender import LEASE
-    from scheduling.ledger.touches import Content, Decision, touches
+    from scheduling.delivery.outgoing import LEASE
+    from scheduling.ledger.transitions import Content, Settlement
     from tests.scheduling.core.conftest import lapse, sendings
 
     fall_due(task_id)
@@ -382,9 +382,9 @@ def be_in_doubt(task_id: UUID, theatre: Theatre, how: str) -> None:
         node = Touch.objects.get(pk=task_id).node
         content = Content("guide", node.template_id, 1, counts=True)
         with transaction.atomic():
-            ((due,), _, locked_at) = due_batch.lock_due([task_id])
+            ((due,), _, locked_at) = touches.lock_due([task_id])
             assert locked_at
-            touches.decide({Decision("running", content=content): [task_id]}, at=locked_at, lease=LEASE)
+            touches.settle_batch({Settlement("running", content=content): [task_id]}, at=locked_at, lease=LEASE)
         touches.mark_sending(sendings(due.claim))
         lapse(task_id)
         dispatcher.rescue()

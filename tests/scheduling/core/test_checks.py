@@ -13,7 +13,7 @@ from django.core.management.base import SystemCheckError
 
 from scheduling import checks
 from scheduling.configuration.validation import MAX_TIMEOUT
-from scheduling.delivery.sender import BATCH_DEADLINE, LEASE
+from scheduling.delivery.outgoing import BATCH_DEADLINE, LEASE
 from scheduling.ledger.transitions import HINT_LEASE
 
 SECOND = timedelta(seconds=1)

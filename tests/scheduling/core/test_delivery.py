@@ -15,7 +15,7 @@ from pytest_django import Settings
 
 from config.local.processes import wait_until
 from scheduling import sql
-from scheduling.delivery import pipeline, presence
+from scheduling.delivery import due_batch, judging, pipeline, presence, settlement
 from scheduling.dispatch import dispatcher
 from scheduling.ids import new_id
 from scheduling.ledger import locks
@@ -302,13 +302,13 @@ def test_a_touch_that_came_back_after_presence_was_asked_is_not_sent_without_its
     present.said = {"ann": "answered"}
     fall_due(task_id)
     run_away(task_id)
-    lock_customers = pipeline.locks.lock_customers
+    lock_customers = due_batch.locks.lock_customers
 
     def rescued_first(task_ids: Any) -> Any:
         elsewhere(dispatcher.rescue)
         return lock_customers(task_ids)
 
-    monkeypatch.setattr(pipeline.locks, "lock_customers", rescued_first)
+    monkeypatch.setattr(due_batch.locks, "lock_customers", rescued_first)
     pipeline.deliver([task_id])
 
     assert end(rows([task_id])[0]) == ("suppressed", "answered")
@@ -322,14 +322,14 @@ def test_a_touch_that_came_back_after_the_customers_were_locked_is_left_to_the_n
     (task_id,) = happen().task_ids
     fall_due(task_id)
     run_away(task_id)
-    lock_customers = pipeline.locks.lock_customers
+    lock_customers = due_batch.locks.lock_customers
 
     def rescued_after(task_ids: Any) -> Any:
         locked = lock_customers(task_ids)
         elsewhere(dispatcher.rescue)
         return locked
 
-    monkeypatch.setattr(pipeline.locks, "lock_customers", rescued_after)
+    monkeypatch.setattr(due_batch.locks, "lock_customers", rescued_after)
     pipeline.deliver([task_id])
     monkeypatch.undo()
     pipeline.deliver([task_id])
@@ -340,7 +340,7 @@ def test_a_touch_that_came_back_after_the_customers_were_locked_is_left_to_the_n
 
 def run_away(task_id: Any) -> None:
     """A worker claims it and is never seen again; its lease is over."""
-    from scheduling.delivery.sender import LEASE
+    from scheduling.delivery.outgoing import LEASE
     from scheduling.ledger.touches import touches
     from tests.scheduling.core.conftest import lapse
 
@@ -444,14 +444,14 @@ def test_a_touch_that_nobody_thought_of_does_not_take_its_neighbours_with_it(
 ) -> None:
     matrix.node()
     waiting = [happen(user=f"user-{number}").task_ids[0] for number in range(9)]
-    judge = pipeline.guards.judge
+    judge = judging.guards.judge
 
     def poisoned(touch: Any, *rest: Any) -> Any:
         if touch.customer.user_id == "user-4":
             raise ZeroDivisionError("nobody thought of it")
         return judge(touch, *rest)
 
-    monkeypatch.setattr(pipeline.guards, "judge", poisoned)
+    monkeypatch.setattr(judging.guards, "judge", poisoned)
     found = deliver_at_last(*waiting)
 
     assert [end(row) for row in found].count(("delivered", "")) == 8
@@ -481,7 +481,7 @@ def test_the_databases_trouble_is_no_touchs_fault(
         with connection.cursor() as cursor:
             cursor.execute("SELECT pg_terminate_backend(%s)", [pid])
 
-    record = pipeline._record_verdicts
+    record = settlement.record_verdicts
 
     def broken(*verdicts: Any) -> None:
         if how == "terminated":
@@ -493,7 +493,7 @@ def test_the_databases_trouble_is_no_touchs_fault(
         record(*verdicts)
 
     with monkeypatch.context() as breaking:
-        breaking.setattr(pipeline, "_record_verdicts", broken)
+        breaking.setattr(settlement, "record_verdicts", broken)
         with pytest.raises(sql.AWAY):
             pipeline.deliver([waiting])
     connection.close()

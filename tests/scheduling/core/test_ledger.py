@@ -99,13 +99,13 @@ def test_a_stale_owner_settles_nothing(waiting: Any) -> None:
     lapse(task_id)
     with transaction.atomic():
         ((lapsed, _),) = touches.lapsed_runs()
-        touches.settle([Settlement(lapsed.task_id, lapsed.lease_no, "scheduled", due_at=now())])
+        touches.settle({lapsed: Settlement("scheduled", due_at=now())})
     fresh = claim_one(task_id)
 
-    assert touches.settle([Settlement(stale.task_id, stale.lease_no, "delivered")]) == set()
+    assert touches.settle({stale: Settlement("delivered")}) == set()
     assert touches.mark_sending(sendings(stale)) == {}
     assert not touches.renew(stale, lease=LEASE)
-    assert touches.settle([Settlement(fresh.task_id, fresh.lease_no, "delivered")]) == {task_id}
+    assert touches.settle({fresh: Settlement("delivered")}) == {task_id}
     assert Touch.objects.get().state == "delivered"
 
 
@@ -234,7 +234,7 @@ def test_a_claim_with_too_little_time_left_may_not_send(waiting: Any) -> None:
 def test_resuming_spreads_what_a_pause_had_parked(waiting: Any) -> None:
     task_ids = waiting(40)
     for claim in touches.claim(task_ids, lease=LEASE):
-        touches.settle([Settlement(claim.task_id, claim.lease_no, "scheduled", "paused", parked="all")])
+        touches.settle({claim: Settlement("scheduled", "paused", parked="all")})
     assert touches.hand_over(horizon=timedelta(days=1)) == []
     assert touches.parked_scopes() == ["all"]
 
@@ -249,7 +249,7 @@ def test_resuming_spreads_what_a_pause_had_parked(waiting: Any) -> None:
 def test_resuming_leaves_what_is_due_later_at_its_time(waiting: Any) -> None:
     (task_id,) = waiting(1)
     claim, later = claim_one(task_id), now() + timedelta(days=1)
-    touches.settle([Settlement(task_id, claim.lease_no, "scheduled", "paused", due_at=later, parked="all")])
+    touches.settle({claim: Settlement("scheduled", "paused", due_at=later, parked="all")})
 
     assert touches.unpark("all", spread=timedelta(minutes=2)) == 1
 

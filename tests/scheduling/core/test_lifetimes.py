@@ -24,7 +24,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.registry import channel_kinds
 from scheduling.delivery import pipeline
-from scheduling.delivery.sender import Parcel, Result
+from scheduling.delivery.outgoing import Parcel, Result
+from scheduling.delivery.settlement import settle_results
 from scheduling.dispatch import dispatcher
 from scheduling.ledger.touches import touches
 from scheduling.models import ChannelConfig, FailedTask, Node, Pause, TemplateText, Touch
@@ -95,7 +96,7 @@ class PromptSender:
                 answer = Puppet.theatre.play(parcel.message)
                 assert not isinstance(answer, Exception)
                 results.append((parcel, answer))
-        pipeline.conclude(results)
+        settle_results(results)
 
 
 class Lives(RuleBasedStateMachine):

@@ -28,8 +28,8 @@ from scheduling import sql
 from scheduling.configuration import snapshot
 from scheduling.delivery import due_batch
 from scheduling.ledger import locks
-from scheduling.ledger.touches import Content, Decision, Sending, touches
-from scheduling.ledger.transitions import UNSEEN, Claim, Ledger, Settlement
+from scheduling.ledger.touches import Sending, touches
+from scheduling.ledger.transitions import UNSEEN, Claim, Content, Ledger, Settlement
 from scheduling.planning import cancellation
 from tests.rpa_tasks.core.conftest import Market
 
@@ -48,7 +48,7 @@ class Ids:
     def __init__(self, table: str) -> None:
         self.waiting = _column(f"SELECT task_id FROM {table} WHERE state = 'queued' LIMIT 500")
         self.claims = [Claim(task_id, 1) for task_id in _column(f"SELECT task_id FROM {table} WHERE state = 'running'")]
-        self.ended = [Settlement(claim.task_id, 1, "suppressed", "cap") for claim in self.claims]
+        self.ended = dict.fromkeys(self.claims, Settlement("suppressed", "cap"))
 
 
 def _column(statement: str) -> list[Any]:
@@ -82,7 +82,7 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
     customers = _column("SELECT id FROM scheduling_customer ORDER BY id LIMIT 500")
     (node,) = snapshot.current().nodes.values()
     sendings = [Sending(claim, node.id, node.channel.id, True, now()) for claim in ids.claims]
-    decisions = {Decision("running", content=Content("guide", node.template.id, 1, True)): ids.waiting}
+    settlements = {Settlement("running", content=Content("guide", node.template.id, 1, True)): ids.waiting}
     window = {"window": timedelta(hours=72)}
     important = {"customers": customers, "lowest": 2, "hold": timedelta(minutes=1), "nodes": [node.id]}
 
@@ -93,9 +93,9 @@ def of_touches(ids: Ids) -> dict[str, tuple[Callable[[], Any], set[str]]]:
         "claim": lambda: touches.claim(ids.waiting, lease=LEASE),
         "mark_sending": lambda: touches.mark_sending(sendings),
         "cancel, not waiting": lambda: touches.cancel(ids.waiting, reason="by:ann", wait=False),
-        "decide": lambda: touches.decide(decisions, at=now(), lease=LEASE),
+        "settle_batch": lambda: touches.settle_batch(settlements, at=now(), lease=LEASE),
         "in_doubt": lambda: touches.in_doubt(ids.waiting),
-        "lock_due": lambda: due_batch.lock_due(ids.waiting, most_bytes=10_000),
+        "lock_due": lambda: touches.lock_due(ids.waiting, most_bytes=10_000),
         "lock_customers": lambda: locks.lock_customers(ids.waiting),
         "questions": lambda: due_batch.questions(ids.waiting, snapshot.current()),
     }

@@ -16,6 +16,7 @@ from pytest_django import Settings
 from config.local.processes import wait_until
 from scheduling import sql, tasks
 from scheduling.ids import first_id_at, new_id
+from scheduling.ledger import deletion
 from scheduling.models import Attempt, Complaint, Event, FailedTask, HarassmentRule, Touch, Verdict, WhatIfRun
 from scheduling.operations import failed_tasks, retention
 from scheduling.operations.failed_tasks import Actor
@@ -331,7 +332,7 @@ def test_a_batch_is_found_by_the_key_among_many(matrix: Any, once: Any) -> None:
     assert len(batch) == len(events) == retention.BATCH
 
     plans = {
-        "touches": _plan(retention._LOCK_TOUCHES, ids=batch, before=before),
+        "touches": _plan(deletion._LOCK_TOUCHES, ids=batch, before=before),
         "events": _plan(retention._LOCK_EVENTS, ids=events, before=before),
         "next": _plan(
             "SELECT task_id FROM scheduling_touch WHERE task_id > %(after)s AND task_id < %(before)s"

@@ -11,7 +11,7 @@ from django.utils.timezone import now
 
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient
 from scheduling.delivery import pipeline
-from scheduling.delivery.sender import LEASE
+from scheduling.delivery.outgoing import LEASE
 from scheduling.dispatch import dispatcher
 from scheduling.ledger.touches import touches
 from scheduling.models import Attempt, DisabledTarget, Event, FailedTask, Node, TemplateText, Touch

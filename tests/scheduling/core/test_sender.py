@@ -15,6 +15,8 @@ from config.local.processes import wait_until
 from scheduling.channels.base import Delivered, Message, Outcome, Permanent, Transient, Unknown
 from scheduling.channels.quota import QuotaGate
 from scheduling.delivery import pipeline, sender
+from scheduling.delivery.outgoing import Result
+from scheduling.delivery.settlement import settle_results
 from scheduling.models import Attempt, ChannelConfig, Community, FailedTask, Touch
 from tests.scheduling.core.conftest import PATIENCE, deliver_at_last, fall_due, rows
 from tests.scheduling.core.puppets import Puppet, Theatre
@@ -68,7 +70,7 @@ def test_a_channel_that_cannot_name_its_target_fails_alone_and_leaks_nothing(
     assert [(row.state, row.reason) for row in found] == [
         ("delivered", ""), ("failed", "channel_error"), ("delivered", ""),
     ]  # fmt: skip
-    assert pipeline.sender()._held == 0
+    assert sender.sender()._held == 0
     assert found[1].reserved_at is None
 
 
@@ -127,13 +129,14 @@ def test_results_that_cannot_be_settled_at_first_are_settled_later(
 ) -> None:
     tries: list[int] = []
 
-    def fail_twice(results: list[sender.Result]) -> None:
+    def fail_twice(results: list[Result]) -> None:
         tries.append(len(results))
         if len(tries) <= 2:
             raise OperationalError("the server is starting up")
-        pipeline.conclude(results)
+        settle_results(results)
 
-    leaving = sender.Sender(fail_twice, QuotaGate.connect(settings.REDIS_URL))
+    monkeypatch.setattr(sender, "settle_results", fail_twice)
+    leaving = sender.Sender(QuotaGate.connect(settings.REDIS_URL))
     monkeypatch.setattr(pipeline, "sender", lambda: leaving)
     matrix.node(channel=puppet())
     (task_id,) = happen().task_ids
@@ -201,7 +204,7 @@ def test_a_process_that_leaves_lets_go_of_the_threads_and_the_connection_that_ma
     matrix: Any, puppet: Any, happen: Any, theatre: Theatre, monkeypatch: pytest.MonkeyPatch,
     marked_in: list[tuple[threading.Thread, int]],
 ) -> None:  # fmt: skip
-    leaving = sender.Sender(pipeline.conclude, QuotaGate.connect(settings.REDIS_URL))
+    leaving = sender.Sender(QuotaGate.connect(settings.REDIS_URL))
     monkeypatch.setattr(pipeline, "sender", lambda: leaving)
     matrix.node(channel=puppet())
     fall_due(*(ids := happen().task_ids))

@@ -15,6 +15,7 @@ from config.local.processes import wait_until
 from scheduling.channels.email import Email
 from scheduling.channels.smtp import AT_ONCE, mail_threads
 from scheduling.delivery import pipeline
+from scheduling.delivery.sender import sender
 from scheduling.models import ChannelConfig, Customer, Touch
 from tests.scheduling.channels.relays import RelayServer, Talk
 from tests.scheduling.core.conftest import PATIENCE, fall_due, rows
@@ -58,7 +59,7 @@ def slow(_sending: None, loop: asyncio.AbstractEventLoop, monkeypatch: pytest.Mo
     asyncio.run_coroutine_threadsafe(relay.server.__aenter__(), loop).result(PATIENCE)
     yield relay
     loop.call_soon_threadsafe(relay.let_go.set)
-    assert pipeline.sender().drain(PATIENCE)
+    assert sender().drain(PATIENCE)
     asyncio.run_coroutine_threadsafe(relay.server.__aexit__(None, None, None), loop).result(PATIENCE)
 
 
@@ -102,7 +103,7 @@ def test_a_mail_is_not_marked_as_sent_before_there_is_a_thread_for_it(
     assert Touch.objects.filter(state="running", sending_at__isnull=False).count() == A_FEW
     loop.call_soon_threadsafe(slow.let_go.set)
 
-    assert pipeline.sender().drain(PATIENCE)
+    assert sender().drain(PATIENCE)
     assert {(row.state, row.reason) for row in rows(ids)} == {("delivered", "")}
     assert slow.most == A_FEW
 

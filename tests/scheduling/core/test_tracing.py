@@ -17,7 +17,7 @@ from django.db import transaction
 
 from config.environment import ROOT
 from scheduling.channels.base import Delivered, Permanent, Transient
-from scheduling.delivery import pipeline
+from scheduling.delivery.sender import sender
 from scheduling.ledger.touches import touches
 from scheduling.models import Event
 from scheduling.operations.commands import pause, resume
@@ -59,7 +59,7 @@ def test_a_touch_carries_it_to_its_channel_and_into_the_log(
     (unnamed,) = happen(user="bob").task_ids
     with structlog.testing.capture_logs() as lines:
         deliver_at_last(named, unnamed)
-        assert pipeline.sender().drain(10)
+        assert sender().drain(10)
 
     its_own = Event.objects.get(user_id="bob").id
     assert {message.task_id: message.trace_id for message in theatre.heard} == {named: TRACE, unnamed: its_own}

@@ -1,0 +1,124 @@
+"""Judge the touches of a batch, and render and route those that will be sent. Changes no row."""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from scheduling.channels.base import Message, is_immediate
+from scheduling.delivery import settlement
+from scheduling.delivery.due_batch import DueBatch
+from scheduling.delivery.outgoing import LEASE, Parcel
+from scheduling.delivery.routing import NoTarget, channel_of, target_for
+from scheduling.ledger.touches import Due
+from scheduling.ledger.transitions import Content, Hint, Settlement
+from scheduling.policy import guards
+from scheduling.policy.guards import Candidate, Slot, Verdict
+from scheduling.rendering import CannotRender, render, text_for
+
+LONGEST_JUDGING = 3.0  #: seconds per batch, during which its customers are locked
+
+
+class Judged(NamedTuple):
+    """A touch with its verdict and its next state."""
+
+    row: Due
+    verdict: Verdict
+    settlement: Settlement
+    parcel: Parcel | None = None  #: present if the touch is sent
+    detail: str = ""  #: why no message could be prepared
+
+
+def judge_batch(batch: DueBatch) -> tuple[list[Judged], list[Hint]]:
+    """Judge the most important touches first: the first one gets a free cap slot.
+
+    Customers and touches are locked for at most `LONGEST_JUDGING` seconds. Touches not judged by then stay unchanged.
+    They are returned as wake-ups for the next batch.
+    """
+    ends_at = time.monotonic() + LONGEST_JUDGING
+    ordered = sorted(batch.due, key=lambda row: (row.priority, row.due_at))
+    judged: list[Judged] = []
+    for row in ordered:
+        if judged and time.monotonic() > ends_at:
+            left = ordered[len(judged) :]
+            return judged, [Hint(row.claim.task_id, row.due_at, row.priority, row.node_id) for row in left]
+        judged.append(_judge(batch, row))
+    return judged, []
+
+
+def _judge(batch: DueBatch, row: Due) -> Judged:
+    candidate = batch.candidate(row)
+    verdict = guards.judge(candidate, batch.surroundings(row), batch.locked_at)
+    if verdict.decision == guards.SEND:
+        return _prepare(batch, row, candidate, verdict)
+    return Judged(row, verdict, _without_attempt(batch, row, settlement.turned_down(verdict)))
+
+
+def _prepare(batch: DueBatch, row: Due, candidate: Candidate, verdict: Verdict) -> Judged:
+    """Render the message and find its target before it takes a cap slot.
+
+    A failure after that would use a slot that other touches need.
+    """
+    template, counts = candidate.template, candidate.node.guard_cap != "ignore"
+    content = Content(template.content_type, template.id, template.version, counts)
+    try:
+        parcel = _parcel(batch, row, candidate)
+    except (CannotRender, NoTarget) as error:
+        reason = "template_data_missing" if isinstance(error, CannotRender) else error.reason
+        failed = Settlement("failed", reason, frees_slot=True, content=content)
+        return Judged(row, verdict, _without_attempt(batch, row, failed), detail=str(error))
+    immediate = is_immediate(parcel.channel)
+    if immediate:
+        parcel.sent_at = parcel.ended_at = batch.clock
+    if not candidate.has_slot:
+        until = None if immediate else batch.locked_at + LEASE
+        slot = Slot(row.claim.task_id, batch.locked_at, template.content_type, counts, immediate, until)
+        batch.history.take(row, slot)
+    return Judged(row, verdict, Settlement("delivered" if immediate else "running", content=content), parcel)
+
+
+def _without_attempt(batch: DueBatch, row: Due, ended: Settlement) -> Settlement:
+    return settlement.still_in_doubt(ended) if row.claim.task_id in batch.history.in_doubt else ended
+
+
+def _parcel(batch: DueBatch, row: Due, candidate: Candidate) -> Parcel:
+    spec, event = candidate.node.channel, row.event
+    channel = channel_of(spec)
+    target = target_for(spec, channel, candidate.customer, event.chat_id, batch.communities, batch.disabled)
+    subject, body, locale = _render(batch, row, candidate)
+    message = Message(
+        task_id=row.claim.task_id,
+        delivery_key=row.root_id,
+        user_id=event.user_id,
+        chat_id=event.chat_id,
+        node=candidate.node.key,
+        content_type=candidate.template.content_type,
+        category=candidate.template.category,
+        subject=subject,
+        body=body,
+        locale=locale,
+        event={"source": event.source, "id": event.event_id, "type": event.type, "time": event.occurred_at},
+        repeatable=spec.idempotent,
+        target=target,
+        trace_id=event.trace_id,
+    )
+    return Parcel(
+        row.claim, message, channel, spec, row.attempt + 1, batch.locked_at, row.expires_at, batch.clock,
+        node_id=row.node_id,
+        event_at=event.occurred_at if row.node_id in batch.config.asking_presence else None,
+        question=batch.presence.questions.get(row.claim.task_id),
+        in_doubt=row.claim.task_id in batch.history.in_doubt,
+        late=(batch.locked_at - row.due_at).total_seconds(),
+    )  # fmt: skip
+
+
+def _render(batch: DueBatch, row: Due, candidate: Candidate) -> tuple[str, str, str]:
+    """Return subject, body and locale.
+
+    A retry under the same delivery key repeats the content of the first attempt. A receiver that honours the key may
+    keep either message.
+    """
+    first = batch.history.first_attempts.get(row.claim.task_id)
+    if first and first.body:
+        return first.subject, first.body, text_for(candidate.template, candidate.customer.locale).locale
+    return render(candidate.template, candidate.customer, row.event)

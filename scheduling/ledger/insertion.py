@@ -1,0 +1,94 @@
+"""Insert touches: planned ones of an event, and one that publishes a failed touch again."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db.models.functions import Now
+
+from scheduling import sql
+from scheduling.ledger.touches import touches
+from scheduling.ledger.transitions import HINT_LEASE
+from scheduling.models import Touch
+from scheduling.policy.matrix import PlannedTouch
+from scheduling.policy.specs import EventSpec
+
+
+def insert_planned(rows: list[tuple[Any, ...]]) -> None:
+    """Insert rows of `planned_row` in one statement. Call it in the transaction of their events."""
+    sql.copy(_COPY_TOUCHES, rows)
+
+
+def planned_row(
+    event: EventSpec, planned: PlannedTouch, task_id: UUID, customer_id: int, *, at: datetime, dispatched: bool,
+    cancelled_as: str,
+) -> tuple[Any, ...]:  # fmt: skip
+    """Return the columns of a touch that is planned at `at`.
+
+    `cancelled_as` is the reason if a later event of the same batch cancels it.
+    """
+    node, due_at = planned.node, planned.due_at
+    return (
+        task_id,
+        task_id,
+        "cancelled" if cancelled_as else "queued" if dispatched else "scheduled",
+        node.priority,
+        due_at,
+        due_at,
+        "",
+        0,
+        0,
+        max(due_at, at) + HINT_LEASE if dispatched else None,
+        int(dispatched),
+        at if dispatched else None,
+        at if cancelled_as else None,
+        cancelled_as,
+        at,
+        event.id,
+        node.id,
+        node.version,
+        customer_id,
+        event.chat_id,
+        planned.expires_at,
+        "",
+        node.guard_cap != "ignore",
+    )
+
+
+def insert_retry(old_id: UUID, task_id: UUID, due_at: datetime, *, as_new: bool) -> None:
+    """Insert a touch for the event and node of an ended touch.
+
+    With the same delivery key the cap slot moves to the new touch. A touch sent as new reserves its own slot at once.
+    No dedupe or cap then suppresses what the operator confirmed.
+    """
+    old = Touch.objects.select_related("node").get(pk=str(old_id))
+    reserved_at = Now() if as_new else old.reserved_at
+    if reserved_at and not as_new:
+        touches.free_slot(old.task_id)
+    Touch.objects.create(
+        task_id=task_id,
+        root_id=task_id if as_new else old.root_id,
+        retry_of=old.task_id,
+        priority=old.priority,
+        due_at=due_at,
+        planned_at=due_at,
+        event_id=old.event_id,
+        node_id=old.node_id,
+        node_version=old.node.version,
+        customer_id=old.customer_id,
+        chat_id=old.chat_id,
+        expires_at=due_at + old.node.expires_after,
+        reserved_at=reserved_at,
+        content_type=old.content_type,
+        template_id=old.template_id if reserved_at else None,
+        counts_toward_cap=old.counts_toward_cap,
+    )
+
+
+_COPY_TOUCHES = """
+COPY scheduling_touch (task_id, root_id, state, priority, due_at, planned_at, parked, attempt, lease_no, lease_until,
+    hints, queued_at, settled_at, reason, created_at, event_id, node_id, node_version, customer_id, chat_id, expires_at,
+    content_type, counts_toward_cap) FROM STDIN
+"""
